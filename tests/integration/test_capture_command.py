@@ -54,11 +54,8 @@ def asked(start, directory, *options):
 
 
 def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
-    # GIVEN a job that runs
     directory = running
-    # WHEN somebody asks for three steps of rank 1
     status, out, err = asked(start, directory, "--rank", 1, "--steps", 3, "--json")
-    # THEN it is captured, stored and verified like any other
     assert status == 0, err
     answer = json.loads(out)
     (result,) = answer["results"]
@@ -126,19 +123,15 @@ def test_what_cannot_be_asked_for_is_said(start, running):
 
 
 def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
-    # GIVEN somebody who waits for a capture that takes a while
     directory = running
     before = len(entries(directory / "decisions.jsonl", "manual_request"))
     waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
     wait_until(lambda: len(entries(directory / "decisions.jsonl", "manual_request")) > before)
-    # WHEN they press Ctrl-C
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)
-    # THEN it is said what becomes of it
     assert (waiting.returncode, out) == (130, "")
     found = re.search(r"the capture goes on by itself, and is stored once it has ended: `sftriage (.+)`", err)
     assert found, err
-    # AND so it is
     wait_until(lambda: [one for one in captures(directory) if one.trigger.why.endswith("asked for it: long")])
     shown = start(*found[1].split()).communicate(timeout=60)[0]
     assert "asked for it: long" in shown
@@ -193,7 +186,6 @@ def rings_of(directory):
 
 
 def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, environment):
-    """GIVEN a job WHEN a capture is asked for where its rings and processes are not to be seen THEN it is made."""
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("a memory of its own wants root and unshare")
     elsewhere = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]

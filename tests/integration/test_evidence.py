@@ -14,9 +14,9 @@ import pytest
 from sftriage.agent import gpus as evidence
 from sftriage.agent.gpus import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather, parse_reading
 from sftriage.base.process import start_ticks
-from sftriage.model.windows import StageSchema, plain
-from sftriage.recorder import RingInfo
+from sftriage.model.windows import plain
 from tests import needs
+from tests.scenario import info_of as ring_info
 
 DEADLINE_S = 60.0
 HOST = {"host.driver": "550.54.15", "host.count": "2"}
@@ -64,10 +64,8 @@ def driver(tmp_path, monkeypatch, library):
 
 def info_of(rank=0, pid=None, local_rank=None):
     pid = os.getpid() if pid is None else pid
-    return RingInfo(
-        rank, 8, rank if local_rank is None else local_rank, 0, "job", "host", "",
-        StageSchema.closed(("data",)), 1, 2, pid, start_ticks(pid) or 0,
-    )  # fmt: skip
+    local_rank = rank if local_rank is None else local_rank
+    return ring_info(rank, 8, local_rank=local_rank, pid=pid, pid_start_ticks=start_ticks(pid) or 0)
 
 
 @pytest.fixture
@@ -112,9 +110,7 @@ def test_what_the_driver_says_of_a_ranks_gpu_is_there_and_what_it_does_not_is_ab
     # GIVEN a driver with two GPUs, the second of which says little, and a rank on each
     driver(HOST, FIRST, SECOND)
     ranks = [info_of(6, trainer(), 0), info_of(7, trainer(), 1)]
-    # WHEN it is asked
     found = gather(ranks, deadline_s=DEADLINE_S)
-    # THEN each rank has its GPU, with all that it said
     first, second = found.of(6), found.of(7)
     assert (found.problem, found.driver, first.uuid, second.uuid) == ("", "550.54.15", "GPU-aaaa", "GPU-bbbb")
     assert first.pci_bus_id == "00000000:0A:00.0"
@@ -125,7 +121,6 @@ def test_what_the_driver_says_of_a_ranks_gpu_is_there_and_what_it_does_not_is_ab
     # AND nothing stands for what the other did not
     told = {name for name, value in plain(second).items() if value not in (None, [], ())}
     assert told == {"index", "uuid", "name", "sm_clock_mhz"}
-    # AND what is amiss is said
     assert found.remarks == (
         "GPU 0 runs at 1,125 of 1,980 MHz, the others at 1,900: power cap",
         "GPU 0: ECC uncorrected errors: 2",
@@ -257,7 +252,6 @@ def test_a_pid_that_somebody_else_has_now_is_not_asked(trainer):
 
 
 def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeypatch):
-    # GIVEN a sampler that may ask once in 60 seconds
     driver(HOST, FIRST, SECOND)
     ranks = [info_of(0, trainer())]
     asked = []
@@ -295,10 +289,8 @@ def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
 
 
 def test_the_child_ends_itself_when_nobody_is_left_to_end_it(driver):
-    # GIVEN a question that hangs
     driver({**HOST, "0.handle": "hang"})
     child = Path(evidence.__file__).with_name("nvml_child.py")
-    # WHEN nobody kills it
     ended = subprocess.run([sys.executable, child, "0.5"], capture_output=True, timeout=DEADLINE_S, check=False)
     # THEN it is gone all the same, with what it had said said
     assert ended.returncode < 0

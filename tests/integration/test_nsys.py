@@ -68,9 +68,7 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     path = tmp_path / "run" / "captures" / captured.capture_id / "manifest.json"
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=DEADLINE_S)
-    # THEN training ended as it would have
     assert (job.returncode, out) == (0, "trained\n"), err
-    # AND the manifest has the steps asked for, of the slow rank
     manifest = json.loads(path.read_text(encoding="utf-8"))
     capture = manifest["capture"]
     assert (capture["profiler"], capture["rank"], capture["steps"]) == ("nsys", 1, 4)
@@ -88,13 +86,11 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     assert steps == [f"ProfilerStep#{step}" for step in range(capture["first_step"], capture["last_step"] + 1)]
     slow = [ns for name, ns in ranges if name == "sftriage:data"]
     assert (len(slow), min(slow) >= 20_000_000) == (4, True)
-    # AND the job's secrets are in no file of it
     for artefact in path.parent.iterdir():
         assert SECRET.encode() not in artefact.read_bytes(), artefact
     # AND what was temporary is gone
     assert not list((tmp_path / "run").glob("nsys-*"))
     assert list((tmp_path / "run" / "spool").iterdir()) == []
-    # AND nsys itself opens the report
     again = ["nsys", "export", "--type=sqlite", f"--output={tmp_path / 'again.sqlite'}"]
     subprocess.run([*again, path.parent / "trace.nsys-rep"], capture_output=True, timeout=120, check=True)
 
@@ -243,15 +239,12 @@ def test_without_a_working_nsys_the_rank_runs_all_the_same_and_once(tmp_path, fa
     if fault != "missing":
         nsys.write_text("#!/bin/sh\n" + ("exit 1\n" if fault == "failing" else "exec sleep 100\n"), encoding="utf-8")
         nsys.chmod(0o700)
-    # WHEN a rank is started
-    changes = {"SFTRIAGE_NSYS": str(nsys)}
     script = f"import sys; sys.path.insert(0, {str(Path(nsys_rank.__file__).parent)!r}); import nsys_rank; "
     script += f"nsys_rank.START_S = 0.5; sys.argv = ['rank', '--', 'sh', '-c', 'echo ran >> {tmp_path}/ran; exit 5']; "
     script += "sys.exit(nsys_rank.main())"
-    place = {**os.environ, **changes, "SFTRIAGE_NSYS_SESSION": "s", "SFTRIAGE_NSYS_TRACE": "nvtx"}
-    place["SFTRIAGE_NSYS_TMP"] = str(tmp_path)
+    place = {"SFTRIAGE_NSYS": str(nsys), "SFTRIAGE_NSYS_TMP": str(tmp_path), "SFTRIAGE_NSYS_SESSION": "s"}
+    place = {**os.environ, **place, "SFTRIAGE_NSYS_TRACE": "nvtx"}
     process = subprocess.run([sys.executable, "-c", script], env=place, capture_output=True, timeout=60, check=False)
-    # THEN it ran, once, and its status is its own
     assert (process.returncode, (tmp_path / "ran").read_text(encoding="utf-8")) == (5, "ran\n")
     assert b"runs without it" in process.stderr
 
@@ -262,10 +255,8 @@ def test_an_nsys_that_fails_at_first_is_started_again(rank, place, tmp_path):
     fails = f"[ $1 = launch ] && ! [ -e {tmp_path}/failed ] && touch {tmp_path}/failed && exit 1"
     nsys.write_text(f'#!/bin/sh\n{fails}\nexec {place["SFTRIAGE_NSYS"]} "$@"\n', encoding="utf-8")
     nsys.chmod(0o700)
-    # WHEN a rank is started
     code = "import sys; print('up', flush=True); sys.stdin.readline()"
     process = rank(sys.executable, "-c", code, SFTRIAGE_NSYS=str(nsys))
-    # THEN it runs under nsys
     assert process.stdout.readline() == "up\n"
     assert (tmp_path / "failed").exists()
     assert session_agent(place) is not None
@@ -287,13 +278,11 @@ def test_a_signal_reaches_the_trainer(rank, signum):
 
 
 def test_a_trainer_ends_when_what_started_it_is_killed(rank):
-    # GIVEN a rank whose trainer runs
     process = rank(sys.executable, "-c", SLEEPS, "171.5")
     assert process.stdout.readline() == "up\n"
     (pid,) = trainers("171.5")
     # WHEN the launcher kills the rank, which has no time to do anything
     process.kill()
-    # THEN the trainer is ended all the same
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or not trainers("171.5"))
 
 
@@ -306,7 +295,6 @@ def test_when_nsys_dies_the_trainer_goes_on_and_its_status_is_still_its_own(rank
     assert process.stdout.readline() == "up\n"
     # WHEN nsys's agent is killed, on which `nsys launch` ends with status 0
     os.kill(wait_until(lambda: session_agent(place)), signal.SIGKILL)
-    # THEN the trainer goes on to its end
     process.stdin.write("go on\n")
     process.stdin.flush()
     assert (process.stdout.readline(), process.wait(DEADLINE_S)) == ("end\n", 9)

@@ -45,7 +45,6 @@ def test_a_rank_is_captured_twice_with_exactly_the_steps_that_it_marked(job, env
     for number in (1, 2):
         # WHEN a rank of it is captured, and captured again
         result = capture_again(running, environment, "nsys")
-        # THEN exactly the steps that are promised are in the report
         steps = steps_of(running, result, tmp_path / f"{number}.sqlite")
         covered += steps
         # AND nsys waits for the next range
@@ -68,7 +67,6 @@ def test_sftriage_killed_while_a_range_is_open_is_taken_over_by_the_next(job, en
     assert (lost["result"]["state"], running.whole()) == ("failed", set())
     result = capture_again(running, environment, "nsys")
     steps_of(running, result, tmp_path / "again.sqlite")
-    # AND the job ends as it would have
     end(running)
     assert not list(running.directory.path.glob("nsys-*"))
 

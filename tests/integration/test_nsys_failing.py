@@ -162,7 +162,6 @@ def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
     # GIVEN a rank that trains in a session of its own
     capture = rank.capture(options={"sqlite": True})
     capture.start()
-    # WHEN it is captured
     result = rank.result(capture)
     # THEN the steps are those that the trainer marked, warm-up excluded
     assert (result.state, result.last_step - result.first_step + 1) == ("stored", 3), result.detail
@@ -225,12 +224,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, monkeypatch, fault):
-    # GIVEN an nsys with a fault
     monkeypatch.setattr(nsys_report, "IMPORTERS", ())
     scripts, reason = FAULTS[fault]
     for subcommand, script in scripts.items():
         rank.behaves(subcommand, script)
-    # WHEN a capture is asked for THEN it failed for that reason
     assert reason in rank.fails()
     # AND the rank can be captured again
     for path in rank.bin.glob("*.sh"):
@@ -240,7 +237,6 @@ def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, mon
 
 @pytest.mark.parametrize("subcommand", ["--version", "sessions", "start", "stop", "export"])
 def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeypatch, subcommand):
-    # GIVEN an nsys that never answers
     rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; exec sleep 100")
     for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys_report, "CONVERT_S")):
         monkeypatch.setattr(module, name, 0.5)
@@ -327,7 +323,6 @@ def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch)
         # WHEN its time is up
         rank.trains = False
         result = rank.result(capture)
-    # THEN the steps that were whole are in the report
     assert (result.state, result.first_step, result.last_step) == ("stored", first, first + 1), result.detail
     assert "told from the ring" in result.detail
     capture.close()
@@ -342,7 +337,6 @@ def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
     # The stop of a session that is left is not waited for.
     capture._abandoned._process.wait(30)
     assert rank.calls()[-1] == "stop"
-    # AND the trainer is free for another one
     assert rank.can_be_captured()
 
 

@@ -195,7 +195,6 @@ def test_the_browser_that_is_asked_for_is_started_with_the_link_and_a_copy_left(
 
 
 def test_a_capture_in_a_store_elsewhere_is_fetched_first(start, run, temporary, tmp_path, sha256):
-    # GIVEN a capture that is no longer here
     uploading = start("traces", "upload", "--run", run, "--store", tmp_path / "elsewhere", "--drop-local")
     assert uploading.wait(DEADLINE_S) == 0
     assert not (run / "captures" / "c-1" / "trace.json.gz").exists()

@@ -44,9 +44,7 @@ ALL = sorted(
 def test_every_real_trace_is_reduced_to_whole_steps_or_refused_with_its_reason(path):
     if path is None:
         pytest.skip(needs.NO_REAL_TRACES)
-    # WHEN a real trace is reduced
     found = read_all([path], Names(), {})
-    # THEN something is said of it
     assert found.reductions or found.refused
     for one in found.reductions:
         # AND its stages are its steps, in nanoseconds
@@ -101,7 +99,6 @@ def test_a_real_trace_without_steps_can_be_cut_by_what_repeats():
     # GIVEN five iterations that only their optimiser marks
     (one,) = reduced("tracelens/mi300_train_resnet18.json.gz", Names(step_end="Optimizer.step#*"))
     assert (len(one.steps.number_N), one.schema.stages[-1]) == (4, "other")
-    # THEN the stages are there, and what filled backward is found: memory given back to the device again and again
     findings = find(one, "backward")
     assert findings.suspect.stage_s > 0.7 * findings.suspect.step_s
     assert "hipFree" in findings.summary
@@ -112,7 +109,6 @@ def test_a_captured_trace_agrees_with_what_was_recorded(start, demonstrated, tmp
     shutil.copytree(demonstrated.run, tmp_path / "run")
     manifest = next(one for one in captures(tmp_path / "run") if one.capture.rank == 2)
     trace = tmp_path / "run" / "captures" / manifest.capture_id / "trace.json.gz"
-    # WHEN the heavy trace is reduced against the run
     process = start("reduce", trace, "--against", tmp_path / "run", "--save", "--json")
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err

@@ -89,7 +89,6 @@ def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatc
     train(*ranks, steps=4)
     first = agent.rows()
     train(*ranks, steps=4)
-    # THEN its steps are told all the same, and it is said once a rank
     assert [len(rows.steps) for rows in (*first, *agent.rows())] == [8, 8]
     assert [record.message.count("No space left") for record in caplog.records] == [1, 1]
 
@@ -111,7 +110,6 @@ def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, mo
         environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         second = monitor(0), monitor(1)
     train(*second, first[0], steps=1)
-    # THEN each is told for itself
     assert [(rows.generation, len(rows.steps)) for rows in agent.rows()] == [(0, 1), (1, 2)]
 
 
@@ -138,7 +136,6 @@ def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, m
         agent.want([wanted(0)])
     assert [state for state, _ in told(agent)] == ["accepted", "armed"]
     train(rank, steps=1)
-    # THEN it refuses in words, once
     assert told(agent) == [("refused", "torch is not imported in this process")]
     agent.want([wanted(0)])
     assert told(agent) == []
@@ -184,7 +181,6 @@ def test_a_capture_of_a_process_that_has_ended_has_failed_though_its_rank_is_the
     again = monitor(0, world_size=1)
     assert again.info.attempt == 1
     agent.want([wanted(0)])
-    # THEN the capture is of nobody any more
     assert told(agent) == [("failed", "the trainer ended during the capture")]
 
 
@@ -212,7 +208,6 @@ def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, cl
     for number in range(5):
         again = replace(wanted(0), request=replace(request(rank=0), capture_id=f"again-{number}"))
         agent.want([again])
-        # THEN each is refused by its mailbox, and nothing of it stays open
         ((state, detail),) = told(agent)
         assert (state, "has not answered" in detail) == ("failed", True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -292,7 +287,6 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         disk.settle()
         small.fill()
         go_on(300)
-        # THEN its rank is not given up, and what it does is told
         assert (told, agent.telemetry().problems) == (list(range(320)), {})
         disk.settle()
         assert not disk.well
@@ -360,7 +354,6 @@ def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_pat
             asked = file.status().request
         switches.want({path.name: Setting(2)})
         assert switches.statuses()[0].request == asked
-        # AND it comes into force
         for _ in range(asked.round):
             for rank in ranks:
                 rank.begin(step=5)

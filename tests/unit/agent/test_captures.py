@@ -104,7 +104,6 @@ def test_stacks_are_kept_where_the_trace_beside_them_is_lost(executor, tmp_path,
         # WHEN it is verified THEN it is stored with the stacks alone, and says why
         assert found.verify(result).detail.startswith(detail)
         assert [one.path.name for one in found.products()] == [f"c-1.{SAMPLES_NAME}"]
-        # AND without stacks it has failed
         (tmp_path / f"c-1.{SAMPLES_NAME}").unlink()
         with pytest.raises(CaptureError, match="the trace cannot be read"):
             found.verify(result)

@@ -198,7 +198,6 @@ def test_a_main_thread_that_does_not_run_is_not_the_one_that_trains(agent, monit
     # GIVEN steps that another thread takes, while the main one waits for it
     monkeypatch.setattr(counting, "schedstat", lambda _: (5_000_000, 7_000_000))
     *_, last = run(monitor, agent)
-    # THEN nothing is said of its waits
     assert np.isnan(last.counted_BC[:, : len(OF_THREAD)]).all()
 
 
@@ -215,7 +214,6 @@ def test_a_process_that_has_ended_is_left(agent, monitor, monkeypatch, caplog):
     for _ in range(3):
         train(*ranks, steps=2)
         (rows,) = agent.rows()
-        # THEN these go without
         assert rows.steps.counted_BC is None
     assert not caplog.records
 
@@ -231,7 +229,6 @@ def test_a_run_read_from_disk_has_what_its_steps_had_when_they_came(agent, monit
     for path in places["steps"].iterdir():
         (kept.steps / path.name).write_bytes(path.read_bytes())
     windows = list(load_recording(kept.path).windows(shape))
-    # THEN its windows have the same waits
     assert len(windows) == 3
     for mine, its in zip(live.ready(ended=True), windows, strict=True):
         for name in ("queued_s", "preempted", "stopped_s"):

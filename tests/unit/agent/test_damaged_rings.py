@@ -102,7 +102,6 @@ def test_whatever_is_in_one_ring_the_steps_of_the_others_go_on(written, place, f
     put(rings, damaged(first) if before else first)
     reader = RankRings(rings, steps)
     seen, statuses = [taken(reader)], [reader.statuses()]
-    # WHEN the job goes on
     put(rings, damaged(second))
     seen += [taken(reader)]
     statuses += [reader.statuses()]
@@ -159,7 +158,6 @@ def test_a_header_that_lies_costs_its_own_rank(written, place, lie):
     head = content[:16] + struct.pack("=II", len(body), crc32(body)) + body
     rings, steps = place()
     put(rings, {**first, "rank-0.0.ring": head.ljust(LIVE_AT, b"\0") + content[LIVE_AT:]})
-    # WHEN the rings are read THEN the other ranks are
     reader = RankRings(rings, steps)
     found = taken(reader)
     assert (found[1], found[2]) == (list(range(BEFORE)), list(range(BEFORE)))

@@ -66,7 +66,6 @@ def known(window):
 
 
 def test_device_times_come_with_the_windows_and_are_kept(agent, device, monitor, run):
-    # GIVEN two ranks with device time
     ranks = monitor(0), monitor(1)
     # WHEN they have trained for a window, and two steps more that show the last one's times
     train(device, *ranks, steps=WINDOW + 2)
@@ -88,9 +87,7 @@ def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypa
         for one in ranks:
             with one.step():
                 pass
-    # WHEN it is read
     (window,) = agent.poll()
-    # THEN nothing says that there is a device
     assert (window.on_device, window.device_NRS) == (False, None)
     assert not list(run.steps.glob("*.device-steps"))
 
@@ -117,7 +114,6 @@ def test_device_times_that_have_ended_are_waited_for_no_longer(agent, device, mo
     # WHEN the hosts are through with the window
     train(device, *ranks, steps=WINDOW - 5)
     windows = agent.poll() + agent.poll()
-    # THEN it is there at once
     assert [window.first_step for window in windows] == [0]
     assert known(windows[0])[:3].all()
 
@@ -125,9 +121,7 @@ def test_device_times_that_have_ended_are_waited_for_no_longer(agent, device, mo
 def test_many_steps_at_once_have_their_device_times(agent, device, monitor):
     # GIVEN an agent that looks for the first time after many windows
     train(device, monitor(0), monitor(1), steps=10 * WINDOW + 2)
-    # WHEN it does
     windows = agent.poll()
-    # THEN every window has them
     assert [window.first_step for window in windows] == [WINDOW * at for at in range(10)]
     assert all(known(window).all() for window in windows)
 
@@ -158,9 +152,7 @@ def test_a_run_read_from_disk_has_the_same_windows(agent, device, monitor, run):
         one.close()
     seen += agent.poll(ended=True)
     agent.close()
-    # WHEN it is read back
     read = list(load_recording(run.path).windows(SHAPE))
-    # THEN both times are what they were
     assert [window.first_step for window in read] == [window.first_step for window in seen]
     for one, other in zip(seen, read, strict=True):
         for name in ("durations_NRS", "device_NRS", "device_outside_NRG", "device_between_NR"):

@@ -95,11 +95,9 @@ def test_an_environment_that_cannot_be_read_leaves_the_list_of_processes():
 
 @given(st.lists(st.sampled_from(["0", "1", " 2", "+3", "-1", "3x", "x", "", "GPU-a", "MIG-b", "GPU-c"]), max_size=5))
 def test_the_variable_is_read_as_torch_reads_it(parts):
-    # GIVEN any list somebody may write there
     value = ",".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", value)
-        # THEN torch, which mirrors CUDA, finds the same in it
         assert list(visible_entries(value)) == torch.cuda._parse_visible_devices()
 
 
@@ -165,7 +163,6 @@ def test_remarks(case):
 def test_what_all_gpus_of_the_host_share_is_measured_against_their_own_limits():
     # GIVEN a host whose GPUs are all slow and full, with corrected errors, and some reasons
     change = {"sm_clock_mhz": 900.0, "memory_used_bytes": 80 << 30, "ecc_corrected": 500, "ecc_uncorrected": 1}
-    # THEN only what is amiss by itself is said
     assert said_of(change, [replace(other, **change) for other in OTHERS]) == ["GPU 3: ECC uncorrected errors: 1"]
 
 

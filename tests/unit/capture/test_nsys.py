@@ -190,7 +190,6 @@ def test_in_the_place_of_torchruns_python_it_finds_that_python():
         f'print(runpy.run_path("{nsys_rank.__file__}", run_name="x")["_python_of"](os.getppid()))\'])'
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    # THEN it is the link that is found, not what it leads to
     assert found.stdout.strip() == sys.executable
 
 
@@ -275,9 +274,7 @@ def test_an_export_is_counted_and_scrubbed_down_to_its_last_page(tmp_path):
         database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('CpuCores', 1, '2')")
     database.close()
     assert SECRET.encode() in path.read_bytes()
-    # WHEN it is examined
     found = examine(path)
-    # THEN what is in it is told
     assert found == ReportContents(steps=(3, 4, 5), events=10, kernels=7, gpus=1, environments=2)
     # AND nothing of the secrets is left in the file, not even in pages that are free
     assert SECRET.encode() not in path.read_bytes()
@@ -319,7 +316,6 @@ Saved report file to "b.nsys-rep"
 )
 def test_an_importer_that_is_older_than_cuda_says_what_it_does_not_know(output, complaint):
     assert complaint_of(Finished(3, output)) == complaint
-    # AND where the report lacks something, that is the reason
     with pytest.raises(CaptureError, match=r"no GPU kernel.*one as new as the job's CUDA can") as told:
         check(contents(kernels=0), (3,), ("cuda",), complaint)
     assert complaint in str(told.value)

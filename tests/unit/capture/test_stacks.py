@@ -81,7 +81,6 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     # GIVEN a rank's process, in the middle of a function
     capture = StacksCapture(request(), info(process.pid), tmp_path, tmp_path, look)
     capture.start()
-    # WHEN its stacks are taken
     found = result(capture)
     # THEN they are one document that says whose they are, and where it stands
     assert (found.state, found.first_step, found.last_step) == ("stored", 7, 7), found.detail
@@ -93,7 +92,6 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     names = [frame["name"] for thread in document["threads"] for frame in thread["frames"]]
     assert "waits_here" in names
     assert product.path.stat().st_mode & 0o077 == 0
-    # AND the process goes on as it would have
     process.communicate("\n", timeout=30)
     assert process.returncode == 0
     capture.close()
@@ -151,7 +149,6 @@ def test_a_py_spy_that_hangs_is_tried_without_stopping_the_process_and_says_so(p
     monkeypatch.setattr(stacks, "DUMP_S", 0.3)
     py_spy("""case "$*" in *--nonblocking*) echo 'WARN: symbols'; echo '[{"frames": []}]';; *) exec sleep 100;; esac""")
     found = result(StacksCapture(request(), info(os.getpid()), tmp_path, tmp_path, look))
-    # THEN its stacks are read as it runs
     assert (found.state, "py-spy hung: no answer within 0.3 s" in found.detail) == ("stored", True)
 
 

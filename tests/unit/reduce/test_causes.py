@@ -208,7 +208,6 @@ def test_the_sentence_names_the_line_and_what_the_control_spends_there():
     suspect = samples(((LOOP, GET), 38), ((LOOP,), 2), every_ms=1)
     control = samples(((LOOP,), 9), ((LOOP, GET), 1), every_ms=1)
     cause = cause_of(findings(control_s=0.003), suspect, control)
-    # THEN rank, stage, time, function, file, line and the control are in one sentence, and it is sure
     assert cause.sentence == (
         "Rank 1 is slow in data: 38.0 of 40.0 ms in Images.__getitem__ (data.py:57: time.sleep(0.04)), which sleeps; "
         "rank 3 spends 0.3 ms there."
@@ -251,7 +250,6 @@ def test_a_stage_that_took_hardly_longer_has_no_cause(control_s):
     found = findings(control_s=control_s)
     found = found.model_copy(update={"suspect": found.suspect.model_copy(update={"step_s": 0.1})})
     cause = cause_of(found, samples(((LOOP, GET), 20)), samples(((LOOP,), 20)))
-    # THEN none is invented
     assert (cause.code, cause.sure, cause.place) == ("unknown", False, None)
 
 
@@ -270,7 +268,6 @@ def test_on_a_crowded_host_a_rank_waits_for_a_core_because_of_the_work_that_it_a
     line = Frame("log", "/job/train.py", 90, "gc.collect()")
     suspect = samples(((LOOP, line), 20), runs=runs, waits=1 - runs)
     cause = why(suspect, 0.040 - others_s)
-    # THEN that is why where its work is that of the others; else it is the work, and the wait is said beside it
     assert cause.code == code
     # AND what the kernel counted of the wait says the same
     assert why(suspect, 0.040 - others_s, counted={"queued_s": 0.035}).code == code
@@ -282,7 +279,6 @@ def test_the_same_wait_on_the_control_is_no_cause():
     # GIVEN a crowded host, where both wait for a core for half of the time, and the suspect sleeps besides
     suspect = samples(((LOOP, GET), 30), ((LOOP,), 10), runs=0.1, waits=0.3)
     control = samples(((LOOP,), 10), runs=0.5, waits=0.5)
-    # WHEN the cause is asked for THEN it is what the suspect alone does
     assert cause_of(findings(control_s=0.010), suspect, control).code == "sleep"
 
 
@@ -290,7 +286,6 @@ def test_of_what_comes_back_the_other_steps_are_compared_with():
     # GIVEN a fault in step 2 alone: in the others its line is not met
     both = replace(samples(((LOOP,), 20), ((LOOP, GET), 20)), step_N=(1,) * 20 + (2,) * 20)
     cause = cause_of(findings(control_s=0.003, beside="steps"), both, None, fault_steps=(2,))
-    # THEN it is said beside the others
     assert "in its other steps it spends 0.0 ms there" in cause.sentence
     assert cause.sure
     assert cause.compared_with is None
@@ -315,7 +310,6 @@ WHOLE_RANK = {
 def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(sampled, code, sure):
     # GIVEN a rank that is 80 ms a step over its peers in no stage in particular
     cause = cause_of_rank(1, sampled, 0.08)
-    # THEN no line of it is blamed
     assert (cause.code, cause.sure, cause.place) == (code, sure, None)
     assert cause.sentence.startswith("Rank 1 is slow in all its local stages, 80.0 ms a step over its peers")
 
@@ -323,7 +317,6 @@ def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(sampled, cod
 def test_a_rank_that_was_captured_by_hand_is_not_said_to_be_slow():
     # GIVEN a healthy rank that a person had captured, and nobody beside it WHEN the cause is asked for
     cause = why(samples(((LOOP, GET), 20)), None, **OPERATORS)
-    # THEN what it did is said, and no cause
     assert (cause.code, cause.sure, cause.place) == ("unknown", False, None)
     assert cause.sentence == (
         "Whether data took too long is not known, for there is no other rank to compare with; most of data is in "
@@ -339,7 +332,6 @@ def test_a_rank_that_was_captured_by_hand_is_not_said_to_be_slow():
 def test_a_rank_that_computes_all_the_time_has_more_to_do_or_a_slower_processor():
     # GIVEN a rank that is slow everywhere and runs meanwhile, in operators mostly
     cause = cause_of_rank(1, samples(*EVERYWHERE, runs=1), 0.08, "aten::mm")
-    # THEN both that it may be are said, and neither is sure
     assert (cause.code, cause.sure) == ("operator", False)
     assert "it computes for 200.0 ms, first of all aten::mm; it has more work than they have" in cause.sentence
 
@@ -356,7 +348,6 @@ def test_garbage_that_is_collected_by_itself_is_named_and_not_the_line_that_make
     lines = [(LOOP, in_data("return [dict(a) for a in rows]", name)) for name in ("records", "copies")]
     suspect = used(samples((lines[0], 9), (lines[1], 7), runs=1), collected_ns=4.5 * MS)
     cause = why(suspect, 0.075, stage_s=0.08)
-    # THEN that is the cause, with the place, and sure
     assert (cause.code, cause.sure, cause.place and cause.place.function) == ("garbage_collection", True, "records")
     assert "slow in data: 67.5 of 80.0 ms in garbage collection, most in records (data.py:8" in cause.sentence
     # AND so it is of a rank that does so in all its stages, and not of one that does so for a part of the time
@@ -389,7 +380,6 @@ def test_a_thread_that_runs_for_page_faults_does_not_compute(counts, runs, code)
 
 
 def test_our_own_functions_are_no_cause():
-    # GIVEN a rank that sleeps, and is met in what records its steps as often
     ours = Frame("Session._close_marks", f"{LIB}sftriage/profiling/session.py", 128)
     torchs = Frame("__exit__", f"{LIB}torch/autograd/profiler.py", 9)
     for frame in (ours, replace(ours, file="/work/sftriage/profiling/session.py")):
@@ -551,9 +541,7 @@ WHERE = {
 
 @pytest.mark.parametrize(("workers", "place"), WHERE.values(), ids=WHERE)
 def test_the_place_is_where_the_workers_are_that_do_something(workers, place):
-    # GIVEN a training thread that waits for its workers WHEN it is asked where they are
     found = in_workers(rank(*workers), None, "data")
-    # THEN it is the place that most of those are at that have something to do
     assert (found and (FRAMES.index(found[0].frame), round(found[1], 3))) == place
 
 
@@ -580,7 +568,6 @@ def test_the_cause_names_the_line_in_the_worker_and_not_the_one_that_waits(its, 
     # GIVEN a rank that waits for a worker, and a control whose own is at that place for 10 ms
     control = rank(worker(*(IDLE,) * 38, *(its.threads[0].stacks_N[0],) * 2))
     cause = cause_of(findings(stage_s=0.2, control_s=0.01), rank(its), control)
-    # THEN it is the workers, at their line, beside those of the control
     assert (cause.code, cause.sure, cause.compared_with) == ("dataloader_workers", True, 3)
     assert cause.place.line == FRAMES[place].line
     assert "which waits for the workers of its DataLoader, which are in" in cause.sentence

@@ -92,7 +92,6 @@ def in_small_parts(patch, block_events=3):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS, st.integers(1, 9), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 2)))
 def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows, block, names, tracks):
-    # GIVEN events in blocks of any size
     monkeypatch.setattr(events, "BLOCK_EVENTS", block)
     trace = trace_of(rows)
     # THEN those of some kinds, names and threads are the same as of all of them at once
@@ -159,9 +158,7 @@ def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_pat
 
     with monkeypatch.context() as patch:
         whole = worked_out()
-        # WHEN they are packed and looked at a few at a time
         in_small_parts(patch)
-        # THEN all of it is the same
         assert worked_out() == whole
 
 
@@ -174,12 +171,10 @@ def test_links_are_a_set(parts, asked):
 
 
 def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_path, monkeypatch):
-    # GIVEN a trace in which every operator has a name of its own, and its steps come last
     monkeypatch.setattr(events, "MAX_NAMES", 5)
     operators = [event(f"op{n}", 10 * n, 5) for n in range(20)]
     marks = [mark("sftriage:data", 0, 200), mark("ProfilerStep#1", 0, 200), mark("sftriage:h2d", 200, 10)]
     one = reduced(tmp_path / "t.json", [*operators, *marks])
-    # THEN steps and stages are told all the same
     assert (one.schema.stages, one.steps.number_N.tolist()) == (("data", "other"), [1])
     # AND what has no name any more is together, and said to be
     assert [(share.name, share.calls) for share in find(one, "data").shares][:2] == [(OTHER_NAMES, 15), ("op0", 1)]

@@ -36,10 +36,8 @@ def test_work_goes_before_waiting_and_waiting_before_nothing(tmp_path):
     ]
     findings = find(reduced(tmp_path / "t.json", events, rank=2, world_size=4), "data")
     profile = findings.suspect
-    # THEN each moment counts once
     times_s = (profile.stage_s, profile.working_s, profile.waiting_s, profile.unseen_s)
     assert [round(s * 1e6) for s in times_s] == [800, 100 + 20, 100 + 50 + 40, 800 - 310]
-    # AND each name has its self time
     assert shares(findings) == {
         "gloo:all_reduce": ("annotation", True, 150, 1),
         "aten::stack": ("operator", False, 70, 1),
@@ -62,7 +60,6 @@ def test_what_records_the_steps_is_no_work_of_the_program(tmp_path):
         event("sftriage/recorder/mailbox.py(172): _run", 0, 1000, "python_function", tid=GLOO),
     ]
     found = find(reduced(tmp_path / "t.json", events), "data")
-    # THEN nothing of ours is among what filled it
     assert [round(s * 1e6) for s in (found.suspect.working_s, found.suspect.waiting_s)] == [60, 700]
     assert set(shares(found)) == {"train.py(3): load", "<built-in function sleep>"}
 
@@ -76,7 +73,6 @@ def test_threads_that_have_nothing_to_do_wait_for_nobody(tmp_path):
         event("cudaStreamSynchronize", 300, 30, "cuda_runtime", tid=-5),
     ]
     findings = find(reduced(tmp_path / "t.json", events), "data")
-    # THEN only the step's own thread waits, and whoever waits for the device
     assert findings.suspect.waiting_s == pytest.approx(80e-6)
     assert set(shares(findings)) == {"<built-in function sleep>", "cudaStreamSynchronize"}
 
@@ -99,7 +95,6 @@ def test_work_waiting_and_nothing_are_the_stage(tmp_path, events):
         assert profile.stage_s == pytest.approx(800e-6 if stage == "data" else 200e-6)
         assert profile.working_s + profile.waiting_s + profile.unseen_s == pytest.approx(profile.stage_s)
         assert min(profile.working_s, profile.waiting_s, profile.unseen_s) >= 0
-        # AND it can be written and read
         assert Findings.model_validate_json(findings.model_dump_json()) == findings
 
 
@@ -138,7 +133,6 @@ def test_kernels_that_overlap_on_one_stream_take_no_longer_than_the_time_they_co
         events.append(event("cudaLaunchKernel", 200 + 10 * number, 5, "cuda_runtime", correlation=number))
         events.append(event(name, ts, took, "kernel", pid=0, tid=stream, correlation=number))
     found = find(reduced(tmp_path / "t.json", events), "data")
-    # THEN what those of a stream took sums to the time that they cover
     assert found.suspect.device_s == pytest.approx(155e-6)
     took_us = {one.name: (round(one.device_s * 1e6), one.calls) for one in found.kernels}
     assert took_us == {"gemm": (145, 3), "relu": (10 + 90, 2)}
@@ -237,7 +231,6 @@ def test_against_a_control_what_took_more_comes_first(tmp_path):
         "data",
         reduced(tmp_path / "c.json", control, rank=1, world_size=4),
     )
-    # THEN that operator is first, by its name without an address
     its_us = [(share.name, round((share.control_self_s or 0) * 1e6)) for share in findings.shares]
     assert its_us == [("aten::slow", 100), ("aten::long", 400)]
     assert findings.control is not None
@@ -262,13 +255,11 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
     # GIVEN a capture of six steps, two of which have the fault
     captured = reduced(tmp_path / "t.json", RECURRING, rank=2, world_size=4)
     findings = find(captured, "data", fault_steps=(1, 4, 77))
-    # THEN what is found is of those two, and against the other four
     assert (findings.suspect.steps, findings.of_steps, findings.beside) == (2, 6, "steps")
     assert findings.suspect.stage_s == pytest.approx(1200e-6)
     assert findings.control is not None
     assert (findings.control.steps, findings.control.rank) == (4, 2)
     assert findings.control.stage_s == pytest.approx(300e-6)
-    # AND what makes the difference comes first
     found = [(one.name, round(one.self_s * 1e6), round((one.control_self_s or 0) * 1e6)) for one in findings.shares]
     assert found == [("aten::slow", 1000, 100), ("aten::stack", 200, 200)]
     assert "ms of a step in the 2 of 6 captured steps that have the fault" in findings.summary
@@ -279,7 +270,6 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
 def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path):
     # GIVEN steps that are known to have the fault, for the peers were quicker in them, and others in which it is longer
     findings = find(reduced(tmp_path / "t.json", RECURRING), "data", fault_steps=(0, 2, 3, 5))
-    # THEN it is not said to be shorter than elsewhere
     assert (findings.suspect.steps, findings.of_steps, findings.control) == (4, 6, None)
     assert "than" not in findings.summary
 
@@ -315,7 +305,6 @@ def test_a_stage_is_as_long_as_it_was_recorded_and_filled_by_the_places_that_wer
     assert (share.name, share.kind) == ("Images.__getitem__ (data.py:57)", "python")
     assert (share.waits, share.self_s) == (True, 0.040)
     assert found.summary.endswith("What stands out is Images.__getitem__ (data.py:57).")
-    # AND the cause is told as of a trace
     cause = cause_of(found, SLEEPS, None, over_s=0.036)
     assert (cause.code, cause.place and cause.place.line, cause.took_s) == ("sleep", 57, 0.040)
 

@@ -65,7 +65,6 @@ def test_two_ranks_are_told_apart_and_are_on_one_clock(tmp_path, written):
     threads = [one["args"]["name"] for one in events if one["name"] == "thread_name"]
     assert threads == ["rank 2 suspect", "rank 0 control"]
     assert len({one["id"] for one in events if one["ph"] == "s"}) == 2
-    # AND their steps begin as far apart as they did
     began = {called[one["pid"]]: one["ts"] for one in events if one["name"] == "ProfilerStep#0"}
     assert list(began.values()) == [0.0, 1.0]
 
@@ -86,7 +85,6 @@ def test_it_opens_on_the_suspect_stage_where_the_fault_is(tmp_path, written, ste
     # AND exactly that slice is in what the viewer gets
     found = [one for one in events_in(tmp_path / "t") if (one.get("ts"), one.get("dur")) == (start_us, length_us)]
     assert [one["name"] for one in found] == ["sftriage:data"]
-    # AND it is on the screen
     assert 0 <= spot.first_ns < spot.selected_ns < spot.selected_ns + spot.selected_length_ns <= spot.last_ns
 
 
@@ -142,7 +140,6 @@ def test_sampled_stacks_are_tracks_of_the_same_trace_on_its_clock(tmp_path, writ
     assert (found["ts"], found["dur"]) == (stage["ts"], stage["dur"])
     assert found["pid"] == stage["pid"]
     assert found["tid"] != stage["tid"]
-    # AND the tracks are called after whose they are, a worker's process too
     called = {one["args"]["name"] for one in events if one["name"] in ("process_name", "thread_name")}
     assert called >= {"rank 2 suspect stacks", "stacks pins", "rank 2 (suspect) DataLoader worker 0 (pid 9)", "stacks"}
 
@@ -197,7 +194,6 @@ def test_equal_frames_of_consecutive_samples_are_one_slice():
     (track,) = found.tracks
     outer = [("main", 90, 30), ("load", 90, 30)]
     assert told(track.slices) == [*outer, ("decode", 100, 10), ("main", 130, 10), ("step", 130, 10)]
-    # AND its line, file and source are said
     assert track.slices[2].name == "decode (decode.py:7)"
     assert track.slices[2].args == {"file": "/job/decode.py:7", "source": "decode()"}
 
@@ -206,7 +202,6 @@ def test_a_stage_has_no_stack_from_before_it_began():
     # GIVEN a stage that began 3 ns before its first sample, and a step after it WHEN they are laid out
     where = {"stages": ("data", "forward", "data"), "since": (80, 107, 115), "steps": (4, 4, 5)}
     found = tracks_of(samples((MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), **where))
-    # THEN its functions begin with it
     assert told(found.tracks[0].slices) == [("main", 90, 30), ("load", 90, 17), ("step", 107, 8), ("load", 115, 5)]
     # AND steps and stages are as long as until the next ones that were met
     assert [(one.name, one.start_ns, one.length_ns) for one in found.marks] == [
@@ -232,7 +227,6 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
 
 @given(st.lists(st.lists(st.sampled_from(range(4)), max_size=4).map(tuple), max_size=12))
 def test_at_each_sample_exactly_its_stack_is_open(stacks):
-    # GIVEN any stacks WHEN they are laid out THEN the slices around each sample are its frames, from the outermost on
     found = tracks_of(samples(*stacks))
     (track,) = found.tracks
     assert (found.marks == ()) == (not stacks)

@@ -36,7 +36,6 @@ def test_key_order_line_breaks_and_names_do_not_matter(tmp_path, indent, first, 
     events = {"traceEvents": [STEP, OPERATOR]}
     whole = {**ABOUT, **events} if first else {**events, "other": [{"traceEvents": [{}]}, '}{][\\"'], **ABOUT}
     (trace,) = traces_of(tmp_path / name, json.dumps(whole, indent=indent).encode())
-    # THEN all is there
     assert (trace.rank, trace.world_size, trace.absolute, trace.notes) == (3, 8, True, ())
     assert seen(trace) == EXPECTED
 
@@ -69,7 +68,6 @@ def test_whatever_stands_in_it_the_events_are_those_that_json_has(
     whole = json.dumps(made, indent=indent, separators=separators, ensure_ascii=False)
     monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
     (trace,) = traces_of(tmp_path / "trace.json", whole.encode())
-    # THEN every event is there once, with its name
     assert sorted(name for name, *_ in seen(trace)) == sorted(names)
     assert (trace.rank, trace.notes) == (3, ())
 
@@ -78,10 +76,8 @@ def test_a_trace_that_is_cut_short_anywhere_is_refused_with_the_place(tmp_path, 
     monkeypatch.setattr(jsonstream, "PIECE_BYTES", 64)
     whole = json.dumps(document([STEP, OPERATOR], rank=1, world_size=2)).encode()
     for length in range(1, len(whole)):
-        # GIVEN the first bytes of a trace
         with pytest.raises(InputError, match=r"cut short: it ends at byte") as caught:
             traces_of(tmp_path / "trace.json", whole[:length])
-        # THEN the message says where it ends
         assert f"byte {length}" in str(caught.value)
 
 
@@ -104,7 +100,6 @@ def test_what_follows_a_trace_costs_a_note(tmp_path):
         (gzip.compress(b'{"traceEvents": []}'), f"what follows the trace from byte {len(text)} on was not read"),
     ):
         (trace,) = read_traces(write(tmp_path / "trace", packed + behind))
-        # THEN it is read, and the note says where
         assert (len(seen(trace)), trace.notes) == (800, (note,))
     # AND one that was packed in parts is read as a whole
     (trace,) = read_traces(write(tmp_path / "trace", gzip.compress(text[:900]) + gzip.compress(text[900:])))
@@ -148,7 +143,6 @@ OURS = half("B", 10, name="sftriage:data", cat="user_annotation")
 )
 def test_begin_and_end_events_are_put_together(tmp_path, halves, found, n_left):
     (trace,) = traces_of(tmp_path / "trace.json", halves)
-    # THEN the pairs are events, and a note says what was left out
     assert seen(trace) == found
     left = (f"{n_left} begin or end events had no other half, and were left out",) if n_left else ()
     assert trace.notes == (*left, "its clock has no date")
@@ -203,7 +197,6 @@ def test_what_is_odd_in_an_event_costs_that_event_at_most(tmp_path):
     odd = [one % here.encode() for one in odd]
     good = [json.dumps(event(f"good{n}", n, 1)).encode() for n in range(200)]
     (trace,) = traces_of(tmp_path / "trace.json", b'{"traceEvents": [' + b",\n".join([*odd, *good]) + b"]}")
-    # THEN the others are read, and the notes say what was not
     names = {name for name, *_ in seen(trace)}
     assert {"caf�", "two\nlines", "strings", "list", "C:\\Users"} <= names
     assert {f"good{n}" for n in range(200)} <= names
@@ -221,7 +214,6 @@ def test_an_archive_holds_several_traces_and_what_is_none_of_them_is_passed_over
             member = tarfile.TarInfo(f"dir/{name}.json")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    # THEN the two are read, in the archive's order, by their names in it
     found = list(read_traces(path))
     assert [(trace.source, trace.rank) for trace in found] == [(f"{path}!dir/1.json", 1), (f"{path}!dir/0.json", 0)]
 
@@ -321,7 +313,6 @@ def test_ranges_calls_and_kernels_come_to_the_same_stages(tmp_path):
     # (nothing is written into it, or beside it)
     assert ([*tmp_path.iterdir()], path.read_bytes()) == ([path], content)
     one = reduce_trace(trace)
-    # THEN step and stages are those of the ranges, at the session's time
     lasts_ns = dict(zip(one.schema.stages, one.durations_ns_NS[0].tolist(), strict=True))
     assert lasts_ns == {"data": 2900, "forward": 4000, "other": 1100}
     assert (one.steps.number_N.tolist(), one.steps.start_N.tolist()) == ([3], [SESSION_NS + 1000])

@@ -24,7 +24,6 @@ def test_the_accounting_on_all_traces_names_the_slow_rank(tmp_path, slow):
     # GIVEN the traces of four ranks, one of them 20 ms late in data, in no order
     window = together(ranks(tmp_path, slow)[::-1])
     verdict, _ = judge(window, None, for_one_look(Settings()))
-    # THEN rank and stage are named
     assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (slow,), "data")
     assert (window.first_step, window.last_step) == (100, 107)
 
