@@ -16,7 +16,7 @@ from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.reading import RankRings
 from sftriage.capture.executor import Executor, RankLook, SampledCapture, TorchCapture
 from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
-from sftriage.capture.stacks import AbandonedStacks, StacksCapture
+from sftriage.capture.stacks import StacksCapture
 from sftriage.errors import CaptureError, RingError, SftriageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.model.windows import GpuFindings, plain
@@ -79,7 +79,6 @@ class Switches:
                 log.warning("a remedy cannot be switched: %s", error)
 
     def close(self) -> None:
-        """Close every file."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -117,7 +116,9 @@ def _adopted(request: CaptureRequest, info: RingInfo, places: CapturePaths) -> E
     """
     mailbox = places.rings / info.file_name("mailbox")
     if not request.takes_steps:
-        return AbandonedStacks(request, places.spool)
+        for leftover in places.spool.glob(f"*{request.capture_id}.*"):
+            leftover.unlink(missing_ok=True)
+        raise CaptureError("stacks are taken from outside")
     if request.profiler == "nsys":
         if places.nsys is None:
             raise CaptureError("the note of how its rank was launched under nsys is gone")
@@ -202,7 +203,6 @@ class Captures:
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def go_on(self, now_s: float) -> None:
-        """Go on with the captures under way."""
         for info, capture in list(self._given_up):
             if capture.poll() is not None or not self._rings.alive(info):
                 capture.close()
@@ -240,7 +240,6 @@ class Captures:
         self._reports.append(Report(result, hangs=alive))
 
     def close(self) -> None:
-        """End what has not ended."""
         for executor in (*(one.executor for one in self._running.values()), *(one for _, one in self._given_up)):
             executor.cancel()
             executor.close()
@@ -407,15 +406,12 @@ class Agent(RankRings):
         self._do(partial(self._captures.want, wanted, self._clock()))
 
     def switches(self) -> list[SwitchStatus]:
-        """The groups of ranks that a remedy can be switched on, as they stand."""
         return self._switches.statuses()
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
-        """What is to be in force in each of them."""
         self._switches.want(wanted)
 
     def reports(self) -> list[Report]:
-        """What there is to say of captures since the last call."""
         self._do(partial(self._captures.go_on, self._clock()))
         return self._captures.reports()
 
@@ -440,7 +436,6 @@ class Agent(RankRings):
         return GpuFindings(found.time_s, found.remarks, of, found.problem)
 
     def close(self) -> None:
-        """Close every file, and end what has not ended."""
         self._gpus.close()
         self._do(self._captures.close)
         self._switches.close()

@@ -264,7 +264,6 @@ class RankCounters:
                     raise
 
     def close(self) -> None:
-        """Close its files."""
         for one in self._open:
             one.close()
         self._open.clear()
@@ -315,7 +314,6 @@ class Counting:
         return of_ranks_laid_over(readings_RTK, np.searchsorted(ranks, steps.rank_B), steps)
 
     def close(self) -> None:
-        """Close every file."""
         for one in self._ranks.values():
             self._leave(one)
         self._ranks.clear()

@@ -296,7 +296,6 @@ class GpuEvidence:
     problem: str = ""
 
     def of(self, rank: int) -> Gpu | None:
-        """The GPU of one rank, if it is known."""
         uuid = next((place.gpu for place in self.ranks if place.rank == rank), None)
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
@@ -445,7 +444,6 @@ class NvmlQuestion(BoundedProgram):
         self._reading: Reading | None = None
 
     def reading(self) -> Reading | None:
-        """What it has read, or None as long as it runs."""
         if self._reading is None:
             try:
                 if self.poll() is not None:
@@ -475,7 +473,6 @@ class EvidenceSampler:
         return None if reading is None else evidence_of(ranks, reading, self._wall_s, about)
 
     def close(self) -> None:
-        """End a question that is under way."""
         if self._question is not None:
             self._question.kill()
             self._question = None

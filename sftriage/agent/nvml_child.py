@@ -78,7 +78,6 @@ class Device:
         }
 
     def sample(self) -> dict[str, Any]:
-        """What changes from one instant to the next."""
         bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             # Its name until R535.

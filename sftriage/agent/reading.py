@@ -65,12 +65,10 @@ class RankLog:
             self._do(partial(self._append, steps, frozenset(blocks), cohort), self._lane, counted, waits=False)
 
     def rest(self) -> None:
-        """Keep no file open until there is more to be written."""
         if self._log is not None:
             self._log.close()
 
     def close(self) -> None:
-        """Close it, after what waits to be written."""
         self._do(self._close, self._lane, waits=False)
 
     def _open(self) -> None:
@@ -165,7 +163,6 @@ class RankRings:
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
     def telemetry(self) -> ReadCounts:
-        """What has come in so far."""
         return self._counts
 
     def rewind(self, n_steps: int) -> None:
@@ -265,7 +262,6 @@ class RankRings:
 
     @property
     def infos(self) -> list[RingInfo]:
-        """Those of all rings."""
         return [one.ring.info for one in list(self._ranks.values())]
 
     def alive(self, info: RingInfo) -> bool:
@@ -282,14 +278,12 @@ class RankRings:
         )
 
     def close(self) -> None:
-        """Close every file."""
         for one in self._ranks.values():
             one.close()
         self._counting.close()
         self._ranks.clear()
 
     def look(self) -> None:
-        """Take up rings that have appeared."""
         try:
             changed_ns = self._rings.stat().st_mtime_ns
         except OSError:

@@ -20,9 +20,6 @@ from sftriage.model.windows import RankStatus
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.store import FileToStore
 
-ENDED = "sftriage ended during it"
-"""How the reason of a capture begins whose agent is no more."""
-
 RankLook = Callable[[], RankStatus | None]
 """What the rank is doing now, from its ring; None where that cannot be read."""
 
@@ -42,7 +39,7 @@ class Executor(ABC):
 
     @property
     def state(self) -> CaptureState:
-        """``armed``; ``running`` from when the clocks were read, where it began to record."""
+        """``running`` once it has begun to record, ``armed`` before."""
         return "running" if self._clock else "armed"
 
     def start(self) -> None:  # noqa: B027 - most begin at their first `poll`
@@ -112,7 +109,7 @@ class InTurns(Executor):
     def poll(self) -> CaptureResult | None:
         """See `Executor`. Whatever goes wrong is the reason of a failed capture."""
         try:
-            self._go_on()
+            next(self._turns)
         except StopIteration as ended:
             result: CaptureResult = ended.value
             return result
@@ -123,11 +120,11 @@ class InTurns(Executor):
         return None
 
     def cancel(self) -> None:
-        """See `Executor`."""
         self._cancelled = True
 
-    def _go_on(self) -> None:
-        next(self._turns)
+    def _give_way(self) -> None:
+        if self._cancelled:
+            raise CaptureError("cancelled")
 
     def _stored(self, main: Path, first_step: int, last_step: int, notes: Iterable[str]) -> CaptureResult:
         return CaptureResult(
@@ -154,13 +151,10 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
     """
     from sftriage.capture.trace_file import TraceFile  # not above: what reads JSON is wanted by few commands
 
-    if result.first_step is None or result.last_step is None:
-        raise CaptureError("the trainer names no steps that it captured")
+    steps = _steps_of(result)
     found = TraceFile(trace)
     try:
-        size_bytes = trace.stat().st_size
-        if size_bytes > request.max_bytes:
-            raise CaptureError(f"the trace has {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        check_size(request, "trace", trace.stat().st_size)
         damage = found.read()
         found.replace()
     except OSError as error:
@@ -171,7 +165,7 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
         found.close()
     if found.rank not in (None, request.rank):
         raise CaptureError(f"the trace is of rank {found.rank}; rank {request.rank} was asked for")
-    missing = [step for step in range(result.first_step, result.last_step + 1) if step not in found.steps]
+    missing = [step for step in steps if step not in found.steps]
     if missing:
         raise CaptureError(f"the trace lacks step{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
     return "; ".join(damage.words)
@@ -183,12 +177,9 @@ def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) ->
     Raises:
         CaptureError: missing, too large, no such file, or of other steps.
     """
-    if result.first_step is None or result.last_step is None:
-        raise CaptureError("the trainer names no steps that it captured")
+    promised = _steps_of(result)
     try:
-        size_bytes = file.stat().st_size
-        if size_bytes > request.max_bytes:
-            raise CaptureError(f"the stacks have {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        check_size(request, "stacks", file.stat().st_size)
         steps = set(json.loads(file.read_bytes())["sftriage"]["step"])
     except OSError as error:
         raise CaptureError(f"the stacks cannot be read: {error.strerror or error}") from error
@@ -196,8 +187,21 @@ def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) ->
         raise CaptureError(f"no file of sampled stacks: {error}") from error
     if not steps:
         raise CaptureError("no stack was sampled")
-    if not all(type(one) is int and result.first_step <= one <= result.last_step for one in steps):
+    if not all(type(one) is int and one in promised for one in steps):
         raise CaptureError(f"the stacks are of other steps than {result.first_step} to {result.last_step}")
+
+
+def _steps_of(result: CaptureResult) -> range:
+    if result.first_step is None or result.last_step is None:
+        raise CaptureError("the trainer names no steps that it captured")
+    return range(result.first_step, result.last_step + 1)
+
+
+def check_size(request: CaptureRequest, what: str, size_bytes: int) -> None:
+    """Refuse a file that is larger than its request allows, by a `CaptureError`."""
+    if size_bytes > request.max_bytes:
+        has = "have" if what == "stacks" else "has"
+        raise CaptureError(f"the {what} {has} {size_bytes} bytes; at most {request.max_bytes} were allowed")
 
 
 class TorchCapture(Executor):
@@ -214,7 +218,6 @@ class TorchCapture(Executor):
 
     @property
     def state(self) -> CaptureState:
-        """``running`` from when the rank records or exports."""
         try:
             return "running" if self._mailbox.progress().state in ("recording", "exporting") else "armed"
         except RingError:
@@ -274,7 +277,6 @@ class TorchCapture(Executor):
         return tuple(one for one in (trace, sampled) if one.path.exists())
 
     def close(self) -> None:
-        """Let go of the mailbox, and of what the trainer may have left in the spool."""
         self._mailbox.close()
         with contextlib.suppress(OSError):
             for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
@@ -293,7 +295,6 @@ class SampledCapture(TorchCapture):
         self.trace = spool / f"{request.capture_id}.{SAMPLES_NAME}"
 
     def verify(self, result: CaptureResult) -> CaptureResult:
-        """See `verify_stacks`."""
         verify_stacks(self.trace, self.request, result)
         return result
 

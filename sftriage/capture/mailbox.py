@@ -110,7 +110,6 @@ class MailboxClient(OpenFile):
         return str(self._request(live).get("capture_id"))
 
     def progress(self) -> CaptureProgress:
-        """How far the rank is with the latest request."""
         live = self._live()
         state, steps = live[mailbox.STATE], live[mailbox.STEPS]
         if not (0 <= state < len(mailbox.STATES) and 0 <= steps < MAX_COUNT):
@@ -129,7 +128,6 @@ class MailboxClient(OpenFile):
         return True
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
         super().close()
         if self._ring is not None:
             self._ring.close()

@@ -19,14 +19,14 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
-from sftriage.capture.executor import ENDED, Course, InTurns, RankLook, Turns, mailbox_of
+from sftriage.capture.executor import Course, InTurns, RankLook, Turns, check_size, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
 from sftriage.errors import CaptureError, RingError
@@ -93,7 +93,6 @@ class NsysCapture(InTurns):
         self._mailbox = mailbox_of(request, mailbox)
 
     def products(self) -> tuple[FileToStore, ...]:
-        """The report, and its export where it was requested."""
         report = FileToStore(self._report, REPORT_NAME, "application/x-nsys-rep", compress=False)
         if not self.request.options.get("sqlite", False):
             return (report,)
@@ -145,16 +144,16 @@ class NsysCapture(InTurns):
         self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
 
     def _find_session(self) -> Turns:
-        session = session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
-        if not session.free and self._note.exists():
-            yield from self._stop_left(session)
-            session = session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
-        if not session.free:
-            raise CaptureError(f"session {session.name} is busy: {session.state}")
-        self._name = session.name
+        name, state = self._session_in((yield from self._listed()))
+        if state not in FREE and self._note.exists():
+            yield from self._stop_left(name)
+            name, state = self._session_in((yield from self._listed()))
+        if state not in FREE:
+            raise CaptureError(f"session {name} is busy: {state}")
+        self._name = name
 
-    def _stop_left(self, session: ListedSession) -> Turns:
-        yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
+    def _stop_left(self, name: str) -> Turns:
+        yield from self._run([self._place.binary, "stop", f"--session={name}"], STOP_S)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             left = json.loads(self._note.read_text(encoding="utf-8"))["capture_id"]
             for leftover in self._place.tmp.glob(f"{left}.*"):
@@ -166,11 +165,14 @@ class NsysCapture(InTurns):
         left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
         write_atomically(self._note, json.dumps(left), mode=0o666)
 
-    def _sessions(self) -> Generator[None, None, tuple[ListedSession, ...]]:
+    def _listed(self) -> Generator[None, None, str]:
         found = yield from self._ask("sessions", "list")
         if found.status:
             raise CaptureError(f"nsys shows no sessions: {found.problem()}")
-        return parse_sessions(found.output)
+        return found.output
+
+    def _session_in(self, listed: str) -> tuple[str, str]:
+        return session_of(listed, self._place.prefix, self.request.rank)
 
     def _collect(self) -> Generator[None, None, tuple[int, int]]:
         """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
@@ -306,7 +308,7 @@ class NsysCapture(InTurns):
 
     def _make(self, steps: tuple[int, int]) -> Turns:
         self._raw, complaint = yield from to_report(self._raw, self._place.binary, self._run)
-        self._bounded(self._raw, "report")
+        check_size(self.request, "report", self._raw.stat().st_size)
         export, contents = yield from to_export(self._raw, self._place.binary, self._run)
         marked = self._marked is not None and "nvtx" in self._place.traces
         check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces, complaint)
@@ -314,16 +316,11 @@ class NsysCapture(InTurns):
             self._notes.append(unread(complaint))
         self._notes.append(f"the report holds {contents.environments} entries of processes' environments")
         if self.request.options.get("sqlite", False):
-            self._bounded(export, "export")
+            check_size(self.request, "export", export.stat().st_size)
             _move(export, self._export)
         else:
             export.unlink()
         _move(self._raw, self._report)
-
-    def _bounded(self, path: Path, what: str) -> None:
-        size_bytes = path.stat().st_size
-        if size_bytes > self.request.max_bytes:
-            raise CaptureError(f"the {what} has {size_bytes} bytes; at most {self.request.max_bytes} were allowed")
 
     def _ask(self, *words: str) -> Generator[None, None, Finished]:
         return (yield from self._run([self._place.binary, *words], ASK_S))
@@ -339,10 +336,6 @@ class NsysCapture(InTurns):
     def _answer(self) -> CaptureResult | None:
         result = self._mailbox.poll()
         return result if result is not None and result.capture_id == self.request.capture_id else None
-
-    def _give_way(self) -> None:
-        if self._cancelled:
-            raise CaptureError("cancelled")
 
 
 class AbandonedNsys(NsysCapture):
@@ -363,15 +356,15 @@ class AbandonedNsys(NsysCapture):
                 yield from self._report_of(self._place.armed)
             self._drop_reports(self._place.armed)
         elif self._note.exists():
-            sessions = yield from self._sessions()
+            listed = yield from self._listed()
             try:
-                session = session_of(sessions, self._place.prefix, self.request.rank)
+                name, _ = self._session_in(listed)
             except CaptureError:
                 # It ended with its trainer.
                 self._note.unlink(missing_ok=True)
             else:
-                yield from self._stop_left(session)
-        raise CaptureError(f"{ENDED}: nsys works from outside, and what it had is not kept")
+                yield from self._stop_left(name)
+        raise CaptureError("sftriage ended during it: nsys works from outside, and what it had is not kept")
 
     def _report_comes(self) -> bool:
         """Whether the trainer has opened its range, and the report that will come of it was not taken."""
@@ -408,24 +401,13 @@ def _move(source: Path, target: Path) -> None:
 
 OLDEST = (2021, 4)
 """Reports are ``.nsys-rep`` from here on; what is older is refused."""
+FREE = ("Launched", "Idle")
+"""States of a session that neither collects nor waits to collect."""
 TRACES = ("cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx")
 
 _VERSION = re.compile(r"version\s+(\d{4})\.(\d+)(?:\.(\d+))?")
-_SESSION = re.compile(r"^\s*\d+\s+\S+\s+(\S+)\s+\d+\s+(\S.*?)\s*$")
+_SESSION = re.compile(r"^\s*\d+\s+\S+\s+(\S+)\s+\d+\s+(\S.*?)\s*$", re.MULTILINE)
 _GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedSession:
-    """A line of ``nsys sessions list``."""
-
-    state: str
-    name: str
-
-    @property
-    def free(self) -> bool:
-        """Whether it neither collects nor waits to collect."""
-        return self.state in ("Launched", "Idle")
 
 
 def parse_version(output: str) -> tuple[int, int, int]:
@@ -479,27 +461,26 @@ def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
         )
 
 
-def parse_sessions(output: str) -> tuple[ListedSession, ...]:
-    """What ``nsys sessions list`` shows; lines that are not sessions are passed over."""
-    found = (_SESSION.match(line) for line in output.splitlines())
-    return tuple(ListedSession(one[1], one[2]) for one in found if one is not None)
-
-
-def session_of(sessions: Iterable[ListedSession], prefix: str, rank: int) -> ListedSession:
-    """The session of a rank: that of its newest attempt.
+def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
+    """The name and state of a rank's session in what ``nsys sessions list`` shows: that of its newest attempt.
 
     It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know.
 
     Raises:
         CaptureError: there is none.
     """
-    name = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
-    matched = [(int(found[1]), one) for one in sessions if (found := name.fullmatch(one.name))]
-    if not matched:
+    named = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
+    found = [
+        (int(attempt[1]), line[2], line[1])
+        for line in _SESSION.finditer(output)
+        if (attempt := named.fullmatch(line[2]))
+    ]
+    if not found:
         raise CaptureError(
             f"rank {rank} has no nsys session ({prefix}-{rank}): not launched under nsys, or the session vanished"
         )
-    return max(matched, key=lambda pair: pair[0])[1]
+    _, name, state = max(found)
+    return name, state
 
 
 def report_of(output: str) -> str | None:

@@ -218,7 +218,6 @@ class Rank:
         return True
 
     def give_up(self) -> None:
-        """End nsys, and the inner half that waits under it."""
         for number in (self._ours, self._alive_read, self._alive_write):
             os.close(number)
         self._close_standard()
@@ -304,7 +303,6 @@ class RankSession:
         self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
 
     def run(self, *words: str) -> tuple[int, str]:
-        """Run nsys with these words; its status and output."""
         try:
             found = subprocess.run(
                 [self._nsys, *words],

@@ -19,9 +19,9 @@ from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
-from sftriage.capture.executor import ENDED, Course, InTurns, RankLook
+from sftriage.capture.executor import Course, InTurns, RankLook, check_size
 from sftriage.errors import CaptureError
-from sftriage.model.captures import CaptureRequest
+from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.recorder import RingInfo
 from sftriage.recorder.mailbox import ANSWER, ASKS
 from sftriage.traces.store import FileToStore
@@ -153,20 +153,16 @@ class StacksCapture(InTurns):
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
         self._notes: list[str] = []
 
-    def _go_on(self) -> None:
-        if self._cancelled:
-            raise CaptureError("cancelled")
-        super()._go_on()
+    def poll(self) -> CaptureResult | None:
+        return self.failed("cancelled") if self._cancelled else super().poll()
 
     def products(self) -> tuple[FileToStore, ...]:
-        """The document, and the flight recorder's dump where there is one."""
         stacks = FileToStore(self._stacks, STACKS_NAME, "application/json", compress=False)
         if not self._recorder_dump.exists():
             return (stacks,)
         return stacks, FileToStore(self._recorder_dump, RECORDER_NAME, "application/x-python-pickle", compress=False)
 
     def close(self) -> None:
-        """End what is under way, and remove what is left in the spool."""
         self._turns.close()
         for leftover in (self._stacks, self._recorder_dump):
             with contextlib.suppress(OSError):
@@ -200,7 +196,10 @@ class StacksCapture(InTurns):
             "threads": threads,
         }
         self._notes.append(f"flight recorder: {recorder}")
-        self._write(document)
+        data = json.dumps(document, indent=1).encode("utf-8")
+        check_size(self.request, "stacks", len(data))
+        with private(self._stacks) as file:
+            file.write(data)
         return self._stored(self._stacks, step, step, self._notes)
 
     def _taken(self, end_s: float) -> Generator[None, None, tuple[str, list[Any]]]:
@@ -230,7 +229,9 @@ class StacksCapture(InTurns):
         while tries and (left_s := end_s - time.monotonic()) > 0:
             extra = tries.pop()
             try:
-                found = yield from self._run([*command, *extra], min(DUMP_S, left_s / (1 + bool(tries))))
+                deadline_s = min(DUMP_S, left_s / (1 + bool(tries)))
+                program = BoundedProgram([*command, *extra], deadline_s, max_output_bytes=self.request.max_bytes)
+                found = yield from program.wait()
                 if found.status == 0:
                     self._notes += reasons
                     return threads_of(found.output)
@@ -239,35 +240,6 @@ class StacksCapture(InTurns):
                 reason = str(error)
             reasons.append(f"{reason} (native frames)" if extra == ["--native"] else reason)
         raise CaptureError(reasons[-1] if reasons else "the time-box was over before the stacks were taken")
-
-    def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
-        return (yield from BoundedProgram(command, deadline_s, max_output_bytes=self.request.max_bytes).wait())
-
-    def _write(self, document: dict[str, Any]) -> None:
-        data = json.dumps(document, indent=1).encode("utf-8")
-        if len(data) > self.request.max_bytes:
-            raise CaptureError(f"the stacks have {len(data)} bytes; at most {self.request.max_bytes} were allowed")
-        with private(self._stacks) as file:
-            file.write(data)
-
-
-class AbandonedStacks(InTurns):
-    """Stacks that were being taken: the program that takes them ends by itself, and writes nothing."""
-
-    needs_trainer = False
-
-    def __init__(self, request: CaptureRequest, spool: Path) -> None:
-        super().__init__(request)
-        self._spool = spool
-
-    def close(self) -> None:
-        """Remove what is left."""
-        for leftover in self._spool.glob(f"*{self.request.capture_id}.*"):
-            leftover.unlink(missing_ok=True)
-
-    def _course(self) -> Course:
-        yield
-        raise CaptureError(f"{ENDED}: stacks are taken from outside")
 
 
 def find_py_spy() -> Path:

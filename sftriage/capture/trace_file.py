@@ -57,13 +57,11 @@ class TraceFile:
         return reader.damage
 
     def replace(self) -> None:
-        """Put the copy in the trace's place, if there is one."""
         if self._target is not None:
             self._target.close()
             self._copy.replace(self._trace)
 
     def close(self) -> None:
-        """Leave no copy."""
         if self._target is not None:
             self._target.close()
             self._copy.unlink(missing_ok=True)

@@ -75,12 +75,10 @@ class Events:
         return len(self.start_E)
 
     def at(self, wanted: NDArray[Any]) -> Events:
-        """Those at some places, given by a mask or by numbers."""
         return Events(*(getattr(self, column.name)[wanted] for column in fields(self)))
 
     @staticmethod
     def joined(parts: Sequence[Events]) -> Events:
-        """One after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -105,7 +103,6 @@ class Packed:
         return cls(len(values_E), least, most, above_E)
 
     def numbers(self, at: NDArray[np.intp] | None = None) -> Ints:
-        """All of them as they were, or those at some places."""
         if self.above_E is None:
             return np.full(self.size if at is None else len(at), self.least, dtype=np.int64)
         values_E = (self.above_E if at is None else self.above_E[at]).astype(np.int64)
@@ -134,12 +131,10 @@ class EventBlock:
     link: Packed
 
     def moved(self, by_ns: int) -> EventBlock:
-        """The same events, all of them later."""
         start = self.start
         return replace(self, start=replace(start, least=start.least + by_ns, most=start.most + by_ns))
 
     def events(self, wanted: EventQuery) -> Events | None:
-        """Those of them that are wanted; None where at once it is clear that none is."""
         if self.start.most < wanted.since_ns or self.start.least >= wanted.until_ns:
             return None
         kinds: Chosen | None = None
@@ -185,7 +180,6 @@ class Trace:
         return np.asarray(np.arange(len(self.tracks)) == track)
 
     def process(self, track: int) -> Chosen:
-        """Of each track whether it is of the same process as this one."""
         return np.array([its[0] == self.tracks[track][0] for its in self.tracks], dtype=np.bool_)
 
     def parts(self, wanted: EventQuery) -> Iterator[Events]:

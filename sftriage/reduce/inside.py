@@ -505,7 +505,6 @@ class SampledRank:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a step, in order."""
         return tuple(next(iter(self.steps.values())))
 
 

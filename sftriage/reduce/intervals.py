@@ -24,7 +24,6 @@ class Intervals:
 
     @property
     def total_ns(self) -> int:
-        """How long they last together."""
         return int((self.end_K - self.start_K).sum())
 
     def before(self, moments: Ints) -> Ints:
@@ -37,19 +36,15 @@ class Intervals:
         return np.where(last >= 0, whole_K[last] + inside, 0).astype(np.int64)
 
     def within(self, start_N: Ints, end_N: Ints) -> Ints:
-        """For each interval, how much of the spans lies in it."""
         return self.before(end_N) - self.before(start_N)
 
     def hold(self, moments: Ints) -> NDArray[np.bool_]:
-        """Of each moment whether it is in them."""
         return self.before(moments + 1) > self.before(moments)
 
     def clipped(self, to: Intervals) -> Intervals:
-        """What they share with other spans."""
         return self._pieces(to, inside=True)
 
     def without(self, other: Intervals) -> Intervals:
-        """What is left of them once other spans are taken out."""
         return self._pieces(other, inside=False)
 
     def _pieces(self, other: Intervals, *, inside: bool) -> Intervals:

@@ -58,7 +58,6 @@ class StoredFile:
 
     @property
     def name(self) -> str:
-        """The file's name outside the store, with the capture's id."""
         return f"{self.manifest.capture_id}-{self.artefact.name}"
 
     @property
@@ -169,7 +168,6 @@ class StackSlice:
 
     @property
     def end_ns(self) -> int:
-        """When it ends."""
         return self.start_ns + self.length_ns
 
 

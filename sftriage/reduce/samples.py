@@ -48,7 +48,6 @@ class Frame:
 
     @property
     def own(self) -> bool:
-        """It is the program's own, and not a library's."""
         return self.main or _LIBRARY.search(self.file) is None
 
 
@@ -361,7 +360,6 @@ class Folded:
 
     @property
     def weight_ns(self) -> int:
-        """What all of it stands for."""
         return sum(ns for _, ns in self.stacks_ns)
 
 
@@ -383,7 +381,6 @@ class Flame:
 
     @property
     def more_s(self) -> float:
-        """By how much it took longer than beside."""
         return self.took_s - self.beside_s
 
     def seconds(self, side: int) -> float:

@@ -70,11 +70,9 @@ class Spot:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The function and its file."""
         return self.frame.function, self.frame.file
 
     def add(self, at: int, weight_ns: int) -> None:
-        """Add a sample, by its number."""
         samples = self.sampled
         self.samples += 1
         self.steps.add(samples.step_N[at])

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from sftriage.base.children import Finished
 from sftriage.capture import nsys_rank
 from sftriage.capture.nsys import (
-    ListedSession,
-    parse_sessions,
     parse_version,
     report_of,
     session_of,
@@ -38,12 +36,6 @@ from sftriage.capture.nsys_report import (
 )
 from sftriage.errors import CaptureError
 from tests.integration.test_nsys_failing import make_export
-
-LISTED = """
-              ID         TIME                       STATE LAUNCH NAME
-         1025708        00:02                    Launched      1 sft-20260101-0.0
-         1125709        00:12             RangeCollection      1 somebody's own session
-"""
 
 
 @pytest.mark.parametrize(
@@ -71,33 +63,26 @@ def test_nothing_is_sampled_unless_asked_for(options, flags):
     assert start_flags(options) == flags
 
 
-def test_sessions_are_read_and_other_lines_passed_over():
-    found = parse_sessions(LISTED)
-    assert found == (
-        ListedSession("Launched", "sft-20260101-0.0"),
-        ListedSession("RangeCollection", "somebody's own session"),
-    )
-    assert parse_sessions("") == parse_sessions("Connection refused\n") == ()
-
-
 @pytest.mark.parametrize(
     ("names", "rank", "chosen"),
     [
         (["sft-a-0.0", "sft-a-1.0"], 1, "sft-a-1.0"),
         (["sft-a-1.0", "sft-a-11.0"], 1, "sft-a-1.0"),
         (["sft-a-1.2", "sft-a-1.10", "sft-a-1.9"], 1, "sft-a-1.10"),
-        (["sft-ab-1.0", "sft-a-1.0"], 1, "sft-a-1.0"),
+        (["sft-ab-1.0", "sft-a-1.0", "somebody's own session"], 1, "sft-a-1.0"),
         (["sft-b-1.0", "xsft-a-1.0", "sft-a-1"], 1, None),
+        (["Connection refused"], 0, None),
         ([], 0, None),
     ],
 )
 def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen):
-    sessions = [ListedSession("Launched", name) for name in names]
+    lines = ["\n              ID         TIME                       STATE LAUNCH NAME"]
+    lines += [f"         1025708        00:02             RangeCollection      1 {name}" for name in names]
     if chosen is not None:
-        assert session_of(sessions, "sft-a", rank).name == chosen
+        assert session_of("\n".join(lines), "sft-a", rank) == (chosen, "RangeCollection")
         return
     with pytest.raises(CaptureError, match=rf"rank {rank} has no nsys session"):
-        session_of(sessions, "sft-a", rank)
+        session_of("\n".join(lines), "sft-a", rank)
 
 
 @pytest.mark.parametrize(
