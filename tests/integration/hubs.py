@@ -40,9 +40,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def own_hub(directory: Path, secret: Path | None = None, tls: Path | None = None) -> Iterator[tuple[HubServer, int]]:
-    """A hub with a password in ``directory / "secret"``, or with one that is there; and its port."""
-    port, secret = free_port(), secret or directory / "secret"
+def own_hub(directory: Path, tls: Path | None = None) -> Iterator[tuple[HubServer, int]]:
+    """A hub whose password is in ``directory / "secret"``, and its port."""
+    port, secret = free_port(), directory / "secret"
     make_secret(secret)
     with contextlib.closing(HubServer(("127.0.0.1", port), directory / "nats", secret, tls)) as server:
         yield server, port
@@ -50,7 +50,6 @@ def own_hub(directory: Path, secret: Path | None = None, tls: Path | None = None
 
 @contextlib.contextmanager
 def connection(port: int, credentials: Path | None, ca: Path | None = None, scheme: str = "nats") -> Iterator[Hub]:
-    """A connection to the hub on a port, once it is there."""
     with contextlib.closing(Hub(HubAddress(f"{scheme}://127.0.0.1:{port}", credentials, ca), "test")) as hub:
         hub.call(hub.connect(), 10.0)
         yield hub
@@ -74,12 +73,10 @@ class Parts:
 
     @property
     def said(self) -> str:
-        """What all parts have printed."""
         return (self.directory / "said").read_text(encoding="utf-8")
 
     @property
     def where(self) -> tuple[object, ...]:
-        """The options that say which job it is, and where its hub is."""
         return "--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret
 
     def start(self, *command: object) -> subprocess.Popen:
@@ -99,7 +96,6 @@ class Parts:
 
     @staticmethod
     def kill(process: subprocess.Popen) -> None:
-        """End it at once, without a word."""
         process.kill()
         process.wait(DEADLINE_S)
 
@@ -140,7 +136,6 @@ class Hosts(Parts):
             self.trainers.append(self.start(sys.executable, SIMULATED, *about))
 
     def train_again(self, *numbers: int) -> None:
-        """Kill the job's ranks, and start them again on these hosts."""
         for trainer in self.trainers:
             self.kill(trainer)
         self.trainers.clear()

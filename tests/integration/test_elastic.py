@@ -51,13 +51,6 @@ class Job:
         }
         (directory / "elastic.yaml").write_text(POLICY, encoding="utf-8")
 
-    def go_on(self, run):
-        """Start it again, after it has ended, as a run of its own."""
-        for name in ("release", "started", *(path.name for path in self.directory.glob("slow-*"))):
-            (self.directory / name).unlink()
-        self.run, self.running = self.directory / run, {}
-        self.start(A, B)
-
     def start(self, *numbers):
         for number in numbers:
             address, head = self.hosts.addresses[number], self.hosts.addresses[self.head]
@@ -118,7 +111,6 @@ class Job:
         return next(reversed(self.captures))
 
     def ended(self, capture_id):
-        """Wait until a capture has ended: how, and why."""
         wait_until(lambda: self.captures[capture_id][-1].state in ENDED)
         return self.captures[capture_id][-1].state, self.captures[capture_id][-1].detail
 
@@ -207,19 +199,6 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         job.end()
         assert_captured(job, start, 1, "node-b", "forward")
         assert_never_mixed(job, start)
-        # WHEN the job goes on from its checkpoint, under its name, and another rank is slow
-        checkpoint = int((tmp_path / "checkpoint").read_text())
-        before, faulty = job.run, captures(job.run)
-        job.go_on("again")
-        job.judged(0, more=2)
-        job.say("slow-node-a", "data 0.05")
-        wait_until(lambda: captures(job.run))
-        job.end()
-        # THEN that is a run of its own, with the job's own numbers of its steps
-        assert_captured(job, start, 0, "node-a", "data")
-        assert_never_mixed(job, start)
-        assert min(one["first_step"] for one in job.windows) == checkpoint + WARMUP_STEPS > 2 * WARMUP_STEPS
-        assert captures(before) == faulty
 
 
 def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environment, start):

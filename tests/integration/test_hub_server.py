@@ -31,12 +31,18 @@ def refused(port, credentials, why):
         pass
 
 
-def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path):
+@pytest.mark.parametrize("secret", [None, "s3cret-of-all-hosts\n"], ids=["a password", "a token"])
+def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
+    file = tmp_path / "secret"
+    if secret is not None:
+        file.write_text(secret)
     (tmp_path / "wrong").write_text("sftriage:wrong")
+    (tmp_path / "another").write_text("another")
     with own_hub(tmp_path) as (_, port):
-        with connection(port, tmp_path / "secret") as hub:
+        with connection(port, file) as hub:
             assert hub.connected_s is not None
-        refused(port, tmp_path / "wrong", r"refuses the credentials in .*wrong")
+        for wrong in ("wrong", "another"):
+            refused(port, tmp_path / wrong, rf"refuses the credentials in .*{wrong}")
         refused(port, None, "without credentials: give --creds")
         # AND what it keeps is its owner's alone
         assert (tmp_path / "nats").stat().st_mode & 0o077 == 0
@@ -58,15 +64,6 @@ def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherw
         assert hub.unreachable() == f"the hub at nats://127.0.0.1:{port} refuses the credentials in {wrong}."
 
 
-def test_a_token_will_do_for_a_password(tmp_path):
-    (tmp_path / "token").write_text("s3cret-of-all-hosts\n")
-    (tmp_path / "wrong").write_text("another")
-    with own_hub(tmp_path, tmp_path / "token") as (_, port):
-        with connection(port, tmp_path / "token") as hub:
-            assert hub.connected_s is not None
-        refused(port, tmp_path / "wrong", "refuses the credentials")
-
-
 def test_a_port_that_is_taken_is_said(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -83,7 +80,6 @@ def not_started(port, directory, why):
 
 
 def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(tmp_path, monkeypatch):
-    """GIVEN a job's hub WHEN a second one of that name starts on its port THEN it is refused, and leaves no trace."""
     monkeypatch.chdir(tmp_path)
     options = HubOptions("job", hub=f"127.0.0.1:{free_port()}")
     server = start_hub(options, options.secret.with_name("job"))
@@ -98,7 +94,6 @@ def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(
 
 
 def test_two_jobs_of_a_name_on_ports_of_their_own_have_passwords_of_their_own(tmp_path, monkeypatch):
-    """GIVEN two jobs of one name in a directory, each with a port WHEN one ends THEN the other's hosts get in still."""
     monkeypatch.chdir(tmp_path)
     first, second = (HubOptions("job", hub=f"127.0.0.1:{free_port()}") for _ in range(2))
     with contextlib.ExitStack() as held:

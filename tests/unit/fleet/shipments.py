@@ -30,19 +30,16 @@ def steps(ranks, first, count, schema=SCHEMA, first_seq=None) -> StepArrays:
 
 
 def rows(ranks=(0, 1), first=0, count=3, *, generation=0, world_size=4, **more) -> Rows:
-    """Rows of some ranks."""
     located = {rank: RankLocation("node-a") for rank in ranks}
     return Rows(generation, SCHEMA, world_size, located, steps(ranks, first, count), **more)
 
 
 def block(ranks=(0, 1), first=0, count=3, *, attempt=0, **more) -> Block:
-    """Rows, and their rings."""
     infos = {rank: info(rank, attempt=attempt) for rank in ranks}
     return Block(infos, rows(ranks, first, count, generation=attempt, **more))
 
 
 def status(ranks=(0, 1), attempt=0, **changes) -> JobStatus:
-    """What some ranks are doing."""
     about = {"stage": "backward", "stage_age_ns": 5, "step": 7, "step_age_ns": 9, "published": 7, "closed": False}
     about |= {"alive": True, **changes}
     return status_of(SCHEMA, 4, [RankStatus(rank=rank, host="node-a", **about) for rank in ranks], attempt)
@@ -54,5 +51,4 @@ def group(here=(), *, ranks=(0, 1, 2, 3), name="ranks-0.abcd", value=0, request=
 
 
 def shipment(*blocks, **more) -> Shipment:
-    """What one agent ships."""
     return Shipment("node-a", "boot-a", "process-1", blocks, **more)

@@ -29,7 +29,6 @@ class Job:
         return self.generations.take(f"{host}:", CLOCKS_S[host], some, ones)
 
     def step(self, host, ranks, first_s, began_s, last_s=0.0, start=0, world_size=4):
-        """A host tells of steps."""
         stepping = [one(host, process(host, rank, began_s, start, world_size)) for rank in ranks]
         return self.generations.stepped(stepping, lambda: (EPOCH_S + first_s, EPOCH_S + last_s))
 

@@ -138,8 +138,6 @@ AWAY = "the hub cannot be reached: is its host up?"
 
 
 class Said:
-    """A roll call, and the time."""
-
     def __init__(self) -> None:
         self._call, self.now_s = RollCall(), 100.0
 
@@ -200,7 +198,6 @@ class Told:
         self.begin()
 
     def begin(self):
-        """A controller begins."""
         self.groups = Groups(lambda agent: agent not in self.gone, lambda agent: agent in self.silent)
 
     def says(self, host, *parts):

@@ -1,6 +1,7 @@
 """Names on the hub, and what lets us in."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,39 +32,29 @@ def test_jobs_share_no_subject_and_no_bucket():
     assert "*" not in other.up("a")
 
 
+SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("user:pass:word\n", {"user": "user", "password": "pass:word"}),
         ("token\n", {"token": "token"}),
         ("", {}),
+        (f"{SEED}\n", {"nkeys_seed_str": SEED}),
+        ("-----BEGIN NATS USER JWT-----\n...", {"user_credentials": "creds"}),
     ],
 )
-def test_what_lets_us_in_is_read_from_a_file(tmp_path, text, found):
-    file = tmp_path / "creds"
-    file.write_text(text)
-    assert HubAddress("nats://a:1,nats://b:2", file).options() == {"servers": ["nats://a:1", "nats://b:2"]} | found
-
-
-def test_credentials_that_nsc_makes_are_left_to_the_client(tmp_path):
-    file = tmp_path / "creds"
-    file.write_text("-----BEGIN NATS USER JWT-----\n...")
-    assert HubAddress("nats://a", file).options()["user_credentials"] == str(file)
-    with pytest.raises(UsageError, match="elsewhere"):
-        HubAddress("nats://a", file.with_name("elsewhere")).options()
-
-
-SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
-
-
-def test_the_seed_of_an_nkey_lets_us_in_where_there_is_what_reads_it(tmp_path, monkeypatch):
-    file = tmp_path / "job.nk"
-    file.write_text(f"{SEED}\n")
+def test_what_lets_us_in_is_read_from_a_file(tmp_path, monkeypatch, text, found):
+    monkeypatch.chdir(tmp_path)
+    (file := Path("creds")).write_text(text)
     monkeypatch.setattr(hub, "find_spec", lambda name: name)
-    assert HubAddress("nats://a", file).options()["nkeys_seed_str"] == SEED
-    monkeypatch.setattr(hub, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"job\.nk is of an nkey, which takes: pip install nkeys"):
-        HubAddress("nats://a", file).options()
+    assert HubAddress("nats://a:1,nats://b:2", file).options() == {"servers": ["nats://a:1", "nats://b:2"]} | found
+    # AND of an nkey, what reads it has to be installed
+    if text not in ("", "token\n", "user:pass:word\n"):
+        monkeypatch.setattr(hub, "find_spec", lambda name: None)
+        with pytest.raises(UsageError, match=r"creds is of an nkey, which takes: pip install nkeys"):
+            HubAddress("nats://a", file).options()
 
 
 def test_of_a_directory_of_credentials_each_takes_its_own(tmp_path):

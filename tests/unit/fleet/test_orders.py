@@ -20,8 +20,6 @@ HOSTS = {"node-a": False, "node-b": False}
 
 
 class Nowhere:
-    """A hub that nothing is written to."""
-
     def start(self, what):
         what.close()
 
@@ -51,11 +49,9 @@ class Asked(CaptureOrders):
         )
 
     def ordered(self, agent):
-        """What is to be written of an agent."""
         return [one.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
 
     def says(self, state, detail="", agent="node-b", capture_id="c-1", rank=3):
-        """The host says so."""
         message = AgentMessage(agent, 1, "")
         self.heard(Report(CaptureResult(capture_id, rank, state, detail)), message)
         return message

@@ -17,8 +17,6 @@ from tests.unit.fleet.test_orders import WANTED
 
 
 class Nowhere:
-    """A hub that nothing is sent to."""
-
     connected_s = 0.0
 
     def start(self, what):

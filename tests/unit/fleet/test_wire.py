@@ -65,7 +65,6 @@ GROUPS = (
 
 @st.composite
 def step_arrays(draw, schema, ranks):
-    """Any steps that there can be."""
     count = draw(st.integers(0, 6))
     slots_BW = np.zeros((count, slot_words(schema)), dtype=np.int64)
     columns = {SEQ: (1, 2**62 - 1), STEP: (-(2**61), 2**61), START: (0, 2**62 - 1), 3: (0, 2**55)}
@@ -85,7 +84,6 @@ def step_arrays(draw, schema, ranks):
 
 @st.composite
 def shipments(draw):
-    """Anything that an agent may tell."""
     blocks = []
     for attempt in range(draw(st.integers(0, 2))):
         names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True))
@@ -116,41 +114,21 @@ def shipments(draw):
     )
 
 
-def same_steps(one, other):
-    if one is None or other is None:
-        return one is other
-    np.testing.assert_array_equal(one.slots_BW, other.slots_BW)
-    np.testing.assert_array_equal(one.rank_B, other.rank_B)
-    if one.counted_BC is None or other.counted_BC is None:
-        return one.counted_BC is other.counted_BC
-    np.testing.assert_array_equal(one.counted_BC, other.counted_BC)
-    return True
-
-
-def listed(switches):
-    """Groups, with their ranks as they are, and not as they cross."""
-    return switches and [dataclasses.replace(one, ranks=[*one.ranks], here=[*one.here]) for one in switches]
-
-
-def assert_same(one: Shipment, other: Shipment):
-    assert listed(one.switches) == listed(other.switches)
-    plain = [dataclasses.replace(each, blocks=(), status=None, switches=None) for each in (one, other)]
-    doing = [each.status and (each.status.schema, each.status.attempt, each.status.ranks) for each in (one, other)]
-    assert doing[0] == doing[1]
-    for field in dataclasses.fields(Shipment):
-        assert getattr(plain[0], field.name) == getattr(plain[1], field.name)
-    for mine, its in zip(one.blocks, other.blocks, strict=True):
-        assert mine.infos == its.infos
-        assert same_steps(mine.rows.steps, its.rows.steps)
-        assert same_steps(mine.rows.device_steps, its.rows.device_steps)
-        rest = [dataclasses.replace(each.rows, steps=None, device_steps=None) for each in (mine, its)]
-        assert all(getattr(rest[0], f.name) == getattr(rest[1], f.name) for f in dataclasses.fields(Rows))
+def comparable(value):
+    """A message as dicts and lists, with the groups' ranks one by one."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: comparable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: comparable(one) for name, one in value.items()}
+    return [comparable(one) for one in value] if isinstance(value, tuple | list | range) else value
 
 
 @settings(max_examples=25)
 @given(sent=shipments())
 def test_what_an_agent_tells_arrives_as_it_was(sent):
-    assert_same(decode_shipment(encode(sent)), sent)
+    np.testing.assert_equal(comparable(decode_shipment(encode(sent))), comparable(sent))
 
 
 REQUEST = CaptureRequest("c-1", 1, "nsys", 2, 1, 20.0, 1 << 20, {"trace": ["cuda"], "deep": True}, labels={"a": "b"})
@@ -237,7 +215,6 @@ HOSTILE = st.one_of(
 
 
 def places(value, here=()):
-    """The way to every value in a message."""
     yield here
     if isinstance(value, dict | list):
         for name in list(value) if isinstance(value, dict) else range(len(value)):
@@ -245,7 +222,6 @@ def places(value, here=()):
 
 
 def with_value(message, way, value):
-    """A message with another value somewhere."""
     if not way:
         return value
     changed = copy.deepcopy(message)
@@ -299,7 +275,6 @@ def check(found):
 
 
 def decoded(decode, data):
-    """What a message says, or why it is refused."""
     try:
         return decode(data), ""
     except WireError as error:
@@ -321,13 +296,6 @@ def test_any_value_in_any_place_is_refused_or_harmless(decode, values):
     assert why.isprintable()
     if decode in (decode_shipment, decode_findings):
         check(found)
-
-
-def test_what_is_hostile_is_found_by_this():
-    with pytest.raises(AssertionError):
-        check(GpuFindings(1.0, ("\x1b[31m",)))
-    with pytest.raises(AssertionError):
-        check(Report(dataclasses.replace(RESULT, timings_s={"run": float("nan")})))
 
 
 def deep(levels):
