@@ -72,7 +72,6 @@ def captured(capture_id: str = "c-1", content: bytes = CONTENT, **about: object)
 
 
 def keep(objects: Objects, manifest: Manifest, content: bytes = CONTENT) -> Manifest:
-    """Put a capture where it belongs."""
     store = run_of(objects, manifest.job, manifest.run)
     store.put_artefact(manifest.capture_id, manifest.artefacts[0], content)
     store.put_manifest(manifest)

@@ -43,7 +43,6 @@ SPANS = _spans(st.integers(0, 5)) | _spans(st.integers(LAST - 3, LAST))
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    """Any manifest."""
     (first, last), size_bytes = draw(SPANS), draw(st.integers(0, LAST))
     artefact = Artefact(name="t", role="trace", media_type="x", size_bytes=size_bytes, sha256="ab" * 32)
     drawn = {"stage": draw(STAGES), "window": draw(SPANS), "rule": draw(RULES), "profiler": draw(PROFILERS)}
@@ -87,7 +86,6 @@ def questions() -> st.SearchStrategy[CaptureQuery]:
 
 
 def meets(manifest: Manifest, wanted: CaptureQuery) -> bool:
-    """Whether a manifest is one that is wanted."""
     trigger, capture = manifest.trigger, manifest.capture
     known = dict(trigger) | dict(capture) | dict(manifest)
     known["reproduced"] = manifest.reproduced and manifest.reproduced.answer

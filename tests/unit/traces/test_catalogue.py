@@ -160,7 +160,6 @@ def test_whatever_bytes_are_in_the_database_nothing_else_is_raised(catalogue, st
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_answer_comes_back_whatever_happens_to_the_database(damage, catalogue, store, path):
-    """GIVEN a database deleted, damaged or replaced THEN open catalogues and new ones answer as before."""
     before = answers(catalogue)
     DAMAGE[damage](path)
     assert answers(catalogue) == before
@@ -263,7 +262,6 @@ def ask(path: Path, root: Path) -> None:
 
 
 def test_many_processes_rebuild_at_once(catalogue, path):
-    """GIVEN no database and six processes that ask THEN each has every answer."""
     path.unlink()
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=ask, args=(path, path.parent)) for _ in range(6)]

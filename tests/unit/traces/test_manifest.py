@@ -10,7 +10,6 @@ from tests.unit.conftest import SOME
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:
-    """The manifest's JSON with one value replaced."""
     document = json.loads(manifest.to_json())
     *holders, last = path.split(".")
     place = document

@@ -78,7 +78,6 @@ def copied(text: bytes) -> dict[str, Any]:
 
 
 def event_at(text: bytes, number: int) -> int:
-    """At which byte an event begins."""
     return text.rindex(b'{\n    "ph"', 0, text.index(b'"ts": %d.' % number))
 
 

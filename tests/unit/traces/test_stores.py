@@ -233,7 +233,6 @@ def test_a_store_that_is_not_there_is_empty(store, tmp_path):
 
 
 def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, put, tmp_path):
-    """GIVEN a hostile or broken directory of every kind THEN the good capture is listed and each bad one is named."""
     put("good")
     captures = stored(store, "good").parents[1]
     good = captures / "good"
@@ -311,42 +310,13 @@ def limits(age_days, mib):
     return RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
 
 
-THREE = [(3, 40), (2, 40), (1, 40)]
-
-
-@pytest.mark.parametrize(
-    ("captures", "age_days", "mib", "gone"),
-    [
-        ([(1, 10), (20, 10)], None, None, ""),
-        # By age: older than it, and not as old.
-        ([(1, 10), (15, 10), (14, 10)], 14, None, "b"),
-        ([(15, 10, "pinned"), (16, 10)], 14, None, "b"),
-        # By size: the oldest, until the rest fits.
-        (THREE, None, 100, "a"),
-        (THREE, None, 79, "ab"),
-        (THREE[::-1], None, 79, "cb"),
-        (THREE, None, 120, ""),
-        # What is pinned stays, and its bytes count.
-        ([(3, 40, "pinned"), (2, 40), (1, 40)], None, 80, "b"),
-        ([(3, 90, "pinned"), (2, 40), (1, 40)], None, 80, "bc"),
-        # One that is larger than everything may be.
-        ([(1, 200)], None, 100, "a"),
-        # Both: what is too old goes first, and counts no more.
-        ([(20, 40), (2, 40), (1, 40)], 14, 80, "a"),
-        ([(20, 40), (2, 40), (1, 40)], 14, 79, "ab"),
-    ],
-)
-def test_what_goes(captures, age_days, mib, gone):
-    assert [one.capture_id for one in expired(kept(*captures), limits(age_days, mib), NOW_S)] == list(gone)
-
-
 @given(
     captures=st.lists(
-        st.tuples(st.floats(0, 50), st.integers(0, 100), st.booleans()).map(lambda one: one[:2] + ("pinned",) * one[2]),
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()).map(lambda one: one[:2] + ("pinned",) * one[2]),
         max_size=8,
     ),
-    age_days=st.none() | st.floats(0, 50),
-    mib=st.none() | st.integers(0, 300),
+    age_days=st.none() | st.integers(0, 9),
+    mib=st.none() | st.integers(0, 30),
 )
 def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, age_days, mib):
     found = kept(*captures)
@@ -359,7 +329,9 @@ def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, 
     assert age_days is None or all(NOW_S - one.created_s <= retention.age_s for one in free)
     total = sum(one.size_bytes for one in stays)
     assert mib is None or total <= retention.max_bytes or not free
-    # AND the newest that went for its size had to: with it, there would be too much
+    # AND the oldest went first, and the last of them had to: with it, there would be too much
+    assert list(gone) == sorted(gone, key=lambda one: one.created_s)
+    assert all(one.created_s <= other.created_s for one in gone for other in free)
     for one in gone[-1:]:
         too_old = age_days is not None and NOW_S - one.created_s > retention.age_s
         assert too_old or total + one.size_bytes > retention.max_bytes

@@ -27,7 +27,6 @@ def objects() -> FaultyObjects:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The run directory of `store`."""
     return tmp_path / "run"
 
 
@@ -40,7 +39,6 @@ def upload_of(root, capture_id="c-1") -> Upload | None:
 
 
 def waited(sender, until: str) -> UploadProgress:
-    """Its progress, once it is so."""
     standing = sender.standing
     while not getattr(standing, until):
         standing = sender.wait(standing, 10.0)
@@ -379,11 +377,3 @@ def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
     assert upload_of(root) is None
     uploader(root, objects).turn()
     assert len(there(objects)) == 1
-
-
-def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store, put, root):
-    put("c-1")
-    (root / "captures" / "c-1" / "trace.json.gz").unlink()
-    LocalStore(root).note_upload("c-1", Upload(url=URL, state="stored"))
-    with pytest.raises(IntegrityError):
-        store.manifest("c-1")
