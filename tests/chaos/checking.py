@@ -67,8 +67,6 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A rank is slow in a stage, from one step to another."""
-
     first_step: int
     last_step: int
     rank: int
@@ -246,7 +244,6 @@ def here_of(run: Path, attempt: int, n_steps: int) -> NDArray[np.bool_]:
 
 
 def _skipped(log: LogFiles) -> int:
-    """Slots of a log that come twice, or are damaged."""
     reader = LogReader(*log.segments)
     while len(reader.read()):
         pass

@@ -38,7 +38,6 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
 
 
 def broken() -> None:
-    """Break all connections."""
     for writer in WRITERS:
         writer.transport.abort()
 

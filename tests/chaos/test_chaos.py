@@ -18,8 +18,7 @@ LONGEST_S = 30.0
 def test_each_fault_ends_as_one_decision_with_one_outcome(tmp_path, environment, seed, request):
     seconds = request.config.getoption("--seconds")
     some = actions(seed, last_s=seconds, every_s=4.0, longest_s=LONGEST_S)
-    played = play(tmp_path, environment, some, seed)
-    outcome = played.outcome
+    outcome, text = play(tmp_path, environment, some, seed)
     found = {
         "seed": seed,
         "actions": len(some),
@@ -29,4 +28,4 @@ def test_each_fault_ends_as_one_decision_with_one_outcome(tmp_path, environment,
         "taken_over": outcome.taken_over,
     }
     sys.stdout.write(f"\n  {json.dumps(found)}")
-    assert not outcome.problems, f"--seed {seed} --seconds {seconds}\n{played.text}"
+    assert not outcome.problems, f"--seed {seed} --seconds {seconds}\n{text}"

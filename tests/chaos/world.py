@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sftriage.errors import RingError
@@ -57,7 +57,6 @@ class ApartHosts(Hosts):
         ]
 
     def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
-        """Start a command on a host; what it says goes into a file."""
         if self.wall_apart_s[number]:
             apart = {"WALL_APART_S": str(self.wall_apart_s[number]), "LD_PRELOAD": str(self._clock)}
             environment = {**environment, **apart}
@@ -105,7 +104,6 @@ class SlowLink:
         partial.rename(self._control)
 
     def drop(self) -> None:
-        """Break all connections, with all that is on its way."""
         self.process.send_signal(signal.SIGUSR1)
 
 
@@ -187,7 +185,6 @@ class Part:
                 self.process, self._noted, self.started_s = self._start(), False, time.monotonic()
 
     def hold(self) -> None:
-        """Start it no more."""
         with self._lock:
             self._held = True
 
@@ -199,17 +196,6 @@ class Start:
     begin_s: float
     faults: tuple[Fault, ...]
     pids: frozenset[int]
-
-
-@dataclass(slots=True)
-class Log:
-    """What was done, and when: seconds since the begin."""
-
-    begin_s: float = field(default_factory=time.monotonic)
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, what: object) -> None:
-        self.lines.append(f"{time.monotonic() - self.begin_s:6.1f} s  {what}")
 
 
 class World:
@@ -227,7 +213,7 @@ class World:
         for number in range(2):
             (directory / f"rings-{number}").mkdir()
             self.host(number).joinpath("rings").symlink_to(directory / f"rings-{number}")
-        self.log, self.starts = Log(), list[Start]()
+        self.begin_s, self.log, self.starts = time.monotonic(), list[str](), list[Start]()
         self.links = [SlowLink(hosts, number, LINK_PORT, HUB_PORT, directory) for number in range(2)]
         self.hub = Part("hub", self._hub)
         self.controller = Part("controller", self._controller)
@@ -240,12 +226,13 @@ class World:
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor")
         self._supervisor.start()
 
+    def note(self, what: object) -> None:
+        self.log.append(f"{time.monotonic() - self.begin_s:6.1f} s  {what}")
+
     def host(self, number: int) -> Path:
-        """What is a host's own."""
         return self.directory / f"host-{number}"
 
     def train(self) -> None:
-        """Start the trainers, where there are none."""
         if any(one.poll() is None for one in self.trainers):
             return
         begin_s = time.time() + BEGIN_IN_S
@@ -258,12 +245,11 @@ class World:
         self.starts.append(Start(begin_s, slow, frozenset(one.pid for one in self.trainers)))
 
     def step(self) -> int:
-        """The step that the job is in."""
         return max(0, int((time.time() - self.starts[-1].begin_s) / STEP_S))
 
     def act(self, action: Action) -> Callable[[], None] | None:
         """Do what befalls the job; what mends it, if it is not mended by itself."""
-        self.log.say(action)
+        self.note(action)
         host, for_s = action.host, action.for_s
         agent = self.agents[host]
         parts = {"agent": agent, "controller": self.controller, "hub": self.hub}
@@ -318,7 +304,6 @@ class World:
         return said.read_text()[before:]
 
     def settle(self) -> None:
-        """Wait until all that was to be killed has been."""
         for thread in self._waiting:
             thread.join()
 
@@ -331,7 +316,7 @@ class World:
         self.last_step = last_step
         for trainer in self.trainers:
             assert trainer.wait(DEADLINE_S) == 0
-        self.log.say(f"the trainers have ended after step {last_step}")
+        self.note(f"the trainers have ended after step {last_step}")
         for agent in self.agents:
             # (one that is ended before it has begun has told nobody that the job is over)
             wait_until(lambda agent=agent: agent.process.poll() is None and time.monotonic() > agent.started_s + UP_S)
@@ -339,9 +324,9 @@ class World:
             agent.process.terminate()
         for agent in self.agents:
             agent.process.wait(DEADLINE_S)
-        self.log.say("the agents have ended")
+        self.note("the agents have ended")
         wait_until(lambda: self.controller.ends[-1:] == [0], 120.0)
-        self.log.say("the controller has ended")
+        self.note("the controller has ended")
 
     def close(self) -> None:
         self._ending.set()
@@ -358,7 +343,6 @@ class World:
 
     @property
     def said(self) -> str:
-        """What all parts have said."""
         return "".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("said-*")))
 
     @property
@@ -414,7 +398,7 @@ class World:
             while seen() == before and time.monotonic() < deadline_s and not self._ending.is_set():
                 time.sleep(0.001)
             time.sleep(for_s / 20)
-            self.log.say(f"{part.name} is killed now")
+            self.note(f"{part.name} is killed now")
             part.kill(for_s)
 
         self._waiting.append(threading.Thread(target=wait))
@@ -431,7 +415,6 @@ class World:
 
 
 def _size(path: Path) -> int:
-    """How large a file is, if it is there."""
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
@@ -443,51 +426,35 @@ LOSES = ("lose hub's store",)
 """What the hub had is lost by it, and steps with it."""
 
 
-@dataclass(slots=True)
-class Round:
-    """What was done, and what was found."""
-
-    actions: Sequence[Action]
-    outcome: Outcome = field(default_factory=Outcome)
-    log: Sequence[str] = ()
-    said: str = ""
-
-    @property
-    def text(self) -> str:
-        return "\n".join([*self.outcome.problems, "", *self.log, "", self.said])
-
-
-def play(directory: Path, environment: dict[str, str], actions: Sequence[Action], seed: int) -> Round:
-    """Let a job run on two hosts while the actions befall it, and end; what became of it."""
-    played = Round(actions)
+def play(directory: Path, environment: dict[str, str], actions: Sequence[Action], seed: int) -> tuple[Outcome, str]:
+    """Let a job run on two hosts while the actions befall it, and end; return its outcome, and all that was printed."""
+    outcome = Outcome()
     with contextlib.ExitStack() as held:
         hosts = held.enter_context(apart_hosts(directory))
         (directory / "run").parent.mkdir(parents=True, exist_ok=True)
         sizes = {"run": "96m", "host-0": "48m", "host-1": "48m"}
         disks = {name: held.enter_context(small_disk(directory / name, size, 20_000)) for name, size in sizes.items()}
         world = held.enter_context(contextlib.closing(World(directory, environment, hosts, disks, seed)))
-        played.log = world.log.lines
         try:
             _befall(world, actions)
             _catch_up(world)
             world.end()
             streams = world.at_hub("streams").split()
-            played.outcome = checked(
+            outcome = checked(
                 world.run,
                 {start.pids: start.faults for start in world.starts},
                 SHAPE,
                 lossless=not any(one.kind in LOSES for one in actions),
             )
             if streams != ["KV_sft_job_lease"]:
-                played.outcome.problems.append(f"left on the hub: {streams}")
-            played.outcome.problems += _left(world)
+                outcome.problems.append(f"left on the hub: {streams}")
+            outcome.problems += _left(world)
         except AssertionError as error:
-            played.outcome.problems.append(f"it did not end well: {error}")
-        played.said = world.said
-        if played.outcome.problems:
+            outcome.problems.append(f"it did not end well: {error}")
+        if outcome.problems:
             # (the disk that it is on goes)
             shutil.copytree(world.run, directory / "failed", dirs_exist_ok=True)
-    return played
+        return outcome, "\n".join([*outcome.problems, "", *world.log, "", world.said])
 
 
 def _befall(world: World, actions: Sequence[Action]) -> None:
@@ -507,7 +474,7 @@ def _befall(world: World, actions: Sequence[Action]) -> None:
             continue
         _, number, mend = mending.pop(0)
         mend()
-        world.log.say(f"mended: {actions[number].kind}")
+        world.note(f"mended: {actions[number].kind}")
 
 
 def _catch_up(world: World) -> None:
@@ -526,9 +493,9 @@ def _catch_up(world: World) -> None:
         newest = max((attempt for attempt, pid in found.items() if pid in pids), default=None)
         return any(one["attempt"] == newest and one["last_step"] >= wanted for one in verdicts(world.run))
 
-    world.log.say("all is mended")
+    world.note("all is mended")
     wait_until(judged, CATCH_UP_S)
-    world.log.say("it has caught up")
+    world.note("it has caught up")
 
 
 def _left(world: World) -> list[str]:

@@ -15,7 +15,6 @@ BOTH = ("10.97.0.1", "10.97.0.2")
 
 
 def ip(*arguments: object) -> None:
-    """Configure the network."""
     subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, text=True)
 
 
@@ -51,7 +50,6 @@ class Hosts:
 
     @staticmethod
     def host(name: str) -> str:
-        """What a host calls itself."""
         return f"node-{name[-1]}"
 
     @contextlib.contextmanager
@@ -68,11 +66,9 @@ class Hosts:
             ip("link", "del", here)
 
     def memory(self, number: int) -> Path:
-        """What is in a host's memory."""
         return Path(f"/proc/{self.inits[number].pid}/root/dev/shm")
 
     def cut(self, whole: bool) -> None:
-        """Cut the second host off, or mend that."""
         ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
 
     def torchrun(
@@ -108,7 +104,6 @@ class Hosts:
         return [str(word) for word in words]
 
     def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
-        """Start a command on a host; what it says goes into a file."""
         environment = {"NODE_RANK": str(number), **environment, "GLOO_SOCKET_IFNAME": DEVICE}
         with said.open("ab") as file:
             process = subprocess.Popen(
@@ -157,5 +152,4 @@ def hosts_of(number: int) -> Iterator[Hosts]:
 
 
 def two_hosts() -> contextlib.AbstractContextManager[Hosts]:
-    """Two of them."""
     return hosts_of(2)

@@ -72,7 +72,6 @@ class Postgres:
         )
 
     def start(self) -> None:
-        """Start the server; once it answers."""
         command = [str(binaries() / "postgres"), "-D", self._data, "-k", str(self.folder), "-p", str(self.port)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "shared_buffers=16MB"]
         with (self.folder / "log").open("ab") as log:
@@ -102,14 +101,12 @@ class Postgres:
         return f"postgresql+psycopg://{USER}@:{self.port}/{name}?host={self.folder}"
 
     def drop(self, url: str) -> None:
-        """Drop a database and all that is in it."""
         name = url.rpartition("?")[0].rpartition("/")[2]
         where = ["-h", str(self.folder), "-p", str(self.port), "-U", USER]
         self._run("dropdb", "--force", *where, name)
         self._run("createdb", *where, name)
 
     def close(self) -> None:
-        """End the server, and remove its folder."""
         if self.process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder)

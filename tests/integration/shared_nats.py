@@ -72,14 +72,12 @@ class OwnersNats:
         self.log, self.configuration = directory / "server.log", directory / "server.conf"
 
     def begin(self) -> None:
-        """Start it, and wait until it is ready."""
         with self.log.open("wb") as log:
             command = [nats_server(), "-c", str(self.configuration)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.says(b"Server is ready")
 
     def says(self, what: bytes) -> None:
-        """Wait until it has said something."""
         wait_until(lambda: what in self.log.read_bytes() or self.process.poll() is not None, 60.0)
         assert self.process.poll() is None, self.log.read_text()
 
@@ -117,7 +115,6 @@ class SharedNats(OwnersNats):
         self.configuration.write_text(text, encoding="utf-8")
 
     def creds(self, job: str, who: str = "") -> Path:
-        """The directory with a job's keys, of which each part takes its own."""
         return self.directory / f"keys-{job}"
 
 
@@ -146,8 +143,6 @@ ROOM = {"disk_storage": 8 << 30, "mem_storage": 0, "wildcards": True}
 
 
 class Key:
-    """A key of an operator, an account or a user."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.seed = nkeys.encode_seed(os.urandom(32), getattr(nkeys, f"PREFIX_BYTE_{kind.upper()}")).decode()
@@ -155,7 +150,6 @@ class Key:
         self.public = self._pair.public_key.decode()
 
     def signed(self, whose: "Key", **claims: Any) -> str:
-        """A token that says what another key may do."""
         now_s = int(time.time())
         about = {"jti": whose.public, "iat": now_s, "iss": self.public, "name": whose.kind, "sub": whose.public}
         about["nats"] = {"type": whose.kind, "version": 2, **claims}
@@ -189,7 +183,6 @@ class JwtNats(OwnersNats):
         self.begin()
 
     def creds(self, job: str, who: str) -> Path:
-        """The credentials of one part of a job."""
         return self.directory / f"{job}-{who}.creds"
 
     @staticmethod

@@ -59,15 +59,9 @@ exec "$@"
 
 
 class Cluster:
-    """A cluster that is up.
-
-    Attributes:
-        apart: a directory that every node has for itself.
-    """
-
     def __init__(self, hosts: Hosts, place: Path, environment: dict[str, str]) -> None:
         self._hosts, self._place = hosts, place
-        self.apart = place / "apart"
+        self.apart = place / "apart"  # a directory that each node has for itself
         self.environment = {**environment, "SLURM_CONF": str(place / "slurm.conf"), "GLOO_SOCKET_IFNAME": DEVICE}
         # (nothing of a cluster that the tests themselves run on)
         for name in [one for one in self.environment if one.startswith("SLURM_") and one != "SLURM_CONF"]:
@@ -89,7 +83,6 @@ class Cluster:
         self._nodes: list[subprocess.Popen] = []
 
     def begin(self) -> None:
-        """Start the daemons."""
         place = self._place
         files = [f"--{one}-file={place}/munge.{one}" for one in ("key", "pid", "log", "seed")]
         self._daemon(0, "munged", "--foreground", "--force", f"--socket={place}/munge.socket", *files)
@@ -113,20 +106,17 @@ class Cluster:
         return [*map(str, node), *map(str, command)]
 
     def run(self, number: int, *command: object, cwd: Path = Path("/")) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node to its end."""
         inside = self.on(number, *command, cwd=cwd)
         return subprocess.run(
             inside, env=self.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
 
     def submit(self, script: Path, *options: object, cwd: Path) -> str:
-        """Submit a batch script from node-a; the job's number."""
         done = self.run(0, "sbatch", "--parsable", *options, script, cwd=cwd)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def about(self, job: str) -> dict[str, str]:
-        """What SLURM says of a job."""
         shown = self.run(0, "scontrol", "show", "job", "-o", job).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 
@@ -146,7 +136,6 @@ class Cluster:
         return found
 
     def ended(self, job: str) -> bool:
-        """Whether a job has ended, and all that belongs to it."""
         return self.about(job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 
 

@@ -13,8 +13,8 @@ def test_whatever_befalls_its_parts_each_fault_ends_as_one_decision_with_one_out
     # GIVEN a job on two hosts whose clocks are apart, in which one rank after the other becomes slow
     # WHEN its parts are killed, cut off and starved
     some = actions(SEED, last_s=SECONDS, every_s=1.5, longest_s=3.0)
-    played = play(tmp_path, environment, some, SEED)
+    outcome, text = play(tmp_path, environment, some, SEED)
     # THEN what it has found is whole
-    assert not played.outcome.problems, f"seed {SEED}\n{played.text}"
+    assert not outcome.problems, f"seed {SEED}\n{text}"
     # AND there was something to be found
-    assert played.outcome.faults
+    assert outcome.faults

@@ -108,7 +108,6 @@ def test_a_trace_that_is_not_what_it_says_is_refused(hub, tmp_path, lie):
 
 
 def peak_bytes(pid):
-    """The most memory that a process has ever had."""
     (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM:")]
     return int(line.split()[1]) << 10
 
@@ -118,7 +117,6 @@ def test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on(tmp_path, envir
 
 
 def flooded(hosts, count):
-    """A job whose hub is flooded."""
     try:
         # GIVEN a job on two hosts that is judged
         hosts.judged(40)

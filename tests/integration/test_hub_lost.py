@@ -150,7 +150,6 @@ def told(tmp_path):
 
 
 def breaks(told):
-    """The connection breaks while the hub sends."""
     told.between.silent = True
     told.tell(5)
     wait_until(lambda: pending(told) == 0, 20.0)
@@ -299,8 +298,6 @@ def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatc
 
 
 def test_a_lease_that_is_let_go_while_it_is_renewed_is_free(told):
-    """GIVEN a renewal that is under way WHEN the lease is let go THEN nobody has it: the next one waits for nothing."""
-
     async def keys():
         renewal = asyncio.ensure_future(told.lease._renew())
         await asyncio.sleep(0)

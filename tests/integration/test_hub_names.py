@@ -35,7 +35,6 @@ class HostileHosts(Hosts):
 
     @property
     def place(self):
-        """Where everybody works."""
         return self.directory / "work" / "here"
 
     @property

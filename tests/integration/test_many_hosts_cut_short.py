@@ -36,18 +36,15 @@ def job(tmp_path, environment):
 
 
 def states(job):
-    """What was told of captures, in order."""
     return [one.result for one in read_journal(job.run / "decisions.jsonl") if isinstance(one, CaptureChanged)]
 
 
 def ask(job, start, profiler, steps=3):
-    """Somebody asks for a capture of the job's second rank."""
     options = ["--rank", RANK, "--profiler", profiler, "--steps", steps, "--reason", "a look", "--max-seconds", 60]
     return start("capture", "--run", job.run, *options)
 
 
 def in_the_middle(job, start, steps):
-    """One has begun, and takes a while."""
     before = len(states(job))
     asked = ask(job, start, "stacks", steps)
     wait_until(lambda: "running" in [one.state for one in states(job)[before:]], 60.0)
@@ -55,7 +52,6 @@ def in_the_middle(job, start, steps):
 
 
 def train(job):
-    """Start two ranks, and wait until they take steps."""
     launcher = job.start(*FORKED, 2, SLOW_DATA, job.release, 0.05)
     wait_until(lambda: (job.run / "decisions.jsonl").exists() and entries(job.run / "decisions.jsonl", "window"))
     return launcher

@@ -129,5 +129,4 @@ def test_a_job_that_starts_again_while_nobody_looks_is_known_for_that(hosts):
 
 
 def whole(run):
-    """Every step that is on record, as a window of its own."""
     return list(load_recording(run).windows(Shape(1, 1, 0)))

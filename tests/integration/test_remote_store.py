@@ -39,7 +39,6 @@ def moto():
 
 @pytest.fixture
 def server(moto):
-    """A server whose bucket is empty."""
     moto.clear()
     return moto
 

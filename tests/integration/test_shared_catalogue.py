@@ -70,7 +70,6 @@ def alive(processes) -> None:
 
 @pytest.fixture(scope="module")
 def server():
-    """A server, for these tests."""
     with closing(Postgres()) as server:
         yield server
 
@@ -90,8 +89,6 @@ def trace(tmp_path) -> Path:
 
 @pytest.fixture
 def store_of(tmp_path, trace):
-    """The store of a run, with captures in it."""
-
     def make(run: str, *capture_ids: str) -> LocalStore:
         store = LocalStore(tmp_path / run)
         for number, capture_id in enumerate(capture_ids):

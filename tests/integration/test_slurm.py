@@ -74,7 +74,6 @@ def mistaken(cluster, tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster):
-    """Submits scripts; their jobs end with the test."""
     jobs = []
 
     def submit(script, *options):
