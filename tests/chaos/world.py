@@ -71,15 +71,6 @@ class ApartHosts(Hosts):
         self.started.append(process)
         return process
 
-    def left(self) -> list[int]:
-        """Processes that are still there, beside those that hold the hosts."""
-        of_holders = {str(one.pid) for one in (*self.inits, *self._holders)} | {words[2] for words in self._inside}
-        found = set[str]()
-        for name in self.names:
-            found |= set(subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split())
-        left = [int(pid) for pid in found - of_holders]
-        return [pid for pid in left if _parent(pid) not in of_holders]
-
     def end(self) -> None:
         super().end()
         for holder in self._holders:
@@ -105,12 +96,6 @@ class SlowLink:
 
     def drop(self) -> None:
         self.process.send_signal(signal.SIGUSR1)
-
-
-def _parent(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    return ""
 
 
 @contextlib.contextmanager

@@ -66,18 +66,6 @@ def test_where_ranks_do_not_wait_for_each_other_one_may_begin_late():
     assert job.of("b", (2, 3), 600.0) == job.of("a", (0, 1), 0.0) == {0}
 
 
-def test_what_a_host_tells_late_of_an_earlier_start_is_of_that_time():
-    # GIVEN a job that has started again before one host was heard of
-    job = Job()
-    job.take("a", (0, 1), 0.0)
-    job.step("a", (0, 1), 2.0, began_s=0.0)
-    job.take("a", (0, 1), 60.0, start=1)
-    # WHEN that tells of both starts
-    job.take("b", (2, 3), 1.0)
-    job.take("b", (2, 3), 61.0, start=1)
-    assert (job.of("b", (2, 3), 1.0), job.of("b", (2, 3), 61.0, 1)) == ({0}, {1})
-
-
 def test_a_start_that_no_others_are_known_of_is_of_no_generation():
     # GIVEN a start that came to nothing between two generations, told of by one host long after
     job = Job()
