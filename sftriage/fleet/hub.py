@@ -82,11 +82,7 @@ class HubAddress:
         return replace(self, credentials=next((file for file in files if file.exists()), files[-1]))
 
     def options(self) -> dict[str, Any]:
-        """What the client is told.
-
-        Raises:
-            UsageError: a file cannot be read, or what it takes is not installed.
-        """
+        """The client's options; raises UsageError where a file cannot be read, or a library is not installed."""
         found: dict[str, Any] = {"servers": self.url.split(",")}
         if self.ca is not None or self.url.startswith("tls://"):
             try:
@@ -109,11 +105,7 @@ class HubAddress:
 
 
 def hosts_of(urls: str) -> list[tuple[str, int]]:
-    """The hosts and ports that are named by ``nats://HOST:PORT``, several with commas between them.
-
-    Raises:
-        UsageError: it is no such URL.
-    """
+    """The hosts and ports of ``nats://HOST:PORT``, several with commas between them; raises UsageError."""
     found = []
     for url in urls.split(","):
         parts = urlsplit(url.strip())
@@ -219,11 +211,7 @@ class Hub:
         return self._client
 
     def call(self, what: Coroutine[Any, Any, _Of], timeout_s: float) -> _Of:
-        """Have something done in the loop, and wait for what comes of it.
-
-        Raises:
-            HubError: it took too long; and whatever it raises.
-        """
+        """Run a coroutine in the loop, and wait for its result; raises HubError where that takes too long."""
         future = self.later(what)
         try:
             return future.result(timeout_s)
@@ -232,26 +220,22 @@ class Hub:
             raise HubError(self.unreachable()) from error
 
     def later(self, what: Coroutine[Any, Any, _Of]) -> Future[_Of]:
-        """Have something done in the loop; what comes of it."""
+        """Run a coroutine in the loop."""
         if self._thread is None:
             self._thread = start_thread("hub", self._loop.run_forever)
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
     def start(self, what: Coroutine[Any, Any, Any]) -> None:
-        """Have something done in the loop; what it raises is logged."""
+        """Run a coroutine in the loop, and log what it raises."""
         self.later(self._logged(what))
 
     def soon(self, what: Any, *arguments: Any) -> None:
-        """Have a function called in the loop."""
+        """Call a function in the loop."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(what, *arguments)
 
     async def connect(self) -> None:
-        """Connect; again and again, until it can be done.
-
-        Raises:
-            HubError: the hub does not let us in.
-        """
+        """Connect, and retry until that succeeds; raises HubError where the hub refuses the credentials."""
         while True:
             client = _steady_client()
             try:

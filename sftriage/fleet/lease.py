@@ -41,16 +41,10 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The right to lead a job, renewed by the hub's thread until it is lost or let go.
+    """The right to lead a job, renewed by the hub's thread until it is ``lost`` (why; "" while it is held) or let go.
 
-    Attributes:
-        run_id: of the run that leads.
-        epoch: a number that goes up from one holder to the next, also where the hub has lost all that it had.
-        lost: why it is held no longer; "" while it is.
-
-    Raises:
-        UsageError: another controller leads the job.
-        HubError: the hub cannot be asked.
+    ``run_id`` is that of the run that leads; ``epoch`` increases with each holder, even if the hub has lost its data.
+    Making one raises UsageError where another controller leads the job, HubError where the hub does not answer.
     """
 
     def __init__(self, hub: Hub, places: Subjects, leader: Leader) -> None:
@@ -156,11 +150,7 @@ def _leader(value: bytes | None) -> Leader | None:
 
 
 async def make_places(hub: Hub, places: Subjects, run_id: str) -> None:
-    """Make what a run has on the hub; what another run of the same job has left there goes.
-
-    Raises:
-        HubError: the hub has no JetStream, or no room for it.
-    """
+    """Make what a run has on the hub, and remove what another run of the job has left; raises HubError without room."""
     from nats.js.errors import Error, NotFoundError, ServerError
 
     deadline_s = time.monotonic() + REMOVED_S
@@ -220,9 +210,7 @@ async def taken_up(hub: Hub, places: Subjects, first: int) -> Any:
     What an earlier controller was given, and did not acknowledge, the hub would keep from us until it gives up on that
     one; and what it has given to us over a connection that broke, too. So the consumer is made anew, where the
     acknowledgements of the one before it end; or, where there is none, at the ``first`` message that is not settled.
-
-    Raises:
-        nats.js.errors.NotFoundError: there is no stream.
+    Raises NotFoundError, of nats, without a stream.
     """
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
     from nats.js.errors import NotFoundError

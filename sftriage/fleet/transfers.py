@@ -243,11 +243,7 @@ class Fetching:
         return replace(report, result=replace(report.result, state="failed", detail=why))
 
     def take(self, data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
-        """Store a capture by its manifest and its files, checked; how many bytes they are.
-
-        Raises:
-            SftriageError: they are not what the manifest says.
-        """
+        """Store a capture, and return its bytes; raises SftriageError where its files do not match its manifest."""
         # (an agent learns the run's id with the first orders)
         manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": self.run.run_id})
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)

@@ -150,17 +150,11 @@ def packed(steps: StepArrays) -> Columns:
     ranks, words_WB = steps.rank_B.astype("<i4").tobytes(), steps.slots_BW[:, :-1].T
     # (what changes little from step to step packs to a third)
     words = shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
-    if steps.counted_BC is None:
-        return Columns(ranks, words)
-    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")))
+    return Columns(ranks, words, None if steps.counted_BC is None else shuffled(steps.counted_BC.T.astype("<f8")))
 
 
 def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
-    """Steps that hold what can be, of ranks that are there; no arithmetic further on meets anything else.
-
-    Raises:
-        InputError: they do not.
-    """
+    """Decode steps; raises InputError where a value is out of range or a rank is not ``here``."""
     rank_B = np.frombuffer(columns.ranks, "<i4").astype(np.int64)
     n_words, n_steps = slot_words(schema) - 1, len(rank_B)
     words_WB = _in_order(columns.words, n_words, n_steps, "<i8").cumsum(axis=1, dtype=np.int64)
@@ -198,11 +192,7 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
 
 
 class WireError(InputError):
-    """A message that is none."""
-
-
-class VersionError(WireError):
-    """A message of another version."""
+    """A message that is invalid, or of another version."""
 
 
 _Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
@@ -337,57 +327,33 @@ def encode(message: Shipment | Orders | GpuFindings | tuple[int, ...]) -> bytes:
 
 
 def decode_shipment(data: bytes) -> Shipment:
-    """What an agent has sent.
-
-    Raises:
-        WireError: it is nothing that an agent sends; `VersionError` if its version is another one.
-    """
+    """Decode what an agent has sent; raises WireError."""
     return _decoded(data, lambda unpacked: _checked(_SHIPMENTS.decode(unpacked)))
 
 
 def decode_orders(data: bytes) -> Orders:
-    """What a controller wants of an agent.
-
-    Raises:
-        WireError: it is nothing that a controller writes; `VersionError` if its version is another one.
-    """
-
-    def checked(unpacked: bytes) -> Orders:
-        orders = _ORDERS.decode(unpacked)
-        ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
-        if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
-            raise WireError("orders that cannot be")
-        if not all(map(_is_possible, orders.switches.values())):
-            raise WireError("settings that cannot be")
-        return orders
-
-    return _decoded(data, checked)
+    """Decode the orders of an agent; raises WireError."""
+    orders = _decoded(data, _ORDERS.decode)
+    ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
+    if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
+        raise WireError("orders that cannot be")
+    if not all(map(_is_possible, orders.switches.values())):
+        raise WireError("settings that cannot be")
+    return orders
 
 
 def decode_ranks(data: bytes) -> tuple[int, ...]:
-    """The ranks that an agent is asked about.
-
-    Raises:
-        WireError: they are none.
-    """
+    """Decode the ranks of a question to an agent; raises WireError."""
     return _decoded(data, _RANKS.decode, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
-    """What an agent answers of their GPUs.
-
-    Raises:
-        WireError: it is nothing of the sort.
-    """
-
-    def checked(unpacked: bytes) -> GpuFindings:
-        found = _FINDINGS.decode(unpacked)
-        said = tuple(bounded_text(remark) for remark in found.remarks[:MAX_TOLD])
-        if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
-            raise WireError("findings that cannot be")
-        return replace(found, remarks=said, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
-
-    return _decoded(data, checked, MAX_UNPACKED_ANSWER_BYTES)
+    """Decode an agent's answer about GPUs; raises WireError."""
+    found = _decoded(data, _FINDINGS.decode, MAX_UNPACKED_ANSWER_BYTES)
+    remarks = tuple(bounded_text(remark) for remark in found.remarks[:MAX_TOLD])
+    if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
+        raise WireError("findings that cannot be")
+    return replace(found, remarks=remarks, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
 
 
 def parts(block: Block) -> Iterator[Block]:
@@ -421,9 +387,7 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
     if magic != _MAGIC:
         raise WireError("not a message of sftriage")
     if version != VERSION:
-        raise VersionError(
-            f"messages of version {version}, where this sftriage ({__version__}) reads version {VERSION}"
-        )
+        raise WireError(f"messages of version {version}, where this sftriage ({__version__}) reads version {VERSION}")
     try:
         unpacker = zlib.decompressobj()
         unpacked = unpacker.decompress(data[_PRELUDE.size :], most_bytes)
@@ -438,14 +402,13 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
 
 
 def _plain(message: Shipment) -> _Shipment:
-    counts, of = message.counts, message.status
-    status = None
-    if of is not None:
-        doing = of.doing_VR.astype("<i8").tobytes()
-        status = _Status(of.schema.stages, of.schema.sync, of.world_size, of.attempt, of.hosts, doing)
+    counts, status = message.counts, None
+    if (of := message.status) is not None:
+        about = of.schema.stages, of.schema.sync, of.world_size, of.attempt, of.hosts
+        status = _Status(*about, of.doing_VR.astype("<i8").tobytes())
     return _Shipment(
         **{name: getattr(message, name) for name in _SAME},
-        blocks=tuple(_plain_block(block) for block in message.blocks),
+        blocks=tuple(map(_plain_block, message.blocks)),
         status=status,
         counts=(counts.steps, counts.missed, counts.torn),
         problems=dict(list(counts.problems.items())[:MAX_TOLD]),
@@ -565,6 +528,4 @@ def _rings(
     return infos, {rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()}
 
 
-@lru_cache(maxsize=64)
-def _schema(stages: tuple[str, ...], sync: tuple[str, ...]) -> StageSchema:
-    return StageSchema(stages, sync)
+_schema = lru_cache(maxsize=64)(StageSchema)

@@ -348,16 +348,14 @@ class Catalogue:
     def _run_query(
         self, question: Callable[[sa.Connection], _Result], *, write: bool = False, indexed: bool = False
     ) -> _Result:
-        try:
-            return self._run_once(question, write=write, indexed=indexed)
-        except (DBAPIError, Foreign) as error:
-            if not self._database.set_aside(error):
-                raise CatalogueError(f"{self.name}: {reason(error)}{self._database.remedy(error)}") from error
-        try:
-            return self._run_once(question, write=write, indexed=indexed)
-        except (DBAPIError, Foreign) as error:
-            words = f"{self.name} cannot be built again: {reason(error)}{self._database.remedy(error)}"
-            raise CatalogueError(words) from error
+        what = self.name
+        while True:
+            try:
+                return self._run_once(question, write=write, indexed=indexed)
+            except (DBAPIError, Foreign) as error:
+                if what != self.name or not self._database.set_aside(error):
+                    raise CatalogueError(f"{what}: {reason(error)}{self._database.remedy(error)}") from error
+                what = f"{self.name} cannot be built again"
 
     def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
         indexed = indexed and self._store is not None

@@ -90,9 +90,9 @@ class Database(ABC):
         """What to do where it cannot be used."""
         return ""
 
-    @abstractmethod
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
-        """Make room for a new database where that helps against the error; whether it does."""
+        """Make room for a new database where it is ours alone and that helps against the error; whether it does."""
+        return False
 
 
 def database_at(at: str | os.PathLike[str] | None) -> Database:
@@ -184,20 +184,13 @@ class PostgresDatabase(Database):
     def __init__(self, url: str) -> None:
         parsed = _postgres_url(url)
         self.name = _without_secrets(parsed)
-        ours = {
-            "connect_timeout": CONNECT_S,
-            "application_name": "sftriage",
-            # A server that is gone without a word.
-            "tcp_user_timeout": STATEMENT_S * 1000,
-        }
+        # Keepalive for a server that is gone without a word.
+        ours = {"connect_timeout": CONNECT_S, "application_name": "sftriage", "tcp_user_timeout": STATEMENT_S * 1000}
+        options = {name: value for name, value in ours.items() if name not in parsed.query}
+        # Prepared statements do not survive a pooler between us and the server.
+        options["prepare_threshold"] = None
         try:
-            self._engine = sa.create_engine(
-                parsed,
-                poolclass=NullPool,
-                # Prepared statements do not survive a pooler between us and the server.
-                connect_args={"prepare_threshold": None}
-                | {name: value for name, value in ours.items() if name not in parsed.query},
-            )
+            self._engine = sa.create_engine(parsed, poolclass=NullPool, connect_args=options)
         except ModuleNotFoundError as error:
             raise UsageError("a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]") from error
 
@@ -244,10 +237,6 @@ class PostgresDatabase(Database):
         if "://" in place:
             return place
         return f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
-
-    def set_aside(self, error: DBAPIError | Foreign) -> bool:
-        """Never: it is not ours alone."""
-        return False
 
 
 def on_one_host(store: str) -> bool:

@@ -302,11 +302,7 @@ class CaptureInfo(Steps):
 
     @classmethod
     def of(cls, request: CaptureRequest, result: CaptureResult, *, world_size: int, host: str) -> CaptureInfo:
-        """What a finished capture has to say for itself.
-
-        Raises:
-            InputError: the capture measured no step.
-        """
+        """The info of a finished capture; raises InputError where it measured no step."""
         if result.first_step is None or result.last_step is None:
             raise InputError(f"capture {result.capture_id} measured no step: {result.detail or result.state}")
         return cls(
@@ -480,11 +476,7 @@ class Manifest(DocumentModel):
         return artefacts
 
     def artefact(self, name: str) -> Artefact:
-        """The artefact of that name.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The artefact of that name; raises InputError where there is none."""
         for artefact in self.artefacts:
             if artefact.name == name:
                 return artefact
@@ -497,11 +489,7 @@ class Manifest(DocumentModel):
 
     @classmethod
     def from_json(cls, data: bytes, source: str) -> Manifest:
-        """A stored manifest, checked; ``source`` names it in messages.
-
-        Raises:
-            InputError: not a manifest; `UnknownVersionError` if it is one of another version.
-        """
+        """Check a stored manifest, called ``source`` in messages; raises InputError, or UnknownVersionError."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:

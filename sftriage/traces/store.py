@@ -47,7 +47,6 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
-    Listing,
     Progress,
     Store,
     StoreCondition,
@@ -203,9 +202,6 @@ class LocalStore(Store):
         with refusing(f"{path} cannot be written"), self._lock():
             write_atomically(path, manifest.to_json())
         self._changed()
-
-    def manifests(self) -> Listing:
-        return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
 
     def ids(self) -> frozenset[str]:
         return frozenset(name for name in self._names() if not name.startswith("."))
@@ -369,15 +365,13 @@ class LocalStore(Store):
         except FileNotFoundError:
             return []
 
-    @contextlib.contextmanager
-    def _lock(self, *, sweeping: bool = False) -> Iterator[None]:
+    def _lock(self, *, sweeping: bool = False) -> contextlib.AbstractContextManager[object]:
         if not self._captures.is_dir():
             # One by one: the mode is not that of the parents that `parents` makes.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._captures.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self._root)
-        with locked(self._captures / ".lock", shared=not sweeping, wait_s=0.0 if sweeping else None):
-            yield
+        return locked(self._captures / ".lock", shared=not sweeping, wait_s=0.0 if sweeping else None)
 
 
 def _take(source: FileToStore, target: Path) -> Artefact:

@@ -289,9 +289,9 @@ class Store(ABC):
         except (InputError, UsageError, OSError) as error:
             return None, StoreCondition.after(error)
 
-    @abstractmethod
     def manifests(self) -> Listing:
         """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
+        return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
 
     @abstractmethod
     def ids(self) -> frozenset[str]:
