@@ -104,16 +104,10 @@ SIGPIPE_EXIT = 141
 
 COMMANDS = [
     ["--help"],
-    ["--version"],
-    ["traces", "--help"],
     ["traces", "list", "--help"],
     ["traces", "schema"],
     ["traces", "list", "--run", "RUN"],
-    ["traces", "list", "--run", "RUN", "--json"],
     ["traces", "show", "c-1", "--run", "RUN"],
-    ["traces", "show", "c-1", "--run", "RUN", "--json"],
-    ["traces", "for-step", "162", "--run", "RUN"],
-    ["policy", "show", "default"],
     ["watch", "--run", "RUN", "--once"],
     ["watch", "--run", "RUN", "--json"],
 ]

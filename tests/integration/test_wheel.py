@@ -12,14 +12,17 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel of this checkout."""
-    to = tmp_path_factory.mktemp("dist")
+def build(to: Path, **environment: str) -> Path:
+    """Build the wheel of this checkout into a directory."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), str(CHECKOUT)]
-    subprocess.run(command, check=True, timeout=280)
+    subprocess.run(command, check=True, timeout=280, env={**os.environ, **environment})
     (built,) = to.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("dist"))
 
 
 def test_it_has_the_writer_in_c_for_every_python_from_3_10_on(wheel):
@@ -29,20 +32,9 @@ def test_it_has_the_writer_in_c_for_every_python_from_3_10_on(wheel):
 
 def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path):
     # GIVEN a machine whose compiler is not there
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(tmp_path),
-        str(CHECKOUT),
-    ]
-    subprocess.run(command, check=True, timeout=280, env={**os.environ, "CC": "/no/compiler"})
+    built = build(tmp_path, CC="/no/compiler")
     # THEN the wheel is one for any machine, and the recorder says why it is not in C
-    (built,) = tmp_path.glob("*-py3-none-any.whl")
+    assert built.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
     code = f"import sys; sys.path.insert(0, {str(built)!r}); from sftriage.recorder import moments as m; "
     code += "print(m.FORM.name, m.WHY_NOT_C)"

@@ -53,17 +53,12 @@ def suspect(scope="rank", ranks=(SLOW,), stage="data"):
 
 class TestDrawing:
     def test_the_same_arguments_draw_the_same_rows_and_another_seed_draws_others(self):
-        # WHEN two matrices are drawn from one seed, and one from another
         one, same, other = draw(50, 4, 1), draw(50, 4, 1), draw(50, 4, 2)
-        # THEN the first two are alike and the third is not
-        assert one == same
-        assert one != other
+        assert one == same != other
 
     @pytest.mark.parametrize("n_rows", [6, 16, 50, 77])
     def test_every_row_is_drawn_and_every_sort_has_one(self, n_rows):
-        # WHEN a number of rows is shared out
         found = shares(n_rows)
-        # THEN they are all there, and of each sort there is at least one
         assert sum(found.values()) == n_rows
         assert set(found) == set(SHARES)
         assert min(found.values()) >= 1
@@ -71,7 +66,6 @@ class TestDrawing:
         assert n_rows != 50 or found == SHARES
 
     def test_fifty_rows_cover_all_there_is_to_draw(self):
-        # WHEN the usual matrix is drawn
         rows = draw(50, 4, 1)
         local = [drawn for drawn in rows if drawn.sort == "local"]
         # THEN every place, rank, size, course and manner is in it

@@ -111,11 +111,10 @@ def test_analysing_writes_nothing(sftriage, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_bad_input_is_one_line_on_stderr_and_exit_2(sftriage, tmp_path, as_json):
+def test_bad_input_is_one_line_on_stderr_and_exit_2(sftriage, tmp_path):
     path = tmp_path / "job.npz"
     np.savez(path, durations_s=np.full((3, 2, 5), np.nan), stages=STAGES, sync=["backward"])
-    err = sftriage("analyze", path, *as_json).refusal
+    err = sftriage("analyze", path).refusal
     assert err.count("\n") == 1
     assert "durations_s is not a finite number at step 0, rank 0, stage 0" in err
 
@@ -196,12 +195,9 @@ def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftri
 
 
 def test_a_timeline_that_cannot_be_written_is_said(sftriage, traced, tmp_path):
-    assert (
-        "No such file or directory"
-        in sftriage(
-            "whatif", traced(Job(stages=2, dps=2, steps=3)), "--timeline", tmp_path / "missing" / "x.json"
-        ).refusal
-    )
+    path = traced(Job(stages=2, dps=2, steps=3))
+    refusal = sftriage("whatif", path, "--timeline", tmp_path / "missing" / "x.json").refusal
+    assert "No such file or directory" in refusal
 
 
 def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
@@ -291,15 +287,10 @@ def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
     verdict, _ = judge(window, None, Settings())
     shown = whatif_of(operations_of(window, verdict))
     # THEN that is the first thing said, and the first kind, and nobody looks at the network
-    (first, *_), gain_s = verdict.suspects, verdict.suspects[0].gain_s
-    values = shown.values()
-    (kind,) = values["kinds"]
-    assert (first.ranks, kind["kind"], kind["workers"], kind["operation"]) == (
-        (2,),
-        "slow_worker",
-        [{"dp": 2, "pp": 0}],
-        "data",
-    )
+    first, (kind,) = verdict.suspects[0], shown.values()["kinds"]
+    gain_s, of_rank_2 = first.gain_s, [{"dp": 2, "pp": 0}]
+    assert first.ranks == (2,)
+    assert (kind["kind"], kind["workers"], kind["operation"]) == ("slow_worker", of_rank_2, "data")
     assert kind["saves_s"] == gain_s
     assert next(shown.lines()).startswith(
         f"The verdict on these steps: mending rank 2 in data would save {1000 * gain_s:.1f} ms"
@@ -334,12 +325,8 @@ def test_cohorts_are_the_stages_of_a_pipeline(sftriage, tmp_path):
     np.savez(path, **{**arrays, "durations_s": durations, "cohorts": ["encoder", "encoder", "decoder", "decoder"]})
     # WHEN analysed, THEN it is the last stage
     found = sftriage("whatif", path, "--json").json
-    assert {(one["dp"], one["pp"]): one["rank"] for one in found["workers"]} == {
-        (0, 0): 0,
-        (1, 0): 1,
-        (0, 1): 2,
-        (1, 1): 3,
-    }
+    ranks = {(one["dp"], one["pp"]): one["rank"] for one in found["workers"]}
+    assert ranks == {(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3}
     assert [one["kind"] for one in found["kinds"]] == ["last_stage"]
 
 
@@ -396,16 +383,11 @@ def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_pa
         ("slow_worker", [{"dp": 2, "pp": 0}], "data")
     ]
     # AND one of them alone is not enough, and none of a recording's goes beside them
-    alone = sftriage("whatif", traces[0])
-    assert (alone.code, alone.err) == (
-        2,
-        f"sftriage: {traces[0]}: one rank's trace: a replay takes those of all ranks\n",
-    )
-    beside = sftriage("whatif", traces[0], recorded(tmp_path / "job.npz"))
-    assert (beside.code, beside.err) == (
-        2,
-        f"sftriage: {tmp_path / 'job.npz'} is a recording of all ranks: it goes alone\n",
-    )
+    alone = sftriage("whatif", traces[0]).refusal
+    assert alone == f"sftriage: {traces[0]}: one rank's trace: a replay takes those of all ranks\n"
+    job = recorded(tmp_path / "job.npz")
+    beside = sftriage("whatif", traces[0], job).refusal
+    assert beside == f"sftriage: {job} is a recording of all ranks: it goes alone\n"
 
 
 @pytest.mark.parametrize(
@@ -427,23 +409,17 @@ def test_a_damaged_file_is_refused_by_name(sftriage, tmp_path, content, said):
     assert len(err.splitlines()) == 1
 
 
-def test_a_column_that_is_missing_is_named(sftriage, traced):
-    path = traced(Job(stages=2, dps=2, steps=1), seq_id=None)
-    outcome = sftriage("whatif", path)
-    assert outcome.code == 2
-    assert outcome.err.startswith(f"sftriage: {path}: column seq_id missing (columns there: dp_rank, stage, step")
-
-
 @pytest.mark.parametrize(
     ("column", "of_rows", "said"),
     [
+        ("seq_id", lambda n: None, "column seq_id missing (columns there: dp_rank, stage, step"),
         ("start_ts", lambda n: ["soon"] * n, "start_ts: object, and not seconds"),
         ("step", lambda n: [1.5] * n, "step: float64, and not whole numbers"),
         ("duration", lambda n: [None, *[0.1] * (n - 1)], "duration: 1 values missing"),
         ("optype", lambda n: ["mine"] * n, "optype mine: not one of forward-compute"),
     ],
 )
-def test_a_column_of_another_sort_is_named(sftriage, traced, column, of_rows, said):
+def test_a_column_that_is_missing_or_of_another_sort_is_named(sftriage, traced, column, of_rows, said):
     # GIVEN a trace in which one column is not what it has to be
     job = Job(stages=2, dps=2, steps=1)
     path = traced(job, **{column: of_rows(len(job.rows().step_E))})
@@ -471,21 +447,14 @@ def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tm
     assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
 
 
-def test_a_recording_of_no_time_is_refused(sftriage, tmp_path):
+@pytest.mark.parametrize(
+    ("steps", "took_s", "said"),
+    [(9, 0.0, "the operations take no time"), (1, 1.0, "no two complete, ordinary steps in a row")],
+)
+def test_a_recording_of_no_time_or_too_short_to_have_a_step_is_refused(sftriage, tmp_path, steps, took_s, said):
     path = tmp_path / "job.npz"
-    np.savez(path, durations_s=np.zeros((9, 2, len(STAGES))), stages=STAGES, sync=["backward"])
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.err) == (2, f"sftriage: {path}: the operations take no time\n")
-
-
-def test_a_recording_too_short_to_have_a_step_is_refused(sftriage, tmp_path):
-    path = tmp_path / "job.npz"
-    np.savez(path, durations_s=np.ones((1, 2, len(STAGES))), stages=STAGES, sync=["backward"])
-    outcome = sftriage("whatif", path)
-    assert (outcome.code, outcome.err) == (2, f"sftriage: {path}: no two complete, ordinary steps in a row\n")
-
-
-LATE_S, STEP_S = 0.02, 0.13
+    np.savez(path, durations_s=np.full((steps, 2, len(STAGES)), took_s), stages=STAGES, sync=["backward"])
+    assert sftriage("whatif", path).refusal == f"sftriage: {path}: {said}\n"
 
 
 @pytest.fixture
@@ -595,19 +564,10 @@ def test_windows_that_lack_ranks_do_not_hide_who_is_slow(sftriage, slow):
     assert sftriage("advise", slow).out.startswith("Rank 2 holds up 4 ranks in data")
 
 
-def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, tmp_path):
-    pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
-    import pyarrow
-    from pyarrow import parquet
-
-    from sftriage.whatif.pipeline import COLUMNS
-
+def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
     made = run_at(tmp_path / "run")
-    rows = Job(stages=3, dps=2, steps=3).rows()
-    columns = {name: getattr(rows, field) for name, field in COLUMNS.items()}
-    columns["optype"] = [rows.optypes[index] for index in rows.optype_E]
-    parquet.write_table(pyarrow.table(columns), tmp_path / "trace.parquet")
-    outcome = sftriage("advise", made.directory.path, "--pipeline", tmp_path / "trace.parquet")
+    pipeline = traced(Job(stages=3, dps=2, steps=3), encoded=False)
+    outcome = sftriage("advise", made.directory.path, "--pipeline", pipeline)
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("Nobody has been slow for long enough to be lived with.\n")
     assert "Run stages further ahead (Adaptra). " in outcome.out

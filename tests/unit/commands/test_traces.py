@@ -132,15 +132,6 @@ def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):
     assert answers() == before
 
 
-def test_reindex_says_what_is_no_capture(sftriage, run):
-    (run.path / "captures" / FIRST / "manifest.json").write_text("{}", encoding="utf-8")
-    outcome = sftriage("traces", "reindex", "--run", run.path)
-    assert (outcome.code, outcome.out) == (0, "")
-    assert f"{FIRST}/manifest.json: not a manifest" in outcome.err
-    assert "Indexed 2 captures" in outcome.err
-    assert "and 1 that cannot be used" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("name", "reference"),
     [
@@ -158,15 +149,8 @@ def test_a_capture_goes_by_its_id_or_by_its_beginning(sftriage, seen, name, refe
 
 @pytest.mark.parametrize("name", ["w1", "resnet/run-1/w1"])
 def test_a_beginning_that_several_have_names_them(sftriage, seen, name):
-    assert (
-        f"2 captures are called {name}: {FIRST}, {THIRD}"
-        in sftriage("traces", "show", name, "--run", seen.path).refusal
-    )
-
-
-@pytest.mark.parametrize("name", ["x", "other/run-1/w9", "../w9", "W9", "w_"])
-def test_a_capture_that_nobody_is_called_is_not_there(sftriage, seen, name):
-    assert sftriage("traces", "show", name, "--run", seen.path).refusal.startswith("sftriage: ")
+    refusal = sftriage("traces", "show", name, "--run", seen.path).refusal
+    assert f"2 captures are called {name}: {FIRST}, {THIRD}" in refusal
 
 
 def sha256(path):
@@ -198,7 +182,6 @@ def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
     ("options", "said"),
     [
         (["--artefact", "nothing"], "has no artefact 'nothing'; there are: trace.json.gz, dump.pickle"),
-        (["--all", "--artefact", "dump.pickle"], "say it, or --artefact"),
         (["--all", "--out", "here/a/file"], "2 files go into a directory"),
         (["--out", "there"], "there exists already"),
         (["--all", "--out", "."], f"{THIRD}-dump.pickle exists already"),
@@ -337,10 +320,8 @@ def test_a_pinned_capture_stays_and_what_goes_goes_from_the_catalogue_too(sftria
 
 def test_without_its_driver_a_shared_catalogue_says_what_to_install(sftriage, monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    assert (
-        sftriage("traces", "list", "--catalogue", "postgresql://host/db").refusal
-        == "sftriage: a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]\n"
-    )
+    refusal = sftriage("traces", "list", "--catalogue", "postgresql://host/db").refusal
+    assert refusal == "sftriage: a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]\n"
 
 
 @pytest.fixture
@@ -466,9 +447,6 @@ def test_numbers_beyond_all_bounds_are_nowhere(sftriage, seen):
         outcome = sftriage("traces", *words, "--run", seen.path)
         assert outcome.code == 0
         assert "No " in outcome.err
-
-
-# Why
 
 
 def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):

@@ -122,12 +122,6 @@ def test_what_nsys_left_of_a_killed_run_goes_with_its_rings_and_nothing_of_other
             agent.communicate()
 
 
-def test_the_rings_of_a_run_that_lives_are_left_alone(tmp_path):
-    ours = make_rings_directory("run-1", tmp_path)
-    make_rings_directory("run-2", tmp_path)
-    assert ours.exists()
-
-
 def test_rings_that_a_trainer_still_writes_outlive_their_run(tmp_path, dead_pid):
     # GIVEN a run that was killed while its trainer goes on
     left = make_rings_directory("run-1", tmp_path)
@@ -208,9 +202,10 @@ def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
     assert not list((tmp_path / "run").glob("nsys-*"))
 
 
-def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp_path):
+@pytest.mark.parametrize("armed", [False, True])
+def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp_path, armed):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    launch = NsysLaunch("20260101-a", "nvtx,osrt", tmp_path)
+    launch = NsysLaunch("20260101-a", "nvtx,osrt", tmp_path, armed=armed)
     assert (launch.place.prefix, launch.place.traces) == ("sft-20260101-a", ("nvtx", "osrt"))
     environment = launch.environment({"PYTHON_EXEC": "/own/python"})
     script = Path(environment["PYTHON_EXEC"])
@@ -219,21 +214,13 @@ def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp
     assert launch.place.tmp.stat().st_mode & 0o077 == 0
     assert environment["SFTRIAGE_NSYS_PYTHON"] == "/own/python"
     assert "SFTRIAGE_NSYS_PYTHON" not in launch.environment({})
-    assert "SFTRIAGE_NSYS_ARMED" not in environment
+    # AND ranks that are armed leave their reports where only this run looks
+    assert environment.get("SFTRIAGE_NSYS_ARMED") == (str(launch.place.armed) if armed else None)
+    assert not armed or launch.place.armed.parent == launch.place.tmp
     # Whoever takes over finds the same.
     assert place_in(RunDirectory(tmp_path)) == launch.place
     remove_place(launch.place)
     assert not launch.place.tmp.exists()
-
-
-def test_ranks_that_are_armed_leave_their_reports_where_only_this_run_looks(fake, tmp_path):
-    fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    launch = NsysLaunch("20260101-a", "nvtx", tmp_path, armed=True)
-    assert launch.place.armed is not None
-    assert launch.environment({})["SFTRIAGE_NSYS_ARMED"] == str(launch.place.armed)
-    assert launch.place.armed.parent == launch.place.tmp
-    assert place_in(RunDirectory(tmp_path)) == launch.place
-    remove_place(launch.place)
 
 
 def test_armed_ranks_have_to_trace_the_range_that_they_wait_for(fake, tmp_path):
