@@ -1,10 +1,9 @@
 """The pure parts of the hidden-rank matrix: what is drawn, what the rules say, and what counts as right."""
 
-import msgspec
 import numpy as np
 import pytest
 
-from bench.drawing import COURSES, FRACTIONS, HOLDS, SHARES, draw, shares
+from bench.drawing import draw
 from bench.hidden_rank import (
     HELD,
     PART,
@@ -12,7 +11,6 @@ from bench.hidden_rank import (
     RIGHT,
     WRONG,
     Recorded,
-    Score,
     Scored,
     counts,
     document,
@@ -21,7 +19,7 @@ from bench.hidden_rank import (
     verdict_did,
 )
 from bench.rivals import RULES, columns_of, says
-from bench.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Row, Truth
+from bench.rows import STAGES, SYNC, Delay, Outcome, Row, Truth
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
 from tests.scenario import Fault, Job, gaussian
@@ -52,33 +50,6 @@ def suspect(scope="rank", ranks=(SLOW,), stage="data"):
 
 
 class TestDrawing:
-    def test_the_same_arguments_draw_the_same_rows_and_another_seed_draws_others(self):
-        one, same, other = draw(50, 4, 1), draw(50, 4, 1), draw(50, 4, 2)
-        assert one == same != other
-
-    @pytest.mark.parametrize("n_rows", [6, 16, 50, 77])
-    def test_every_row_is_drawn_and_every_sort_has_one(self, n_rows):
-        found = shares(n_rows)
-        assert sum(found.values()) == n_rows
-        assert set(found) == set(SHARES)
-        assert min(found.values()) >= 1
-        # AND fifty are shared as the table says
-        assert n_rows != 50 or found == SHARES
-
-    def test_fifty_rows_cover_all_there_is_to_draw(self):
-        rows = draw(50, 4, 1)
-        local = [drawn for drawn in rows if drawn.sort == "local"]
-        # THEN every place, rank, size, course and manner is in it
-        assert {drawn.delays[0].where for drawn in local} == set(LOCAL_PLACES)
-        assert {drawn.truth.ranks[0] for drawn in local} == set(range(4))
-        assert {drawn.fraction for drawn in local} == set(FRACTIONS)
-        assert {drawn.name.rsplit("-")[1] for drawn in local} == set(COURSES)
-        assert {drawn.delays[0].busy for drawn in local} == {False, True}
-        assert {drawn.profile for drawn in local} == {"wait", "compute"}
-        assert {drawn.name for drawn in rows if drawn.sort == "hold"} == set(HOLDS)
-        # AND the faults inside the sync are recorded with the split
-        assert all(drawn.split for drawn in rows if drawn.sort == "split")
-
     @pytest.mark.parametrize("n_ranks", [2, 3, 4, 5, 8])
     @pytest.mark.parametrize("seed", range(5))
     def test_every_row_can_be_run_and_its_truth_is_about_its_faults(self, n_ranks, seed):
@@ -94,10 +65,6 @@ class TestDrawing:
                 slow = {rank for rank, host in enumerate(drawn.hosts) if host == drawn.hosts[drawn.truth.ranks[0]]}
                 assert slow == set(drawn.truth.ranks)
                 assert 2 <= len(slow) <= max(2, n_ranks // 2)
-
-    def test_a_row_survives_being_written_down(self):
-        for drawn in draw(50, 4, 3):
-            assert msgspec.json.decode(msgspec.json.encode(drawn), type=Row) == drawn
 
 
 class TestDelay:
@@ -234,14 +201,3 @@ class TestReport:
         assert any("FAILED: rank 1 ended" in line for line in show(document([failed])))
         assert not failed.as_expected
         assert all(found["rows"] == 0 for found in counts([failed]).values())
-
-    def test_each_rule_is_counted_for_itself(self):
-        # GIVEN a healthy row on which one rule named a rank, and the others did not
-        names = ("ours", *RULES)
-        scores = {name: Score(WRONG if name == "own speed 0.75" else QUIET, False) for name in names}
-        windows = (Window(SCHEMA, 0, np.ones((50, 4, 6))),)
-        scored = Scored(Recorded("row-000", row("healthy", Truth("healthy")), Outcome(), windows), scores)
-        # THEN the false suspect is that one's
-        found = counts([scored])["healthy: false suspects"]
-        assert found["rows"] == 1
-        assert {name for name in names if found[name]} == {"own speed 0.75"}

@@ -24,10 +24,10 @@ from bench.judging import (
     rule_of,
     windows_of,
 )
-from bench.long_run import Amount, hosts_of, rules_of, sources, tasks_of
+from bench.long_run import rules_of
 from bench.long_run_report import document, text
-from bench.recordings import Recording, cells, row_of
-from bench.resampled import COURSES, Blocks, Dealer, Fault, block, own_times, side_by_side, slowed, stretches
+from bench.recordings import Recording, cells
+from bench.resampled import COURSES, Blocks, Fault, block, own_times, side_by_side, slowed, stretches
 from bench.rows import STAGE_OF, STAGES, SYNC, WINDOW_STEPS
 from sftriage.model.windows import StageSchema
 from tests import scenario
@@ -176,44 +176,6 @@ class TestCounting:
     def test_quantiles(self):
         assert [quantile(range(1, 101), part) for part in (0.5, 0.95)] == [50, 95]
         assert quantile([], 0.5) is None
-
-
-class TestPlan:
-    def test_every_recorded_job_is_healthy_and_has_a_load_and_some_have_every_size(self):
-        planned = cells(quick=False)
-        assert {cell.n_ranks for cell in planned} == {2, 4, 8}
-        assert len(set(planned)) == len(planned)
-        for number, cell in enumerate(planned):
-            row = row_of(cell, number, 10.0, seed=1)
-            assert (row.truth.label, row.delays, row.n_ranks) == ("healthy", (), cell.n_ranks)
-            assert all(cell.period_steps % every == 0 for every in (row.evaluate_every, row.checkpoint_every) if every)
-            # AND who writes checkpoints says so: untold, it would be guilty of them
-            assert row.says_kinds or not row.checkpoint_every
-
-    def test_a_plan_has_the_steps_that_are_asked_for_of_every_load_and_size(self):
-        tasks = tasks_of(Amount(1_000_000, 2), cells(quick=False))
-        healthy = [task for task in tasks if task.fault is None]
-        assert sum(task.n_steps for task in healthy) == pytest.approx(1_000_000, rel=0.25)
-        assert {(task.n_ranks, task.cell.load) for task in healthy} == {
-            (n_ranks, cell.load) for n_ranks in (2, 4, 8, 64, 1024) for cell in sources(cells(quick=False), n_ranks)
-        }
-        # AND ours judges all, the others some of each load
-        assert all(task.rules[0] == OURS for task in tasks)
-        assert {task.cell.load for task in healthy if set(RIVALS) <= set(task.rules)} == {
-            task.cell.load for task in healthy
-        }
-
-    def test_faults_are_of_ranks_there_are_and_hosts_are_not_the_whole_job(self):
-        for task in tasks_of(Amount(10_000, 3), cells(quick=False)):
-            if task.fault is not None:
-                hosts = hosts_of(task.cell, task.n_ranks)
-                assert set(task.fault.ranks) <= set(range(task.n_ranks))
-                assert task.fault.scope == "rank" or len(task.fault.ranks) == hosts.count(hosts[0]) < task.n_ranks
-                assert task.n_steps % task.cell.period_steps == 0
-
-    def test_ranks_are_made_of_whole_recordings(self):
-        assert {cell.n_ranks for cell in sources(cells(quick=False), 4)} == {2, 4}
-        assert {cell.n_ranks for cell in sources(cells(quick=False), 1024)} == {8}
 
 
 class TestWhole:
@@ -400,19 +362,6 @@ class TestFaults:
         assert not delay_NR[:, [0, 2, 3]].any()
         assert delay_NR[100:, 1].mean() == pytest.approx(0.02, rel=0.02)
 
-    def test_the_same_seed_deals_the_same_faults_and_a_host_is_slow_as_a_whole(self):
-        hosts_R = np.array(["host-0", "host-0", "host-1", "host-1"])
-        deal = [[Dealer(seed).deal(0.1, "recurring", "host", hosts_R, split=False) for _ in "1"] for seed in (1, 1, 2)]
-        assert deal[0] == deal[1] != deal[2]
-        assert all(set(fault.ranks) in ({0, 1}, {2, 3}) for (fault,) in deal)
-
-    def test_every_place_is_dealt_and_backward_only_where_it_can_be_seen(self):
-        dealer, hosts_R = Dealer(3), np.array(["host-0"] * 4)
-        places = [
-            {dealer.deal(0.1, "constant", "rank", hosts_R, split=split).place for _ in STAGE_OF} for split in (0, 1)
-        ]
-        assert places == [set(STAGE_OF) - {"backward"}, set(STAGE_OF)]
-
 
 class TestResampling:
     def kinds(self, n_steps, period):
@@ -457,17 +406,6 @@ class TestResampling:
             orders.add(tuple(part.work_NR[0].tolist()))
         # AND not in the same places
         assert len(orders) > 4
-
-    def test_the_same_seed_makes_the_same_job(self):
-        one, same, other = (
-            next(stretches([own()], 1, 8, 200, Blocks(), np.random.default_rng(seed))).between_NR for seed in (1, 1, 2)
-        )
-        assert (one == same).all()
-        assert (one != other).any()
-
-    def test_what_cannot_be_made_is_refused(self):
-        with pytest.raises(ValueError, match="6 ranks of 4"):
-            next(stretches([own()], 1, 6, 100, Blocks(), np.random.default_rng(0)))
 
     def test_windows_hold_every_step_once_and_none_lies_across_a_border(self):
         parts = list(stretches([own(500)], 1, 4, 700, Blocks(stretch=300), np.random.default_rng(0)))

@@ -139,18 +139,6 @@ class TestCaptures:
 
 
 class TestReport:
-    def test_passes_are_pooled(self):
-        whole = overhead_figures.pooled([found(), found()])
-        assert len(whole["small"]["on"]) == 12
-        assert (len(whole["calls"]["on"]), len(whole["captures"]), len(whole["steady"])) == (12, 8, 2)
-
-    def test_what_a_capture_takes_is_listed_part_by_part_the_first_one_apart(self):
-        # GIVEN a first capture whose parts take 50 ms, and later ones of 2 ms
-        captures = figures()["captures"]
-        assert set(captures["first_ms"]) == set(captures["later_ms"]) == set(overhead_figures.PHASES)
-        assert {round(ms) for ms in captures["first_ms"].values()} == {50}
-        assert {one.value for one in captures["later_ms"].values()} == {2.0}
-
     @pytest.mark.parametrize(("on_ns", "says"), [(1_500.0, "met"), (2_500.0, "missed")])
     def test_the_target_is_2_us_in_50_ms(self, on_ns, says):
         # GIVEN a recorder that takes this long, without noise, THEN every estimator agrees

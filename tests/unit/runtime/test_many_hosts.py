@@ -155,6 +155,10 @@ class Kept:
         some.slots_BW[:, FLAGS] = CAPTURING * capturing
         self.rows.take(agent, position, generation, infos, some, device)
 
+    def take_of_hosts(self, n_hosts):
+        for number in range(n_hosts):
+            self.take(f"host-{number}", number + 1, (2 * number, 2 * number + 1), 0, 2)
+
     def turn(self, passed_s=1.0):
         self.now_s += passed_s
         self.rows.turn()
@@ -194,8 +198,7 @@ def test_steps_of_a_small_job_are_written_at_once(kept):
 
 def test_of_a_large_job_so_many_logs_are_written_a_second_and_what_waits_is_not_acknowledged(kept):
     n_hosts = LOGS_PER_SECOND
-    for number in range(n_hosts):
-        kept.take(f"host-{number}", number + 1, (2 * number, 2 * number + 1), 0, 2)
+    kept.take_of_hosts(n_hosts)
     # WHEN a second has gone by
     kept.turn()
     # THEN half of the hosts' logs are there, and the others wait, in the order in which they came
@@ -211,16 +214,14 @@ def test_of_a_large_job_so_many_logs_are_written_a_second_and_what_waits_is_not_
 
 
 def test_what_waits_is_written_where_somebody_wants_to_read_it(kept):
-    for number in range(LOGS_PER_SECOND):
-        kept.take(f"host-{number}", number + 1, (2 * number, 2 * number + 1), 0, 2)
+    kept.take_of_hosts(LOGS_PER_SECOND)
     kept.disk.settle()
     assert len(find_logs(kept.directory)) == 2 * LOGS_PER_SECOND
     assert kept.rows.position is None
 
 
 def test_steps_that_a_profiler_touched_wait_for_nothing(kept):
-    for number in range(LOGS_PER_SECOND):
-        kept.take(f"host-{number}", number + 1, (2 * number, 2 * number + 1), 0, 2)
+    kept.take_of_hosts(LOGS_PER_SECOND)
     last = 2 * LOGS_PER_SECOND - 1
     kept.take(f"host-{LOGS_PER_SECOND - 1}", 10**6, (last - 1, last), 2, 1, capturing=True)
     kept.written()

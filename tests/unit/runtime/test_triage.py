@@ -32,11 +32,19 @@ from tests.unit.controller.test_controller import window
 from tests.unit.reduce.heavy import document, recurring_events, write
 
 
-def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch):
-    # GIVEN triage of a run
+@pytest.fixture
+def triage_of_run(tmp_path):
+    """Triage of a run that goes on, of which nothing is read yet."""
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
+    made = Triage(directory, info, load(find("default")), ThisHost(directory, info))
+    yield made
+    made.close()
+
+
+def test_what_has_ended_is_noted_before_the_rings_are_read(triage_of_run, monkeypatch):
+    # GIVEN triage of a run
+    triage = triage_of_run
     seen: list[str] = []
     for name in ("reports", "rows"):
         original = getattr(triage._fleet, name)
@@ -49,14 +57,11 @@ def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch
     # WHEN it takes a turn THEN a capture that it finds to have ended has all of its steps in what is read after that
     triage.turn()
     assert seen[:2] == ["reports", "rows"]
-    triage.close()
 
 
-def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(tmp_path, monkeypatch, caplog):
+def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(triage_of_run, monkeypatch, caplog):
     # GIVEN three windows that are ready at once, of which one cannot be judged
-    directory = run_going_on(tmp_path / "run")
-    info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
+    triage, directory = triage_of_run, triage_of_run.directory
     windows = [window(first) for first in (0, 20, 40)]
     monkeypatch.setattr(triage._gathering, "add", lambda rows, ended, hold: windows if not ended else [])
     original = triage._controller.take
@@ -130,19 +135,15 @@ def test_tracebacks_take_a_bounded_part_of_the_disk(tmp_path):
     assert (failures.count, failures._path.stat().st_size <= MAX_LOG_BYTES) == (100, True)
 
 
-def test_a_ring_that_was_given_up_is_on_record_once(tmp_path, monkeypatch):
-    directory = run_going_on(tmp_path / "run")
-    info = read_info(directory)
-    triage = Triage(directory, info, load(find("default")), ThisHost(directory, info))
-    rings = Path(info.rings)
-    (rings / "rank-1.0.ring").write_bytes(b"no ring at all")
+def test_a_ring_that_was_given_up_is_on_record_once(triage_of_run):
+    triage, directory = triage_of_run, triage_of_run.directory
+    Path(read_info(directory).rings, "rank-1.0.ring").write_bytes(b"no ring at all")
     for _ in range(3):
         triage._reads = True
         triage._judge(ended=True)
         triage._show(ended=True)
     (event,) = [one for one in read_journal(directory.decisions) if isinstance(one, RingGivenUp)]
     assert (event.rank, "not a ring of sftriage" in event.reason) == (1, True)
-    triage.close()
 
 
 SCHEMA = StageSchema(("data", "backward"), sync=("backward",))
