@@ -112,7 +112,6 @@ class RunUploads(Sink):
         self._uploader = uploader_of(directory, info, keep_local=not info.drop_local)
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
         self._uploader.start()
 
     def take(self, seen: Event | Sight) -> None:
@@ -236,7 +235,6 @@ class SharedIndexing(Sink):
         )
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
         self._loop.start()
 
     def take(self, seen: Event | Sight) -> None:

@@ -30,7 +30,7 @@ from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
-from sftriage.runtime.copies import KEEP_ALL, Keeping
+from sftriage.runtime.copies import Keeping
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact
@@ -191,7 +191,7 @@ class AgentHost:
         job_id: str,
         address: HubAddress,
         name: str,
-        keeping: Keeping = KEEP_ALL,
+        keeping: Keeping,
     ) -> None:
         self._rings = rings
         self.spool = directory / "spool"
@@ -222,13 +222,7 @@ class AgentHost:
         self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._log_leader)
 
     def start(self) -> None:
-        """Begin."""
         self._end.start()
-
-    @property
-    def trains(self) -> bool:
-        """Whether any of its trainers is there."""
-        return trainers_alive(self._rings)
 
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the trainers, or their launcher, have gone for good; False where it is to ``let_go`` before."""
@@ -239,7 +233,7 @@ class AgentHost:
             if let_go():
                 return False
             time.sleep(LOOK_S)
-            if self.trains:
+            if trainers_alive(self._rings):
                 seen_s = time.monotonic()
                 continue
             left = seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings)
@@ -250,9 +244,9 @@ class AgentHost:
     def left_within(self, patience_s: float) -> bool:
         """Whether its trainers are gone, by then."""
         deadline_s = time.monotonic() + patience_s
-        while self.trains and time.monotonic() < deadline_s:
+        while (there := trainers_alive(self._rings)) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        return not self.trains
+        return not there
 
     def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
         """The job is over here: send what is left, and return whether that was done; ``says`` logs where it was not."""
@@ -263,7 +257,6 @@ class AgentHost:
         return done
 
     def close(self) -> None:
-        """Let go of everything."""
         self._end.close()
         self._disk.drain(1.0)
         self._disk.close()

@@ -98,12 +98,10 @@ class HubServer:
         self._child.keep()
 
     def close(self) -> None:
-        """End it."""
         self._child.close()
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._child.pid
 
     def _is_stuck(self) -> bool:

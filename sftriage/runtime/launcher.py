@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
@@ -69,7 +69,6 @@ class Launcher:
 
     @property
     def pid(self) -> int:
-        """The launcher's process."""
         assert self._process is not None, "nothing has been started"
         return self._process.pid
 
@@ -215,7 +214,7 @@ class Triaged:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     watch: Callable[[Launcher], None]
-    abandon: Callable[[], None] = field(default=lambda: None)
+    abandon: Callable[[], None]
 
 
 def supervise(
@@ -226,14 +225,10 @@ def supervise(
     required: bool = False,
     output: int | None = None,
 ) -> int:
-    """Run a job to its end; its exit status.
+    """Run a job to its end, triaged once ``prepare`` has got that ready; its exit status.
 
-    Args:
-        launcher: starts the job.
-        command: the job, as it runs without triage.
-        prepare: gets triage ready.
-        required: start no job without triage. A person's mistake, such as a bad option, is refused in any case.
-        output: descriptor for the job's standard output and error; by default ours.
+    ``command`` is the job without triage, ``output`` a descriptor for its standard output and error, by default ours.
+    Where triage is ``required``, no job starts without it.
 
     Raises:
         UsageError: the job cannot be started, or an option makes no sense.

@@ -69,7 +69,7 @@ class ThisHost(Agent):
         return whole_groups(super().switches())
 
     def settled(self, agent: str, position: int) -> None:
-        """See `controller.desired.Fleet`: this host sends nothing twice."""
+        """This host sends nothing twice."""
 
 
 def kept_of(info: RunInfo) -> KeptSteps | None:
@@ -112,7 +112,6 @@ class WatchedRun:
             self._ended_at = ""
 
     def close(self) -> None:
-        """End the triage."""
         self._triage.close()
         if not self._disk.hangs:
             # (there is room for it now, if there was none before)

@@ -409,12 +409,12 @@ def _read_rows(path: Path) -> TraceRows:
             wanted = [column for column in COLUMNS | RANK if column in there]
             for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
                 for column in wanted:
+                    if missing := batch.column(column).null_count:
+                        raise InputError(f"{path}: {column}: {missing} values missing")
                     values_E = _values(batch.column(column), names if column == "optype" else None)
                     parts.setdefault(column, []).append(values_E)
     except (ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
-    except _MissingError as error:
-        raise InputError(f"{path}: {column}: {error}") from error
     if not parts:
         raise InputError("no operations")
     columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
@@ -426,14 +426,8 @@ def _read_rows(path: Path) -> TraceRows:
     return TraceRows.of(columns, names)
 
 
-class _MissingError(Exception):
-    """A column has rows without a value."""
-
-
 def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
     """A column's values; of texts, where they are in ``names``, to which those not yet there are added."""
-    if column.null_count:
-        raise _MissingError(f"{column.null_count} values missing")
     if names is None:
         return np.asarray(column.to_numpy(zero_copy_only=False))
     encoded = column.dictionary_encode()

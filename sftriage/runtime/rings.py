@@ -32,7 +32,7 @@ _OWNER, _STEPS = "owner", "steps"
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
     """A fresh private directory for rings. On tmpfs where there is one: a store must not wait for a disk."""
     root = root or (TMPFS if os.access(TMPFS, os.W_OK) else Path(tempfile.gettempdir()))
-    home = root / _home()
+    home = root / f"sftriage-{os.getuid()}"
     with refusing(f"cannot make a directory for rings in {root}"):
         for last in (False, False, True):
             home.mkdir(mode=0o700, exist_ok=True)
@@ -53,10 +53,6 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
     return rings
 
 
-def _home() -> str:
-    return f"sftriage-{os.getuid()}"
-
-
 def own(rings: Path) -> None:
     """Note that this process takes care of a directory of rings."""
     with refusing(f"{rings} cannot be written"):
@@ -73,7 +69,7 @@ def remove_rings_directory(rings: Path, *, whoever_writes: bool = False) -> None
     """Remove a run's rings, unless a trainer still writes into one; and what they are in, where they are the last."""
     if whoever_writes or not trainers_alive(rings):
         shutil.rmtree(rings, ignore_errors=True)
-        if rings.parent.name == _home():
+        if rings.parent.name == f"sftriage-{os.getuid()}":
             with contextlib.suppress(OSError):
                 rings.parent.rmdir()
 
@@ -103,23 +99,12 @@ def sweep(home: Path) -> None:
             if not alive and not trainers_alive(rings):
                 steps = Path(os.fsdecode((rings / _STEPS).read_bytes())) if (rings / _STEPS).is_file() else None
                 if steps is not None:
-                    _keep_steps(rings, steps)
-                    _end_nsys(RunDirectory(steps.parent))
+                    _finish_killed(rings, steps)
                 shutil.rmtree(rings, ignore_errors=True)
 
 
-def _end_nsys(directory: RunDirectory) -> None:
-    try:
-        place = place_in(directory)
-    except InputError as error:
-        log.warning("what nsys left of it is not removed: %s", error)
-    else:
-        if place is not None:
-            remove_place(place)
-
-
-def _keep_steps(rings: Path, steps: Path) -> None:
-    """Put the steps that are in no log yet into one: who would have done it was killed."""
+def _finish_killed(rings: Path, steps: Path) -> None:
+    """Put the steps of a killed run that are in no log yet into one, and remove what nsys left of it."""
     try:
         if steps.is_dir():
             reading = RankRings(rings, steps)
@@ -127,3 +112,8 @@ def _keep_steps(rings: Path, steps: Path) -> None:
             reading.close()
     except Exception as error:
         log.warning("the last steps in %s are lost: %s", rings, error)
+    try:
+        if (place := place_in(RunDirectory(steps.parent))) is not None:
+            remove_place(place)
+    except InputError as error:
+        log.warning("what nsys left of it is not removed: %s", error)
