@@ -56,11 +56,9 @@ def test_what_only_this_machine_reaches_wants_no_token_and_all_else_says_how_to_
             Access.to(host, None, "give one with --a-file")
 
 
-def test_a_token_is_in_a_file_or_else_in_the_environment(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("0123456789abcdef\n")
-    (tmp_path / "token").chmod(0o600)
+def test_a_token_is_in_a_file_or_else_in_the_environment(token, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "fedcba9876543210")
-    assert token_of(tmp_path / "token", "SOME_TOKEN") == "0123456789abcdef"
+    assert token_of(token, "SOME_TOKEN") == "0123456789abcdef"
     assert token_of(None, "SOME_TOKEN") == "fedcba9876543210"
     assert token_of(None, "NO_TOKEN") is None
 
@@ -80,42 +78,34 @@ def token(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
-def test_a_token_file_of_ones_own_is_taken(token, mode):
-    token.chmod(mode)
+@pytest.mark.parametrize(("file", "directory"), [*((mode, 0o700) for mode in (0o400, 0o600, 0o700)), (0o600, 0o1777)])
+def test_a_token_file_that_nobody_else_can_use_or_replace_is_taken(token, file, directory):
+    token.chmod(file)
+    token.parent.chmod(directory)
     assert token_of(token, "") == "0123456789abcdef"
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666])
-def test_a_token_file_that_others_can_use_is_refused_with_what_mends_it(token, mode):
-    token.chmod(mode)
-    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+@pytest.mark.parametrize(
+    ("file", "directory", "said"),
+    [
+        *((mode, 0o700, f"mode {mode:04o}") for mode in (0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666)),
+        *((0o600, mode, "others can put another token in its place") for mode in (0o720, 0o702, 0o777)),
+    ],
+)
+def test_a_token_file_that_others_can_use_or_replace_is_refused_with_what_mends_it(token, file, directory, said):
+    token.chmod(file)
+    token.parent.chmod(directory)
+    with pytest.raises(UsageError, match=said) as caught:
         token_of(token, "")
     # WHEN a person does what they are told THEN it is taken
     subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
     assert token_of(token, "") == "0123456789abcdef"
 
 
-@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
-def test_a_token_file_that_others_can_put_another_in_the_place_of(token, mode):
-    token.parent.chmod(mode)
-    with pytest.raises(UsageError, match="others can put another token in its place") as caught:
-        token_of(token, "")
-    subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
-    assert token_of(token, "") == "0123456789abcdef"
-
-
-def test_in_a_directory_such_as_tmp_nobody_can(token):
-    token.parent.chmod(0o1777)
-    assert token_of(token, "") == "0123456789abcdef"
-
-
 def test_a_link_is_as_good_as_where_it_leads(token, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    (tmp_path / "open" / "token").write_text("0123456789abcdef\n")
-    (tmp_path / "open" / "token").chmod(0o600)
-    (tmp_path / "link").symlink_to(tmp_path / "open" / "token")
+    (tmp_path / "link").symlink_to(token.rename(tmp_path / "open" / "token"))
     with pytest.raises(UsageError, match="others can put another token in its place"):
         token_of(tmp_path / "link", "")
 
@@ -201,46 +191,26 @@ def test_nothing_but_reading_is_answered(run, method, target):
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
+NAMES = ("127.0.0.1", "127.0.0.1:8080", "localhost:1", "LocalHost", "[::1]:8080")
+OTHERS = ("evil.example.org", "evil.example.org:8080", "127.0.0.1.evil.example.org", "localhost.evil.example.org")
+OTHERS += ("localhost@evil.example.org", "localhost:8080/", "localhost:9400/../x", "10.0.0.1", "", "localhost\x00")
+
+
 @pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1", 200),
-        ("127.0.0.1:8080", 200),
-        ("localhost:1", 200),
-        ("LocalHost", 200),
-        ("[::1]:8080", 200),
-        ("evil.example.org", 421),
-        ("evil.example.org:8080", 421),
-        ("127.0.0.1.evil.example.org", 421),
-        ("localhost.evil.example.org", 421),
-        ("localhost@evil.example.org", 421),
-        ("localhost:8080/", 421),
-        ("localhost:9400/../x", 421),
-        ("10.0.0.1", 421),
-        ("", 421),
-        ("localhost\x00", 421),
-    ],
+    ("hosts", "status"),
+    [*(([one], 200) for one in NAMES), *(([one], 421) for one in OTHERS), ([], 421), (["localhost", "evil.org"], 421)],
 )
-def test_a_name_that_was_made_to_point_here_is_refused(run, host, status):
-    assert run.get("/", headers=[("host", host)]).status == status
-
-
-@pytest.mark.parametrize("headers", [[], [("host", "localhost"), ("host", "evil.example.org")]])
-def test_a_request_names_one_host(run, headers):
-    assert run.get("/", headers=headers).status == 421
+def test_a_name_that_was_made_to_point_here_is_refused_and_a_request_names_one_host(run, hosts, status):
+    assert run.get("/", headers=[("host", host) for host in hosts]).status == status
 
 
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("triage.example.org", 200),
-        ("TRIAGE.example.org:443", 200),
-        ("10.1.2.3:8080", 200),
+        *((host, 200) for host in ("triage.example.org", "TRIAGE.example.org:443", "10.1.2.3:8080")),
         # An address is nobody's to point elsewhere.
-        ("192.168.0.7", 200),
-        ("[fe80::1]", 200),
-        ("evil.example.org", 421),
-        ("localhost", 421),
+        *((host, 200) for host in ("192.168.0.7", "[fe80::1]")),
+        *((host, 421) for host in ("evil.example.org", "localhost")),
     ],
 )
 def test_a_page_for_others_goes_by_its_names_and_by_addresses(guarded, host, status):
@@ -250,26 +220,21 @@ def test_a_page_for_others_goes_by_its_names_and_by_addresses(guarded, host, sta
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [
-        (None, 401),
-        (basic(TOKEN), 200),
-        (basic(TOKEN, user=""), 200),
-        (("authorization", f"Bearer {TOKEN}"), 200),
-        (("authorization", f"bearer   {TOKEN}"), 200),
-        (basic(TOKEN[:-1]), 401),
-        (basic(TOKEN + "x"), 401),
-        (basic(""), 401),
-        (("authorization", f"Bearer {TOKEN}x"), 401),
-        (("authorization", "Bearer \xff\xfe"), 401),
-        (("authorization", f"Digest {TOKEN}"), 401),
-        (("authorization", TOKEN), 401),
-        (("authorization", "Basic !!!"), 401),
-        (("authorization", "Basic /w=="), 401),
-        (("authorization", ""), 401),
+        ([], 401),
+        *(([one], 200) for one in (basic(TOKEN), basic(TOKEN, user=""))),
+        *(([one], 401) for one in (basic(TOKEN[:-1]), basic(TOKEN + "x"), basic(""))),
+        *(([("authorization", text)], 200) for text in (f"Bearer {TOKEN}", f"bearer   {TOKEN}")),
+        *(([("authorization", text)], 401) for text in (f"Bearer {TOKEN}x", "Bearer \xff\xfe", f"Digest {TOKEN}")),
+        *(([("authorization", text)], 401) for text in (TOKEN, "Basic !!!", "Basic /w==", "")),
+        # two are none
+        ([basic(TOKEN), basic(TOKEN)], 401),
     ],
 )
-@pytest.mark.parametrize("target", ["/", "/events", "/static/page.css", "/captures/x/files/y", "/nowhere"])
+@pytest.mark.parametrize(
+    "target", ["/", "/events", "/static/page.css", "/captures/x/files/y", "/nowhere", f"/?token={TOKEN}"]
+)
 def test_without_the_token_there_is_nothing_to_be_seen(guarded, target, authorization, status):
-    headers = [("host", "10.1.2.3"), *([authorization] if authorization else [])]
+    headers = [("host", "10.1.2.3"), *authorization]
     # (an event stream does not end: its headers will do)
     answer = ask(guarded, target, headers=headers, method="HEAD" if target == "/events" else "GET")
     if status == 401:
@@ -277,15 +242,6 @@ def test_without_the_token_there_is_nothing_to_be_seen(guarded, target, authoriz
         assert TOKEN.encode() not in answer.body
     else:
         assert answer.status in (200, 404)
-
-
-def test_a_token_in_an_address_is_no_token(guarded):
-    assert ask(guarded, f"/?token={TOKEN}", headers=[("host", "10.1.2.3")]).status == 401
-
-
-def test_two_tokens_are_none(guarded):
-    headers = [("host", "10.1.2.3"), basic(TOKEN), basic(TOKEN)]
-    assert ask(guarded, "/", headers=headers).status == 401
 
 
 def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
@@ -324,33 +280,15 @@ def registry() -> CollectorRegistry:
     return registry
 
 
-@pytest.fixture
-def metrics_served(registry):
-    """An endpoint on a free port of this machine; its host and port."""
-    endpoint = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, ""))
-    endpoint.serve(registry)
-    yield "127.0.0.1", int(endpoint.url.rsplit(":", 1)[1].partition("/")[0])
-    endpoint.close()
-
-
-def scrape(at, **headers):
-    connection = http.client.HTTPConnection(*at, timeout=DEADLINE_S)
-    try:
-        connection.request("GET", "/metrics", headers=headers)
-        answer = connection.getresponse()
-        return answer, answer.read()
-    finally:
-        connection.close()
-
-
-def test_the_format_is_the_one_that_is_asked_for(metrics_served):
-    answer, text = scrape(metrics_served)
-    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
-    assert b"something 7.0" in text
-    answer, text = scrape(metrics_served, Accept="application/openmetrics-text; version=1.0.0")
-    assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-    assert [family.name for family in parse_openmetrics(text.decode())] == ["something"]
-    assert answer.headers["Cache-Control"] == "no-store"
+def test_the_format_is_the_one_that_is_asked_for(registry):
+    app = metrics_app(registry, Access.to("127.0.0.1", None, ""))
+    plain = ask(app, "/metrics")
+    assert (plain.status, plain.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert "something 7.0" in plain.text
+    answer = ask(app, "/metrics", headers=[*LOCAL, ("accept", "application/openmetrics-text; version=1.0.0")])
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert [family.name for family in parse_openmetrics(answer.text)] == ["something"]
+    assert answer.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
@@ -528,20 +466,13 @@ def test_requests_on_connections_over_the_limit_are_answered_503(served):
         connection.close()
 
 
-@pytest.mark.parametrize("what", ["metrics", "a trace"])
-def test_the_other_servers_have_the_same_limits(monkeypatch, what, tmp_path):
+def test_the_other_servers_have_the_same_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(serving, "REQUEST_S", 0.05)
-    with contextlib.ExitStack() as ending:
-        if what == "metrics":
-            endpoint = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, ""))
-            endpoint.serve(CollectorRegistry())
-            ending.callback(endpoint.close)
-            at = ("127.0.0.1", urlsplit(endpoint.url).port)
-        else:
-            listening = listen("127.0.0.1", 0)
-            at = listening.getsockname()
-            trace = ServedTrace(tmp_path / "trace", "trace", at[1])
-            ending.enter_context(BackgroundServer(trace.app(), listening))
-        connection = socket.create_connection(at, DEADLINE_S)
-        connection.sendall(HEAD)
-        assert closed(connection)
+    endpoint, listening = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, "")), listen("127.0.0.1", 0)
+    endpoint.serve(CollectorRegistry())
+    port = listening.getsockname()[1]
+    with contextlib.closing(endpoint), BackgroundServer(ServedTrace(tmp_path / "x", "x", port).app(), listening):
+        for one in (urlsplit(endpoint.url).port, port):
+            connection = socket.create_connection(("127.0.0.1", one), DEADLINE_S)
+            connection.sendall(HEAD)
+            assert closed(connection)
