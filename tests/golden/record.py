@@ -131,6 +131,7 @@ def record(root: Path) -> Iterator[tuple[str, str]]:
             yield f"manifest-{name}.txt", fitted(json.loads(newest.read_text(encoding="utf-8")))
         yield from pages(root)
         yield "states.txt", "\n".join(states.told(root / "states"))
+        yield "queries.txt", "\n".join(states.queried(root))
         newest = min(root.glob("slow/captures/*/trace.json.gz"))
         yield "refused.txt", "\n".join(said.refused(root, newest, sftriage))
         yield "sentences.txt", "\n".join(said.sentences())

@@ -4,7 +4,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -31,17 +31,18 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.model.verdicts import Regression, Verdict
-from sftriage.reports.watch import picture
+from sftriage.reports.watch import WatchPosition, news, opening, picture
 from sftriage.reports.watch_lines import Room, picture_lines
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import DISK, note_launcher, note_problem
-from sftriage.traces.manifest import CauseInfo, CostInfo, FollowedInfo, Manifest
+from sftriage.traces.manifest import CauseInfo, CostInfo, FollowedInfo, Manifest, PlaceInfo
 from sftriage.traces.store import FileToStore, LocalStore, Upload
 from sftriage.web import page
 from sftriage.windows.steplog import StepLog
 from tests.scenario import NOW_S, Run, decision, held, info_of, request_of, run_at, verdict
 from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.web.conftest import Compiled
+from tests.unit.web.stored import shelf_at
 from tests.unit.web.test_charts import findings
 
 State = Callable[[Run], object] | int
@@ -54,6 +55,7 @@ DONE = datetime(2027, 1, 15, 8, 5, tzinfo=timezone.utc)
 ENDED_AT = "2027-01-15T08:10:00+00:00"
 DISTURBED = "needs_evidence", "hold", "self_inflicted"
 SLOWER = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
+AGAIN = replace(SLOWER, until_step=680)
 ASK = ManualRequest("a-1", (1,), "ada", "why is the loader slow?")
 CHANGED = {"time_s": NOW_S, "kind": "changed", "policies": [{"name": "default"}], "problems": [], "later": []}
 SLEPT = CauseInfo(code="sleep", sure=False, sentence="Rank 2 sleeps in load (data.py:57).", next_step="Look there.")
@@ -131,6 +133,11 @@ def uploaded(state: str, **about: Any) -> State:
     return lambda run: LocalStore(run.directory.path).note_upload("c-1", Upload(url=URL, state=state, **about))
 
 
+def sending(run: Run) -> AbstractContextManager[None]:
+    """Somebody sends captures as long as the run is looked at."""
+    return LocalStore(run.directory.path).uploading()
+
+
 def regressed(first: int) -> State:
     return window(first, "needs_evidence", "hold", "regressed", regression=SLOWER)
 
@@ -140,6 +147,7 @@ THROTTLED = window(30, "suspect", "throttle", onset=40)
 CAPTURED = window(30, "suspect", "capture", "rule slow-rank", asks="c-1", onset=40)
 KEPT = CAPTURED, stored(), result("c-1", "stored", first_step=160)
 MISSING = replace(verdict(80, "suspect").suspects[0], gain_s=75.0, share=0.0)
+PASSED = replace(verdict(80, "suspect"), suspects=(replace(MISSING, pattern="one-off", gain_s=2.0),))
 STALL = replace(verdict(80, "stalled", reasons=("not_arrived",)), suspects=(MISSING,))
 HUNG = verdict(100, "stalled", reasons=("in_sync",))
 REMEDY = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data"}
@@ -176,6 +184,16 @@ STATES: dict[str, tuple[State, ...]] = {
     "undecided, with a candidate": (window(0), judged(held(30, reasons=("sync_ambiguous",)), "hold", "sync_ambiguous")),
     "undecided, who was named before": (window(20), THROTTLED, judged(held(40), "hold", "co_critical")),
     "slower than its best": (window(20), regressed(660), regressed(670)),
+    "slow, then slower than its best too, and as good again": (
+        *(window(first, "suspect", "throttle", "captures_left") for first in (610, 620)),
+        *(window(first, "suspect", "throttle", "captures_left", regression=SLOWER) for first in (630, 640)),
+        window(650, "suspect", "throttle", "captures_left", regression=AGAIN),
+        window(660, "suspect", "throttle", "captures_left"),
+    ),
+    "one-off, and then chronic": (
+        *(judged(PASSED, "ignore", "observe_only"), judged(replace(PASSED, first_step=90, last_step=139))),
+        window(100, "suspect", "ignore"),
+    ),
     "stalled": (window(20), judged(STALL, "hold", "not_arrived")),
     "stalled, and nothing else": (window(30, "stalled", "hold", "in_sync"),),
     "by the devices' clock": (recorded, judged(replace(verdict(30, "suspect", onset=30), clock="device"))),
@@ -258,6 +276,11 @@ STATES: dict[str, tuple[State, ...]] = {
     ),
     "to be uploaded": (*KEPT, of_info(store=URL)),
     "to be uploaded once its sender is there": (*KEPT, of_info(store=URL), uploaded("uploading")),
+    "to be uploaded, and its sender is there": (*KEPT, of_info(store=URL), sending),
+    "being uploaded": (*KEPT, of_info(store=URL), uploaded("uploading"), sending),
+    "could not be uploaded, and its sender is there": (
+        *(*KEPT, of_info(store=URL), uploaded("failed", reason="refused <b>"), sending),
+    ),
     "could not be uploaded": (*KEPT, of_info(store=URL), uploaded("failed", reason="refused <b>")),
     "uploaded": (*KEPT, of_info(store=URL), uploaded("stored", verified_at=DONE)),
     "captured again, after what was left open": (
@@ -283,25 +306,26 @@ def told(root: Path) -> Iterator[str]:
 def state(path: Path, happens: tuple[State, ...]) -> Iterator[str]:
     run = run_at(path)
     run.directory.path.joinpath("rings").mkdir()
-    for one in happens:
-        if not isinstance(one, int):
-            one(run)
 
     def page_at(target: str) -> str:
         return str(run.get(target).text).replace(str(path), "runs/r")
 
     with ExitStack() as held:
-        for pid in (one for one in happens if isinstance(one, int)):
-            file = held.enter_context(locked(run.directory.lock))
-            file.write(str(pid).encode())
-            file.flush()
+        for one in happens:
+            if isinstance(one, int):
+                file = held.enter_context(locked(run.directory.lock))
+                file.write(str(one).encode())
+                file.flush()
+            elif isinstance(made := one(run), AbstractContextManager):
+                held.enter_context(made)
         view, text = replace(run.source.view(), directory="runs/r"), [*readable(page_at("/"))]
         links = re.findall(r'href="(/captures/[^"/]+)"', run.get().text + run.get("/decisions").text)
         for target in dict.fromkeys(links):
             text += [f"## {target}", *readable(page_at(target))]
         lines = [] if view.problem else picture_lines(picture(view, "runs/r"), Room(110), NOW_S)
+        log = [] if view.problem else [opening(view, "runs/r"), *news(WatchPosition(), view, NOW_S)[1]]
     drawn = re.sub(r"\n\nFrontier.*?(?=\n\n)", "", "\n".join(one.plain for one in lines), flags=re.DOTALL)
-    for line in (*text, "## watch", drawn):
+    for line in (*text, "## watch", drawn, "## watch, as a log", *log):
         yield line.replace(str(os.getpid()), "$PID").replace(str(os.getppid()), "$PPID")
 
 
@@ -313,3 +337,25 @@ def readable(html: str) -> Iterator[str]:
     for part in re.findall(r"<section.*?</section>", html, re.DOTALL):
         words = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", part))).strip()
         yield from textwrap.wrap(words, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+QUERIES = (
+    *("/", "/?job=resnet", "/?job=gpt%207b/ü", "/?run=run-2", "/?rank=3", "/?stage=forward", "/?reproduced=yes"),
+    *("/?profiler=nsys", "/?since=2027-01-15T08:00:05Z", "/?since=1h", "/?job=resnet&rank=2&run=run-1"),
+    # what means nothing is passed over
+    *("/?job=&rank=&since=", "/?rank=x&job=resnet&run=run-2", "/?rank=-1", "/?rank=99999999999", "/?rank=%D9%A3"),
+    *("/?since=yesterdayish", "/?since=%00", "/?reproduced=maybe", "/?profiler=perf"),
+    *("/captures/resnet/run-2/c-1", "/captures/resnet/run-1/c-1"),
+)
+
+
+def queried(root: Path) -> Iterator[str]:
+    """What the page of a store says to each query, and its pages of captures."""
+    shelf = shelf_at(root / "shelf", root / "shelf.db").stock()
+    shelf.put("c-5", second=5, update={"trigger": asked_for(manifest_of("c-5")).trigger})
+    place = PlaceInfo(function="save", file="/job/train.py", line=211, source="torch.save(state, path)")
+    cause = CauseInfo(code="checkpoint", sure=True, sentence="It saves.", next_step="Save less.", place=place)
+    shelf.put("c-6", stage=None, second=6, update={"findings": findings().model_copy(update={"cause": cause})})
+    shelf.look()
+    for query in QUERIES:
+        yield from (f"# {query}", *readable(shelf.get(query).text.replace(str(root), "stores")))

@@ -1,6 +1,5 @@
 """What `sftriage watch` shows of a run: exact, within the terminal, and text whatever a file says."""
 
-import contextlib
 import json
 from dataclasses import replace
 
@@ -11,13 +10,12 @@ from rich.cells import cell_len
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
-from sftriage.model.verdicts import Regression
 from sftriage.reports.watch import Picture, WatchPosition, all_of, closing, events, news, opening, picture
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.report import frontier_of
 from sftriage.runs.source import View
-from tests.scenario import NOW_S, Recorder, Run, request_of, run_at, verdict
+from tests.scenario import NOW_S, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
 
 RECORDED = RankCoverage(4, 4)
@@ -200,28 +198,6 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captures stored."
 
 
-def test_a_fault_that_passes_or_comes_to_stay_is_another(run):
-    # GIVEN a suspect that seems to have passed
-    first, second, third = (verdict(start, "suspect") for start in (20, 30, 40))
-    passed = [
-        replace(one, suspects=(replace(one.suspects[0], pattern="one-off", gain_s=2.0),)) for one in (first, second)
-    ]
-    told = all_of(run.source.view())
-    for one in (*passed, third):
-        run.decide(one, "ignore", "observe_only")
-    # WHEN it turns out to stay THEN that is said, and what is as before is not
-    _, lines = news(told, run.source.view(), NOW_S)
-    assert [line.rpartition("; ")[2].partition(". ")[0] for line in lines] == ["one-off, and has passed", "chronic"]
-
-
-def test_a_restart_is_said(run):
-    run.decide(verdict(20))
-    told = all_of(run.source.view())
-    run.decide(verdict(20, attempt=1))
-    assert "The job was started anew (restart 1)." in news(told, run.source.view(), NOW_S)[1][0]
-    assert "restart 1" in text(shown(run))
-
-
 def test_a_journal_that_began_anew_is_told_anew(run):
     for first in (20, 30, 40):
         run.decide(verdict(first))
@@ -245,46 +221,34 @@ def test_every_window_is_an_event_once(run):
     assert events(told, run.source.view())[1] == []
 
 
-SENTENCE = "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57), which sleeps."
-
-
-def found(code="sleep", sentence=SENTENCE, sure=True) -> CauseFound:
-    return CauseFound(NOW_S, "c-1", 2, code, sure, sentence, Place("load", "/job/data.py", 57), 3, "Look there.")
-
-
-def test_what_is_done_about_a_straggler_is_news_once(run):
+def test_what_is_done_and_why_are_news_once_as_lines_and_as_events(run):
+    # GIVEN a run of which all so far has been told, a remedy that is tried, and causes, of which one is not known
     run.decide(verdict(20, "suspect"))
     told = all_of(run.source.view())
     of = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data", "time_s": NOW_S}
-    with contextlib.closing(Recorder(run.directory.decisions)) as journal:
-        journal.append(RemedyChanged(**of, step=69, state="trying", reason="worthwhile", numbers={"expected_s": 0.05}))
-    after, (line,) = news(told, run.source.view(), NOW_S)
-    assert line.endswith("rank 2 in data: is tried; it would save 50.0 ms a step by its model.")
-    assert news(after, run.source.view(), NOW_S)[1] == []
-    assert events(told, run.source.view())[1][-1]["state"] == "trying"
-
-
-def test_why_is_news_once_as_a_line_and_as_an_event(run):
-    # GIVEN a run of which all so far has been told, and causes that are found one after the other
-    run.decide(verdict(20, "suspect"))
-    told = all_of(run.source.view())
-    with contextlib.closing(Recorder(run.directory.decisions)) as journal:
-        journal.append(found("unknown", "It is not known why."))
-        journal.append(found(sure=False))
+    place = Place("load", "/job/data.py", 57)
+    run.record_events(
+        RemedyChanged(**of, step=69, state="trying", reason="worthwhile", numbers={"expected_s": 0.05}),
+        CauseFound(NOW_S, "c-1", 2, "unknown", True, "It is not known why."),
+        CauseFound(NOW_S, "c-1", 2, "sleep", False, "Rank 2 sleeps in load (data.py:57).", place, 3, "Look there."),
+    )
     # WHEN news are told THEN what is known is a line, with how sure it is, and what is not known is none
     after, lines = news(told, run.source.view(), NOW_S)
-    assert lines == [f"2027-01-15 08:10:00  {SENTENCE} This is likely, and not sure."]
-    assert news(after, run.source.view(), NOW_S)[1] == []
-    # AND for programs there are both
-    _, values = events(told, run.source.view())
-    assert [(value["type"], value["code"], value["capture_id"]) for value in values] == [
-        ("cause", "unknown", "c-1"),
-        ("cause", "sleep", "c-1"),
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "is tried; it would save 50.0 ms a step by its model.",
+        "2027-01-15 08:10:00  Rank 2 sleeps in load (data.py:57). This is likely, and not sure.",
     ]
-    assert (values[1]["place"], values[1]["next_step"]) == (
-        {"function": "load", "file": "/job/data.py", "line": 57},
-        "Look there.",
+    assert news(after, run.source.view(), NOW_S)[1] == []
+    # AND for programs there are all
+    _, (remedy, unknown, sleep) = events(told, run.source.view())
+    assert (remedy["state"], unknown["code"], sleep["code"], sleep["capture_id"]) == (
+        "trying",
+        "unknown",
+        "sleep",
+        "c-1",
     )
+    place = {"function": "load", "file": "/job/data.py", "line": 57}
+    assert (sleep["place"], sleep["next_step"]) == (place, "Look there.")
 
 
 # The command
@@ -316,17 +280,3 @@ def test_what_is_no_run_is_an_error(sftriage, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     assert "not a run directory" in sftriage("watch", "--run", tmp_path / "other").err
-
-
-def test_that_the_job_is_slower_than_its_own_best_is_said_when_it_begins_and_ends(run):
-    # GIVEN a job with a suspect, which becomes slower than it has been on all ranks beside it, and is as good again
-    slower = Regression(40, 38, 45, 0.21, "all", ("backward",), 0.05)
-    windows = [None, slower, slower, replace(slower, until_step=60), None]
-    told = all_of(run.source.view())
-    for n, found in enumerate(windows):
-        run.decide(verdict(20 + 10 * n, "suspect", regression=found), "throttle", "captures_left")
-    # THEN each change is said, and what is as before is not
-    _, lines = news(told, run.source.view(), NOW_S)
-    assert ["best" in line for line in lines] == [False, True, True]
-    assert "slower than its best of 50.0 ms a step by 21% since about step 40 (38 to 45), in backward" in lines[1]
-    assert "as good as its best again since about step 60" in lines[2]

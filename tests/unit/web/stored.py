@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.manifest import Artefact, Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import CaptureKey
 from sftriage.web.serving import Access
@@ -43,6 +43,16 @@ class Shelf:
         (directory / "trace.json.gz").write_bytes(CONTENT)
         (directory / "manifest.json").write_bytes(manifest.to_json())
         return manifest
+
+    def stock(self) -> "Shelf":
+        """Put captures of two jobs and three runs there."""
+        again = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.1, expected_s=0.1)
+        self.put("c-1", second=1)
+        self.put("c-2", rank=3, stage="forward", second=2)
+        self.put("c-1", run="run-2", second=3, update={"reproduced": again})
+        self.put("c-4", job="gpt 7b/ü", second=4)
+        self.look()
+        return self
 
     def directory(self, manifest: Manifest) -> Path:
         return self.root / CaptureKey.of(manifest).key

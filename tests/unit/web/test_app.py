@@ -319,26 +319,6 @@ def elsewhere(captured):
     return captured
 
 
-@pytest.mark.parametrize(
-    ("upload", "pill", "said"),
-    [
-        (None, "to be stored", "waits for its turn"),
-        (Upload(url=URL, state="waiting"), "to be stored", "waits for its turn"),
-        (Upload(url=URL, state="uploading"), "being stored", f"on its way to {URL}"),
-        (Upload(url=URL, state="failed", reason="refused <b>"), "not stored", "refused <b>. It is tried again"),
-    ],
-)
-def test_while_somebody_sends_captures_a_page_says_how_far_each_is(elsewhere, upload, pill, said):
-    store = LocalStore(elsewhere.directory.path)
-    if upload is not None:
-        store.note_upload("c-1", upload)
-    with store.uploading():
-        overview, page = elsewhere.get(), elsewhere.get("/captures/c-1")
-    assert pill in text_of(overview)
-    assert said in text_of(page)
-    assert "<b>" not in page.text
-
-
 def test_a_page_that_listens_hears_of_an_upload(elsewhere):
     before = elsewhere.source.view().version
     LocalStore(elsewhere.directory.path).note_upload("c-1", Upload(url=URL, state="stored", verified_at=DONE))

@@ -11,16 +11,13 @@ import pytest
 from sftriage.errors import CatalogueError, StoreError
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey
 from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource
 from tests.integration.processes import wait_until
-from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.traces.faulty import FaultyObjects
-from tests.unit.traces.test_uploading import SLEPT
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf, shelf_at
 from tests.unit.web.test_charts import findings
@@ -35,23 +32,7 @@ def shelf(tmp_path) -> Shelf:
 @pytest.fixture
 def stocked(shelf) -> Shelf:
     """A store with captures of two jobs and three runs."""
-    return stock(shelf)
-
-
-@pytest.fixture(scope="module")
-def standing(module_path) -> Shelf:
-    """The same, for tests that leave it as it is."""
-    return stock(shelf_at(module_path / "share", module_path / "catalogue.db"))
-
-
-def stock(shelf: Shelf) -> Shelf:
-    again = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.1, expected_s=0.1)
-    shelf.put("c-1", second=1)
-    shelf.put("c-2", rank=3, stage="forward", second=2)
-    shelf.put("c-1", run="run-2", second=3, update={"reproduced": again})
-    shelf.put("c-4", job="gpt 7b/ü", second=4)
-    shelf.look()
-    return shelf
+    return shelf.stock()
 
 
 def links(answer) -> list[str]:
@@ -72,54 +53,6 @@ def test_a_store_is_read_beside_the_page(shelf):
     assert shelf.look().version != before
 
 
-def test_the_newest_capture_comes_first(standing):
-    assert [link.rpartition("/")[2] for link in links(standing.get())] == ["c-4", "c-1", "c-2", "c-1"]
-
-
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("job=resnet", ["run-2/c-1", "run-1/c-2", "run-1/c-1"]),
-        (f"job={quote('gpt 7b/ü')}", ["run-1/c-4"]),
-        ("run=run-2", ["run-2/c-1"]),
-        ("rank=3", ["run-1/c-2"]),
-        ("stage=forward", ["run-1/c-2"]),
-        ("reproduced=yes", ["run-2/c-1"]),
-        ("profiler=nsys", []),
-        ("since=2027-01-15T08:00:03Z", ["run-1/c-4", "run-2/c-1"]),
-        ("since=1h", []),
-        ("job=resnet&rank=2&run=run-1", ["run-1/c-1"]),
-        ("job=&rank=&since=", ["run-1/c-4", "run-2/c-1", "run-1/c-2", "run-1/c-1"]),
-        # What means nothing is said, and passed over.
-        ("rank=x&job=resnet&run=run-2", ["run-2/c-1"]),
-    ],
-)
-def test_captures_are_filtered(standing, query, found):
-    answer = standing.get(f"/?{query}")
-    assert [link.split("/", 3)[3] for link in links(answer)] == found
-    if not found:
-        assert "No such capture among the 4" in text_of(answer)
-
-
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("rank=-1", "a rank is a whole number"),
-        ("rank=99999999999", "a rank is a whole number"),
-        ("rank=%D9%A3", "a rank is a whole number"),
-        ("since=yesterdayish", "expected how long ago"),
-        ("since=%00", "expected how long ago"),
-        ("reproduced=maybe", "reproduced is one of yes, partly, no"),
-        ("profiler=perf", "profiler is one of torch, nsys, stacks"),
-    ],
-)
-def test_a_filter_that_means_nothing_is_passed_over_and_said(standing, query, said):
-    answer = standing.get(f"/?{query}")
-    assert answer.status == 200
-    assert said in text_of(answer)
-    assert len(links(answer)) == 4
-
-
 def test_a_long_list_has_pages_that_keep_the_filter(shelf):
     for n in range(120):
         shelf.put(f"c-{n:03}", second=n % 60)
@@ -134,29 +67,8 @@ def test_a_long_list_has_pages_that_keep_the_filter(shelf):
         assert shelf.get(f"/?page={page}").status == 200
 
 
-def test_a_capture_page_has_the_manifest_and_says_that_there_is_no_timeline(standing):
-    answer = standing.get(links(standing.get("/?run=run-2"))[0])
-    seen = text_of(answer)
-    for words in ("Capture of rank 2", "No timeline here", "resnet, run-2", hashlib.sha256(CONTENT).hexdigest()):
-        assert words in seen
-    assert "was there" in seen
-    # AND leads to the others of its run alone
-    assert "c-2" in text_of(standing.get("/captures/resnet/run-1/c-1"))
-    assert "c-2" not in seen
-
-
-def test_what_a_person_asked_for_has_neither_stage_nor_gain_in_the_list(shelf):
-    shelf.put("c-1", update={"trigger": asked_for(manifest_of("c-1")).trigger})
-    shelf.put("c-2", stage=None)
-    shelf.look()
-    rows = {re.search('/(c-.)"', row)[1]: row for row in shelf.get().text.split("<tr>")[2:]}
-    assert "all local stages" in rows["c-2"]
-    assert "all local stages" not in rows["c-1"]
-    assert ("asked for" in rows["c-1"], " ms" in rows["c-1"]) == (True, False)
-
-
-def test_every_field_has_a_label_and_every_table_a_head(standing):
-    text = standing.get().text
+def test_every_field_has_a_label_and_every_table_a_head(stocked):
+    text = stocked.get().text
     assert text.count("<label>") == len(re.findall("<(?:input|select) ", text)) == 7
     assert all(a.get("scope") in ("col", "row") for tag, a in Seen(text).tags if tag == "th")
 
@@ -287,8 +199,8 @@ def test_markup_in_names_is_text(shelf):
         harmless(answer)
 
 
-def test_markup_in_a_filter_is_text(standing):
-    answer = standing.get(f"/?job={quote(NASTY)}&since={quote(NASTY)}&rank={quote(NASTY)}&reproduced={quote(NASTY)}")
+def test_markup_in_a_filter_is_text(stocked):
+    answer = stocked.get(f"/?job={quote(NASTY)}&since={quote(NASTY)}&rank={quote(NASTY)}&reproduced={quote(NASTY)}")
     assert answer.status == 200
     assert "<img src=x" not in answer.text
 
@@ -340,16 +252,3 @@ def test_events_say_what_has_changed(stocked):
     # WHEN the store is looked at again THEN the version is another one
     wait_until(lambda: stocked.source.view().version != before)
     assert ask(stocked.app, "/events", method="HEAD").status == 200
-
-
-def test_the_list_says_why_each_rank_was_slow(shelf):
-    # GIVEN a capture of which it is known why its rank was slow, and one of which it is not
-    place = PlaceInfo(function="save", file="/job/train.py", line=211, source="torch.save(state, path)")
-    cause = CauseInfo(code="checkpoint", sure=True, sentence="It saves.", next_step="Save less.", place=place)
-    shelf.put("c-1", update={"findings": SLEPT.model_copy(update={"cause": cause})})
-    shelf.put("c-2", second=1)
-    shelf.look()
-    # THEN the list has a column for it
-    page = shelf.get().text
-    assert page.count("<td>torch.save at train.py:211</td>") == 1
-    assert '<th scope="col">cause</th>' in page
