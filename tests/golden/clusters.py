@@ -98,8 +98,13 @@ def running(name: str = "train-0", labels: Any = None, created: str = BEFORE, **
     return {"metadata": {**metadata, **more}, "spec": spec, "status": {"phase": "Running"}}
 
 
+LABELLED = running(labels=LABEL)
 INJECTED = {"annotations": {"sftriage.dev/status": "injected"}}
 JOB = job_of(running()).job  # type: ignore[union-attr]  # it is one
+
+
+def namespace(labels: Any, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "ml", "labels": labels, **more}}
 
 
 def deployment(name: str, available: int = 1, **more: Any) -> dict[str, Any]:
@@ -166,9 +171,7 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "an old cluster": {"version": (1, 28)},
     "no definitions": {"definitions": []},
     "no operator": {"deployments": [deployment("sftriage-webhook")]},
-    "an operator that does not run": {
-        "deployments": [deployment("sftriage-operator", 0), deployment("sftriage-webhook")]
-    },
+    "an operator that does not run": {"deployments": [deployment("sftriage-operator", 0), WELL.deployments[1]]},
     "two of it": {"deployments": [*WELL.deployments, deployment("sftriage-operator", namespace="other")]},
     "its rights": {"operator_may": {"patch tracecaptures": False}},
     "no webhook configuration": {"webhooks": []},
@@ -185,20 +188,16 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "no label on several": {"pods": [running("a"), running("b")]},
     "no label on many": {"pods": [running(f"p{number}") for number in range(9)]},
     "a label with another value": {"pods": [running(labels={"sftriage.dev/inject": "true"})]},
-    "a namespace's with another value": {
-        "about": {"metadata": {"name": "ml", "labels": {"sftriage.dev/inject": "yes"}}}
-    },
+    "a namespace's with another value": {"about": namespace({"sftriage.dev/inject": "yes"})},
     "pods older than the label": {"pods": [running(labels=LABEL, managedFields=LABELLED_LATE)]},
     "pods older than the namespace's label": {
         "pods": [running()],
-        "about": {"metadata": {"name": "ml", "labels": LABEL, "managedFields": LABELLED_LATE}},
+        "about": namespace(LABEL, managedFields=LABELLED_LATE),
     },
-    "pods older than the webhook": {"pods": [running(labels=LABEL)], "webhooks": [webhook(created=LATELY)]},
-    "labelled, and the webhook was away": {"pods": [running(labels=LABEL)]},
-    "labelled, and left alone": {
-        "pods": [{**running(labels=LABEL), "spec": {"containers": [{"name": "sftriage-agent"}]}}]
-    },
-    "labelled, and the cluster too old": {"pods": [running(labels=LABEL)], "version": (1, 27)},
+    "pods older than the webhook": {"pods": [LABELLED], "webhooks": [webhook(created=LATELY)]},
+    "labelled, and the webhook was away": {"pods": [LABELLED]},
+    "labelled, and left alone": {"pods": [LABELLED | {"spec": {"containers": [{"name": "sftriage-agent"}]}}]},
+    "labelled, and the cluster too old": {"pods": [LABELLED], "version": (1, 27)},
     "no controller": {"controllers": [], "reports": []},
     "a controller that does not run": {"controllers": [{**WELL.controllers[0], "status": FAILED}]},
     "no report": {"reports": []},
@@ -213,19 +212,15 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "pods that something else refuses": {"events": [{**EVENT, "message": "denied"}]},
     "nothing is wrong": {},
     "a pod of no job, without a label": {"pods": [{"metadata": {"name": "web", "labels": {}}, "spec": {}}, *WELL.pods]},
-    "a namespace's label": {"pods": [running(**INJECTED)], "about": {"metadata": {"name": "ml", "labels": LABEL}}},
-    "a pod that ended before there was a label": {
-        "pods": [{**running(), "status": {"phase": "Succeeded"}}, *WELL.pods]
-    },
+    "a namespace's label": {"pods": [running(**INJECTED)], "about": namespace(LABEL)},
+    "a pod that ended before there was a label": {"pods": [running() | {"status": {"phase": "Succeeded"}}, *WELL.pods]},
     "a job that has just begun": {
         "pods": [running(labels=LABEL, created=LATELY, **INJECTED)],
         "controllers": [],
         "reports": [],
     },
     "a job whose controller has ended": {"controllers": []},
-    "a capture that was asked for just now": {
-        "captures": [{**made("TraceCapture", "c", {}, creationTimestamp=LATELY)}]
-    },
+    "a capture that was asked for just now": {"captures": [made("TraceCapture", "c", {}, creationTimestamp=LATELY)]},
     "a trace in a store": {"captures": [capture("stored", stored=STORED)], "stores": {"s3://traces": ""}},
     "a quota with room": {"quotas": [{**QUOTA, "status": {"hard": {"pods": "4"}, "used": {"pods": "3"}}}]},
     "no version": {"version": None},

@@ -1,19 +1,17 @@
 """The golden record: what users and programs get from made-up runs, compared with the texts in ``recorded/``.
 
 ``make golden`` prints a unified diff of each text that differs and exits 1; ``make golden-accept`` records what there
-is now, for a change that is meant: read what ``git diff tests/golden/recorded`` shows before you commit it. With
-``ARGS='--only run-slow'`` either looks at the texts of that name alone.
+is now, for a change that is meant: read what ``git diff tests/golden/recorded`` shows before you commit it.
 
 The runs are made in `runs`, from fixed seeds, by the code of today: step logs, and a real controller over them.
 Commands run in this process, with the clock standing still.
 """
 
-import argparse
-import difflib
 import io
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,10 +55,6 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e-?\d+)?(?![\w.])")
 
 def main() -> int:
     """Compare with what is recorded, or record it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--accept", action="store_true", help="record what there is now")
-    parser.add_argument("--only", metavar="TEXT", default="", help="the texts whose names hold TEXT")
-    options = parser.parse_args()
     # (a program that is a module of a package calls itself so in its help)
     sys.modules["__main__"].__package__ = None
     os.environ.update(COLUMNS="100", TZ="UTC", NO_COLOR="1", TERM="dumb", LC_ALL="C.UTF-8")
@@ -68,35 +62,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="golden-") as made, chdir(made):
         root = Path(made).resolve()
         os.environ.update(XDG_STATE_HOME=str(root / "state"), XDG_CACHE_HOME=str(root / "cache"), HOME=str(root))
-        texts = {name: normal(text, root) for name, text in record(root) if options.only in name}
-    known = {path for path in RECORDED.glob("*.txt") if options.only in path.name}
-    return accept(texts, known) if options.accept else compare(texts, known)
-
-
-def accept(texts: dict[str, str], known: set[Path]) -> int:
-    """Record the texts, and forget those that there are no more."""
-    RECORDED.mkdir(exist_ok=True)
-    for path in known:
-        path.unlink()
-    for name, text in texts.items():
-        (RECORDED / name).write_text(text, encoding="utf-8")
-    return 0
-
-
-def compare(texts: dict[str, str], known: set[Path]) -> int:
-    """Print what differs from the recorded texts; 1 if anything does."""
-    recorded = {path.name: path.read_text(encoding="utf-8") for path in known}
-    lines, differ = list[str](), 0
-    for name in sorted({*recorded, *texts}):
-        before, after = recorded.get(name, "").splitlines(), texts.get(name, "").splitlines()
-        diff = list(difflib.unified_diff(before, after, f"recorded/{name}", f"now/{name}", lineterm=""))
-        differ, lines = differ + bool(diff), lines + diff
-    if differ:
-        lines.append(f"{differ} of {len(texts)} texts differ; if that is meant: make golden-accept")
-    else:
-        lines.append(f"golden: {len(texts)} texts are as recorded")
-    sys.stdout.write("\n".join(lines) + "\n")
-    return int(differ > 0)
+        texts = {name: normal(text, root) for name, text in record(root)}
+    with tempfile.TemporaryDirectory(prefix="now-") as made:
+        into = RECORDED if "--accept" in sys.argv else Path(made)
+        for path in into.glob("*.txt"):
+            path.unlink()
+        for name, text in texts.items():
+            (into / name).write_text(text, encoding="utf-8")
+        differ = subprocess.run(["diff", "-ruN", RECORDED, into]).returncode
+    said = "they differ; if that is meant: make golden-accept" if differ else f"{len(texts)} texts are as recorded"
+    sys.stdout.write(f"golden: {said}\n")
+    return differ
 
 
 def normal(text: str, root: Path) -> str:
@@ -253,9 +229,8 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     from sftriage.web import run_page
     from sftriage.web.run_page import RunPage
     from sftriage.web.serving import Access
-    from tests.golden import states
     from tests.golden.runs import NOW_S
-    from tests.unit.web.asking import ask
+    from tests.unit.web.asking import ask, readable
     from tests.unit.web.stored import shelf_at
 
     access = Access.to("127.0.0.1", None, "")
@@ -285,7 +260,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     yield "page-store.txt", html(shelf.app, "/")
     asked = ("slow",), (capture.name, "--run", "slow")
     reports = (sftriage("report", *of, "--format", "html", quiet=True).replace(str(root), "$ROOT") for of in asked)
-    yield "reports.txt", "\n\n".join("\n".join(states.readable(one)) for one in reports)
+    yield "reports.txt", "\n\n".join("\n".join(readable(one)) for one in reports)
 
 
 def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,11 @@
 
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from html import unescape
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +39,7 @@ from sftriage.web import page
 from sftriage.windows.steplog import StepLog
 from tests.scenario import NOW_S, Run, decision, held, info_of, request_of, run_at, verdict
 from tests.unit.conftest import asked_for, manifest_of
+from tests.unit.web.asking import readable
 from tests.unit.web.conftest import Compiled
 from tests.unit.web.stored import shelf_at
 from tests.unit.web.test_charts import findings
@@ -151,6 +150,7 @@ PASSED = replace(verdict(80, "suspect"), suspects=(replace(MISSING, pattern="one
 STALL = replace(verdict(80, "stalled", reasons=("not_arrived",)), suspects=(MISSING,))
 HUNG = verdict(100, "stalled", reasons=("in_sync",))
 REMEDY = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data"}
+FULL = NOW_S, NOW_S - 1, "No space left"
 FIGURES = {"on_s": 0.281, "off_s": 0.325, "saves_s": 0.044, "error_s": 0.0016}
 SHARED = CostInfo(first_step=159, last_step=165, cost_s=0.5, before_s=0.1, captures=2)
 COST = {"time_s": NOW_S, "attempt": 0, "first_step": 159, "last_step": 165, "before_s": 0.1}
@@ -197,10 +197,7 @@ STATES: dict[str, tuple[State, ...]] = {
     "stalled": (window(20), judged(STALL, "hold", "not_arrived")),
     "stalled, and nothing else": (window(30, "stalled", "hold", "in_sync"),),
     "by the devices' clock": (recorded, judged(replace(verdict(30, "suspect", onset=30), clock="device"))),
-    "few steps came in": (
-        partly,
-        judged(replace(verdict(20), numbers={"coverage": 0.7499})),
-    ),
+    "few steps came in": (partly, judged(replace(verdict(20), numbers={"coverage": 0.7499}))),
     "paused twice": (window(0), *(note(JobPaused(NOW_S, 0, at, at, 55.2, "backward", "in_sync")) for at in (10, 60))),
     **{
         f"throttled for {reason}, {'ended' if ends else 'going on'}": (
@@ -251,10 +248,7 @@ STATES: dict[str, tuple[State, ...]] = {
         f"captures cost {cost_s}": (*KEPT, note(CostMeasured(**COST | {"cost_s": cost_s})))
         for cost_s in (0.82, -0.1, None)
     },
-    "a cost in the manifest": (
-        CAPTURED,
-        stored("c-1", CostInfo(first_step=159, last_step=165, cost_s=0.5, before_s=0.1, captures=2)),
-    ),
+    "a cost in the manifest": (CAPTURED, stored("c-1", SHARED)),
     "GPUs": (
         window(100),
         note(EvidenceGathered(NOW_S, 100, 149, remarks=("GPU 2 is held back by its power limit",))),
@@ -270,10 +264,7 @@ STATES: dict[str, tuple[State, ...]] = {
         ),
         lambda run: note_problem(run.directory.path / "rings" / DISK, "Read-only file system"),
     ),
-    "the disk was full, and nothing was lost": (
-        window(20),
-        note(DiskRecovered(NOW_S, NOW_S - 1, "No space left", late={"steps": 3})),
-    ),
+    "the disk was full, and nothing was lost": (window(20), note(DiskRecovered(*FULL, late={"steps": 3}))),
     "to be uploaded": (*KEPT, of_info(store=URL)),
     "to be uploaded once its sender is there": (*KEPT, of_info(store=URL), uploaded("uploading")),
     "to be uploaded, and its sender is there": (*KEPT, of_info(store=URL), sending),
@@ -327,16 +318,6 @@ def state(path: Path, happens: tuple[State, ...]) -> Iterator[str]:
     drawn = re.sub(r"\n\nFrontier.*?(?=\n\n)", "", "\n".join(one.plain for one in lines), flags=re.DOTALL)
     for line in (*text, "## watch", drawn, "## watch, as a log", *log):
         yield line.replace(str(os.getpid()), "$PID").replace(str(os.getppid()), "$PPID")
-
-
-def readable(html: str) -> Iterator[str]:
-    """What a person reads on a page beside its charts, section by section."""
-    beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|lanes)".*?</section>'
-    html = re.sub(beside, "", html, flags=re.DOTALL)
-    yield from re.findall(r'<p class="run".*?(<span class="pill [^>]*>.*?)</span>', html)
-    for part in re.findall(r"<section.*?</section>", html, re.DOTALL):
-        words = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", part))).strip()
-        yield from textwrap.wrap(words, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 QUERIES = (

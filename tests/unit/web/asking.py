@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
 from html.parser import HTMLParser
@@ -91,6 +92,16 @@ class Seen(HTMLParser):
 def text_of(answer: Answer) -> str:
     """What a person reads, in one line."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", answer.text)))
+
+
+def readable(html: str) -> Iterator[str]:
+    """What a person reads on a page beside its charts, section by section."""
+    beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|lanes)".*?</section>'
+    html = re.sub(beside, "", html, flags=re.DOTALL)
+    yield from re.findall(r'<p class="run".*?(<span class="pill [^>]*>.*?)</span>', html)
+    for part in re.findall(r"<section.*?</section>", html, re.DOTALL):
+        words = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", part))).strip()
+        yield from textwrap.wrap(words, 160, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def harmless(answer: Answer) -> list[tuple[str, dict[str, str | None]]]:
