@@ -19,7 +19,6 @@ class Receiver:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.resources: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,7 +29,7 @@ class Receiver:
                 if self.path != "/v1/traces" or self.headers["Content-Type"] != "application/x-protobuf":
                     self.send_error(404)
                     return
-                receiver.take(ExportTraceServiceRequest.FromString(body), dict(self.headers))
+                receiver.take(ExportTraceServiceRequest.FromString(body))
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
@@ -48,8 +47,7 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def take(self, request: ExportTraceServiceRequest, headers: dict[str, str]) -> None:
-        self.headers.append(headers)
+    def take(self, request: ExportTraceServiceRequest) -> None:
         for one in request.resource_spans:
             self.resources.append({a.key: plain(a.value) for a in one.resource.attributes})
             self.spans += [span for scope in one.scope_spans for span in scope.spans]

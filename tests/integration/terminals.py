@@ -40,10 +40,6 @@ class Terminal:
         os.close(slave)
 
     @property
-    def title(self) -> str:
-        return self._screen.title
-
-    @property
     def echoes(self) -> bool:
         """Whether keys are shown as they are typed."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)

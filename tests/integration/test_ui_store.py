@@ -1,6 +1,5 @@
 """The page about a store of many jobs, in a real browser, about an S3 server: from the list to the downloaded file."""
 
-import gzip
 import hashlib
 import os
 from pathlib import Path
@@ -9,7 +8,6 @@ from urllib.request import urlopen
 import pytest
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.manifest import Artefact
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.stores import CaptureKey
 from tests import needs
@@ -18,6 +16,7 @@ from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, Proxy, environment_of, served
 from tests.unit.conftest import manifest_of
+from tests.unit.web.stored import CONTENT, trace_of
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -25,7 +24,6 @@ expect = playwright.expect
 URL = f"s3://{BUCKET}/shared"
 JOBS = ("resnet", "gpt 7b/ü", "<b>bert</b>")
 LARGE_BYTES = 96 * 2**20
-SMALL = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
 
 pytestmark = needs.chromium
 
@@ -50,12 +48,8 @@ def through(server, environment):
 def put(server):
     """Put a capture into the bucket, as an upload does."""
 
-    def put(capture_id: str, job: str = JOBS[0], content: bytes = SMALL, **about):
-        digest = hashlib.sha256(content).hexdigest()
-        trace = Artefact(
-            name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=len(content), sha256=digest
-        )
-        manifest = manifest_of(capture_id, trace, **about).model_copy(update={"job": job})
+    def put(capture_id: str, job: str = JOBS[0], content: bytes = CONTENT, **about):
+        manifest = manifest_of(capture_id, trace_of(content), **about).model_copy(update={"job": job})
         for name, body in (("trace.json.gz", content), ("manifest.json", manifest.to_json())):
             server.client.put_object(Bucket=BUCKET, Key=f"shared/{CaptureKey.of(manifest).key}/{name}", Body=body)
         return manifest
@@ -233,7 +227,7 @@ def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, mo
         page.wait_for_selector("#manifest")
         with page.expect_download() as download:
             page.click("text=Download trace.json.gz")
-        assert Path(download.value.path()).read_bytes() == SMALL
+        assert Path(download.value.path()).read_bytes() == CONTENT
         # AND while the catalogue is away, that is said
         page.goto(url)
         server.kill()

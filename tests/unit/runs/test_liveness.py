@@ -1,23 +1,19 @@
 """Who is still there of a run, who watches it, and which ranks record."""
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
-from datetime import datetime, timezone
 
 import pytest
 
-from sftriage.base.process import start_ticks
+from sftriage.base.process import locked, start_ticks
 from sftriage.recorder import Monitor
 from sftriage.recorder.files import RingFile
 from sftriage.runs import liveness
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of
 
-URL = "s3://our-traces/pretraining"
-DONE = datetime(2027, 1, 15, 8, 5, tzinfo=timezone.utc)
 NOBODY = 2**22 + 1
 """No process: pids end before."""
 
@@ -33,18 +29,14 @@ def rings(run):
 @pytest.fixture
 def trainer(rings):
     """A trainer that goes on: this process."""
-    return RingFile(rings, info_of(0, 1, pid=os.getpid(), pid_start_ticks=_ticks(os.getpid())), 8)
-
-
-def _ticks(pid: int) -> int:
-    return start_ticks(pid) or 0
+    return RingFile(rings, info_of(0, 1, pid=os.getpid(), pid_start_ticks=start_ticks(os.getpid()) or 0), 8)
 
 
 @contextlib.contextmanager
 def held(lock, pid: int):
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(str(pid))
+    with locked(lock) as file:
+        file.truncate(0)
+        file.write(str(pid).encode())
         file.flush()
         yield
 

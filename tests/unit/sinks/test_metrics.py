@@ -457,28 +457,20 @@ def steps(first_step: int, n_steps: int, attempt: int = 0) -> Window:
     return Window(FOUR, first_step, np.full((n_steps, 2, 4), 0.1), attempt=attempt)
 
 
-def test_a_window_that_was_counted_brings_nothing_new():
+COUNTED = {
+    "a window that was counted brings nothing new": ([(10, 4), (10, 4), (8, 3)], [4, 0, 0], [13]),
+    "after a gap the count goes on with what is there": ([(0, 4), (100, 4)], [4, 4], [103]),
+    "another attempt counts anew, the old one no more": ([(0, 4), (0, 4, 1), (4, 4, 0)], [4, 4, 0], [None, 3]),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_steps_are_new_once(case):
+    windows, new, last_steps = COUNTED[case]
     tally = StepTally()
-    assert tally.take(steps(10, 4)) is not None
-    assert tally.take(steps(10, 4)) is None
-    assert tally.take(steps(8, 3)) is None
-    assert tally.last_step(0) == 13
-
-
-def test_after_a_gap_the_count_goes_on_with_what_is_there():
-    tally = StepTally()
-    tally.take(steps(0, 4))
-    advances_NS, _ = tally.take(steps(100, 4))
-    assert (tally.last_step(0), len(advances_NS)) == (103, 4)
-
-
-def test_another_attempt_counts_its_steps_again_and_the_old_one_no_more():
-    tally = StepTally()
-    tally.take(steps(0, 4))
-    advances_NS, _ = tally.take(steps(0, 4, attempt=1))
-    assert (tally.last_step(1), len(advances_NS)) == (3, 4)
-    assert tally.take(steps(4, 4, attempt=0)) is None
-    assert (tally.last_step(0), tally.last_step(1)) == (None, 3)
+    counted = [tally.take(steps(*one)) for one in windows]
+    assert [0 if one is None else len(one[0]) for one in counted] == new
+    assert [tally.last_step(attempt) for attempt in range(len(last_steps))] == last_steps
 
 
 def test_times_are_on_the_clock_that_a_window_was_judged_on():

@@ -295,9 +295,6 @@ def test_a_sink_takes_everything(name, tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == []
 
 
-TOKEN = "0123456789abcdef"
-
-
 @pytest.fixture
 def registry() -> CollectorRegistry:
     registry = CollectorRegistry()

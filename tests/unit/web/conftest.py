@@ -7,6 +7,7 @@ from jinja2.bccache import Bucket
 
 from sftriage.web import page
 from tests.scenario import captured, run, store  # noqa: F401 (fixtures)
+from tests.unit.web.stored import Shelf, shelf_at
 
 
 class Compiled(BytecodeCache):
@@ -29,3 +30,9 @@ def templates_are_compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "Environment", partial(Environment, bytecode_cache=Compiled()))
         yield
+
+
+@pytest.fixture
+def shelf(tmp_path) -> Shelf:
+    """An empty store."""
+    return shelf_at(tmp_path / "share", tmp_path / "catalogue.db")

@@ -21,6 +21,13 @@ NOW = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
 CONTENT = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
 
 
+def trace_of(content: bytes) -> Artefact:
+    """A compressed trace as a manifest names it."""
+    digest = hashlib.sha256(content).hexdigest()
+    about = {"role": "trace", "media_type": "application/gzip", "size_bytes": len(content), "sha256": digest}
+    return Artefact(name="trace.json.gz", **about)
+
+
 @dataclass
 class Shelf:
     """The store, and the page about it."""
@@ -32,12 +39,8 @@ class Shelf:
 
     def put(self, capture_id: str, job: str = "resnet", run: str = "run-1", **about: Any) -> Manifest:
         """Put a capture there, as an upload does."""
-        digest = hashlib.sha256(CONTENT).hexdigest()
-        trace = Artefact(
-            name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=len(CONTENT), sha256=digest
-        )
-        extra = about.pop("update", {})
-        manifest = manifest_of(capture_id, trace, **about).model_copy(update={"job": job, "run": run, **extra})
+        update = {"job": job, "run": run, **about.pop("update", {})}
+        manifest = manifest_of(capture_id, trace_of(CONTENT), **about).model_copy(update=update)
         directory = self.directory(manifest)
         directory.mkdir(parents=True)
         (directory / "trace.json.gz").write_bytes(CONTENT)

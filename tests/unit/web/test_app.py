@@ -29,9 +29,14 @@ from sftriage.web import run_page
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage, RunsPage
 from sftriage.web.serving import Access
+from tests.integration.processes import wait_until
 from tests.scenario import NOW_S, Recorder, decision, request_of, verdict
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
+
+
+def version(answer) -> str:
+    return next(attributes["data-version"] for tag, attributes in Seen(answer.text).tags if tag == "body")
 
 
 def test_no_run_yet_then_one(tmp_path, run):
@@ -85,16 +90,14 @@ def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_m
 
 
 def test_findings_are_shown_once_they_are_there(captured, store):
-    share = Share(name=NASTY, kind="python", waits=True, self_s=0.04, calls=1.0)
     assert "has not been looked into" in text_of(captured.get("/captures/c-1"))
+    share = Share(name=NASTY, kind="python", waits=True, self_s=0.04, calls=1.0)
     store.note("c-1", findings().model_copy(update={"shares": (share,)}))
     answer = captured.get("/captures/c-1")
     assert "It slept." in text_of(answer)
     assert NASTY not in answer.text
+    # AND what the device did where it did something
     assert "What the device did" not in answer.text
-
-
-def test_what_the_device_did_is_shown_where_it_did_something(captured, store):
     kernel = KernelShare(name=NASTY, operator="aten::sort", within="Router", device_s=0.03, calls=2.0)
     store.note("c-1", findings().model_copy(update={"kernels": (kernel,)}))
     answer = captured.get("/captures/c-1")
@@ -153,8 +156,7 @@ def test_a_window_later_the_page_shows_it(captured):
     after = captured.get()
     assert "Slow, and captured" in text_of(before)
     assert "Healthy" in text_of(after)
-    version = r'data-version="(\w+)"'
-    assert re.search(version, before.text)[1] != re.search(version, after.text)[1]
+    assert version(before) != version(after)
 
 
 def test_the_pages_own_files_may_be_kept(run):
@@ -178,34 +180,16 @@ def test_there_are_only_so_many_listeners(run):
 
 def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypatch):
     # GIVEN a map that takes its time
-    go_on, drawn, plain_map = threading.Event(), threading.Event(), HeatSource.map
-
-    def slowly(self, *steps):
-        assert go_on.wait(60)
-        return plain_map(self, *steps)
-
-    monkeypatch.setattr(HeatSource, "map", slowly)
+    go_on, plain_map = threading.Event(), HeatSource.map
+    monkeypatch.setattr(HeatSource, "map", lambda *of: go_on.wait(60) and plain_map(*of))
     monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 0.001)
-    monkeypatch.setattr(RunSource, "_drawn", _then(RunSource._drawn, drawn))
     # WHEN the page is asked for THEN it is there without
     before = captured.get()
     assert "is being drawn" in text_of(before)
     # AND once the map is there, the page has changed, and shows it
     go_on.set()
-    assert drawn.wait(60)
-    monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 60)
-    after = captured.get()
-    assert "heat-cursor" in after.text
-    version = r'data-version="(\w+)"'
-    assert re.search(version, before.text)[1] != re.search(version, after.text)[1]
-
-
-def _then(method, event):
-    def called(*arguments):
-        method(*arguments)
-        event.set()
-
-    return called
+    after = wait_until(lambda: answer if "heat-cursor" in (answer := captured.get()).text else None)
+    assert version(after) != version(before)
 
 
 @pytest.fixture
@@ -382,10 +366,6 @@ def begin(always_looks, tmp_path):
 @pytest.fixture
 def runs_app():
     return RunsPage(StartedRuns(), Access.to("127.0.0.1", None, ""), lambda: NOW_S).app
-
-
-def version(answer) -> str:
-    return next(attributes["data-version"] for tag, attributes in Seen(answer.text).tags if tag == "body")
 
 
 def test_the_newest_run_is_followed_and_the_switch_is_said(runs_app, begin):

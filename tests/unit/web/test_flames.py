@@ -15,10 +15,8 @@ from sftriage.web.flames import LEAST_WIDTH, MAX_BOXES, MAX_ROWS, Sampled, flame
 from tests.unit.conftest import manifest_of
 from tests.unit.reduce.test_samples import DECODE, GET, LOOP, OPEN, samples
 from tests.unit.web.asking import NASTY, Seen, harmless, text_of
-from tests.unit.web.stored import Shelf, shelf_at
 from tests.unit.web.test_charts import findings, side
 
-MS = 1e-3
 PLACE = PlaceInfo(function=GET.function, file=GET.file, line=GET.line)
 CAUSE = CauseInfo(code="sleep", sure=True, sentence="It sleeps.", next_step="Wake it.", place=PLACE)
 FOUND = findings(side(2, stage_s=0.040), side(0, stage_s=0.010)).model_copy(update={"cause": CAUSE})
@@ -146,12 +144,6 @@ def put_sampled(captured, store, trace, tmp_path):
         return f"/captures/{manifest.capture_id}"
 
     return put
-
-
-@pytest.fixture
-def shelf(tmp_path) -> Shelf:
-    """An empty store."""
-    return shelf_at(tmp_path / "share", tmp_path / "catalogue.db")
 
 
 def test_a_capture_s_page_has_it_and_can_be_read_without_a_script(captured, put_sampled):

@@ -19,14 +19,8 @@ from sftriage.web.store_page import StorePage, StoreSource
 from tests.integration.processes import wait_until
 from tests.unit.traces.faulty import FaultyObjects
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
-from tests.unit.web.stored import CONTENT, Shelf, shelf_at
+from tests.unit.web.stored import CONTENT, Shelf
 from tests.unit.web.test_charts import findings
-
-
-@pytest.fixture
-def shelf(tmp_path) -> Shelf:
-    """An empty store."""
-    return shelf_at(tmp_path / "share", tmp_path / "catalogue.db")
 
 
 @pytest.fixture
