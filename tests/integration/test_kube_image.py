@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.pod_container import missing
-from tests.integration.pod_runner import running
-from tests.integration.pod_spec import Image, Objects
+from tests.integration.pods import Image, Objects, missing, running
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

@@ -1,6 +1,6 @@
 """A labelled training job, from its pods as the webhook has them to its trace on a laptop.
 
-The API server, the operator, the store and the job are real; the pods are run by `pod_runner`, on "nodes" that are
+The API server, the operator, the store and the job are real; the pods are run by `pods`, on "nodes" that are
 network namespaces. Nobody edits the training script, and nobody tells it anything of sftriage.
 """
 
@@ -26,9 +26,8 @@ from sftriage.kube.sidecar import InjectionSettings
 from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing, stored_trace
 from tests.integration.kube import captured as with_trace
 from tests.integration.namespaces import Hosts, hosts_of
-from tests.integration.pod_container import missing as no_containers
-from tests.integration.pod_runner import Pod, running
-from tests.integration.pod_spec import Image, Objects, Place
+from tests.integration.pods import Image, Objects, Place, Pod, running
+from tests.integration.pods import missing as no_containers
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 from tests.integration.s3 import BUCKET, environment_of, served
 from tests.integration.test_auto_seams import POLICY
@@ -119,14 +118,13 @@ class Platform:
         return replace(found, account=mounted)
 
     def place(self, number: int) -> Place:
-        return Place(f"node-{'abc'[number]}", self.hosts.addresses[number])
+        return Place(f"node-{'abc'[number]}", self.hosts.addresses[number], self.hosts.names[number])
 
     @contextlib.contextmanager
     def run(self, body: Mapping[str, Any], number: int, objects: Objects) -> Iterator[Pod]:
         """Run a pod on a node."""
         folder = self.folder / str(body["metadata"]["name"])
-        network = self.hosts.names[number]
-        with running(body, folder, objects=objects, place=self.place(number), network=network) as one:
+        with running(body, folder, objects=objects, place=self.place(number)) as one:
             yield one
 
     @contextlib.contextmanager
@@ -322,8 +320,7 @@ def test_containers_that_begin_again_lose_nothing(platform):
         agent = trains.containers["sftriage-agent"]
         trains.until(lambda: trains.containers["train"].restarts == 1)
         for one, container in ((trains, agent), (job.controls, job.controls.containers["controller"])):
-            assert container.process is not None
-            container.process.kill()
+            container.kill()
             one.until(lambda container=container: container.restarts == 1 and container.running)
         job.ends()
         stored = job.capture(cluster)

@@ -9,9 +9,7 @@ import pytest
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import HUB_KEY, job_of
 from sftriage.kube.sidecar import InjectionSettings
-from tests.integration.pod_container import missing
-from tests.integration.pod_runner import Pod, running
-from tests.integration.pod_spec import Image, Objects
+from tests.integration.pods import Image, Objects, Pod, missing, running
 from tests.unit.kube.pods import pod
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
