@@ -70,6 +70,22 @@ class Cluster:
         """An object, or several, as the server has them."""
         return json.loads(self.kubectl("get", *what, "-n", namespace, "-o", "json").stdout)
 
+    def prepare(self, *what: str) -> None:
+        """Apply folders and files of ``k8s/``, among them the definitions."""
+        self.kubectl("apply", *(word for name in what for word in ("-f", str(K8S / name))))
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
+    def let_age(self, kind: str, namespace: str) -> None:
+        """Wait until whatever is created next is younger than all objects of a kind: a server counts in seconds."""
+
+        def aged() -> bool:
+            done = self.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
+            now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
+            items = self.get(kind, namespace=namespace)["items"]
+            return all(now > one["metadata"]["creationTimestamp"] for one in items)
+
+        wait_until(aged, 60)
+
     @contextlib.contextmanager
     def namespace(self) -> Iterator[str]:
         """A namespace of a test's own."""
@@ -224,8 +240,7 @@ def cluster() -> Iterator[Cluster]:
 def prepared(*what: str) -> Iterator[Cluster]:
     """The same, with folders and files of ``k8s/`` applied, among them the definitions."""
     with cluster() as one:
-        one.kubectl("apply", *(word for name in what for word in ("-f", str(K8S / name))))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        one.prepare(*what)
         yield one
 
 

@@ -22,7 +22,6 @@ from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 REPORT = {
     "observedGeneration": 1,

@@ -22,7 +22,7 @@ from sftriage.runtime.many_hosts import is_up
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.hubs import free_port
-from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, cluster, missing
+from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, missing, prepared
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
@@ -61,9 +61,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    with cluster() as one:
-        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    with prepared("crds", "rbac") as one:
         yield one
 
 

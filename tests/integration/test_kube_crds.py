@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +25,6 @@ from tests.unit.conftest import manifest_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-REPOSITORY = Path(__file__).parents[2]
-CRDS = REPOSITORY / "k8s" / "crds"
 NOW_S = 1_800_000_000.0
 HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
 
@@ -40,7 +37,7 @@ def server() -> Iterator[Cluster]:
 
 def documented(kind: str = "TriagePolicy") -> dict[str, str]:
     """Every object of a kind that a page of the documentation has whole."""
-    pages = {page.stem: page.read_text() for page in sorted((REPOSITORY / "docs").glob("*.md"))}
+    pages = {page.stem: page.read_text() for page in sorted((K8S.parent / "docs").glob("*.md"))}
     blocks = {name: re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for name, text in pages.items()}
     return {
         f"{name}-{number}": block

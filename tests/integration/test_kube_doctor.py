@@ -13,11 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from tests.integration.kube import K8S, Cluster, Laptop, missing, prepared
-from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-
-SOON_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
     # WHEN a job trains without a label, and then with one, put on it while it runs
     server.create(trainer("train-0"), namespace)
     assert wrong(laptop)["label"].startswith("train-0 trains, without the label")
-    wait_until(lambda: younger(server, namespace), SOON_S)
+    server.let_age("pods", namespace)
     server.kubectl("label", "pod", "train-0", "-n", namespace, "sftriage.dev/inject=enabled")
     found = wrong(laptop)
     assert "label" not in found
@@ -61,13 +58,6 @@ def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
     server.create(quota, namespace)
     table = laptop("doctor", code=1).stdout
     assert "do: create the pods anew" in table or "do: see above" in table
-
-
-def younger(server: Cluster, namespace: str) -> bool:
-    """Whether what is created now is younger than the pod; a server counts in seconds."""
-    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
-    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
-    return bool(now > server.get("pod", "train-0", namespace=namespace)["metadata"]["creationTimestamp"])
 
 
 WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")

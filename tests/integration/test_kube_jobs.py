@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.sidecar import InjectionSettings
 from sftriage.policy.loading import find, parse
-from tests.integration.kube import ANY, Cluster, Operators, missing, prepared
+from tests.integration.kube import ANY, K8S, Cluster, Operators, missing, prepared
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = [
@@ -25,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(bool(os.environ.get(ANY)), reason="a cluster in which something runs makes pods of its own"),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 SOON_S = 60.0
 LEASE = "sftriage-system/sftriage-operator"
 DEFAULTS = InjectionSettings()
@@ -134,7 +132,7 @@ def test_a_job_has_a_controller_that_follows_its_policies_and_goes_with_its_pods
     password, template = found["secret"]["data"], found["deployment"]["spec"]["template"]
     server.create(policy("b"), namespace)
     wait_until(lambda: job.policies() == ["b"], SOON_S)
-    wait_until(lambda: older(server, namespace), SOON_S)
+    server.let_age("triagepolicies", namespace)
     server.create(policy("a"), namespace)
     wait_until(lambda: job.policies() == ["b", "a"], SOON_S)
     server.kubectl("delete", "tpol", "b", "-n", namespace)
@@ -149,15 +147,6 @@ def test_a_job_has_a_controller_that_follows_its_policies_and_goes_with_its_pods
     server.kubectl("delete", "pod", "pretraining-1", "-n", namespace, "--force")
     wait_until(lambda: not job.objects(), SOON_S)
     assert "Traceback" not in operators.said()
-
-
-def older(server: Cluster, namespace: str) -> bool:
-    """Whether what is created now is younger than the policies that there are; a server counts in seconds."""
-    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
-    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
-    return all(
-        now > one["metadata"]["creationTimestamp"] for one in server.get("triagepolicies", namespace=namespace)["items"]
-    )
 
 
 def test_pods_that_are_labelled_and_not_injected_are_said(server, namespace, operators):
@@ -287,7 +276,7 @@ def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, n
 
 def test_the_operator_s_own_objects_are_as_the_server_takes_them(server):
     """GIVEN the manifests as they are THEN they can be applied; a disruption budget's version is newer than some."""
-    documents = list(yaml.safe_load_all((REPOSITORY / "k8s" / "operator" / "deployment.yaml").read_text()))
+    documents = list(yaml.safe_load_all((K8S / "operator" / "deployment.yaml").read_text()))
     if server.kubectl("get", "--raw", "/apis/policy/v1", check=False).returncode != 0:
         documents[1]["apiVersion"] = "policy/v1beta1"
     for document in documents:

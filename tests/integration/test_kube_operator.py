@@ -29,7 +29,6 @@ from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-REPOSITORY = Path(__file__).parents[2]
 DEFAULT = yaml.safe_load(find("default").read_text())
 SOON_S = 60.0
 
@@ -76,7 +75,7 @@ def test_policies_are_told_how_they_stand(server, namespace, operator):
     with operator.running():
         becomes(server, namespace, {"a": FINE})
         # WHEN one comes that has a rule of the same name, and one that is not valid
-        wait_until(lambda: older(server, namespace), SOON_S)
+        server.let_age("triagepolicies", namespace)
         server.create(policy("b"), namespace)
         server.create(policy("c", active={"cron": "never"}), namespace)
         becomes(server, namespace, {"a": FINE, "b": CONFLICT, "c": INVALID})
@@ -97,14 +96,6 @@ def test_policies_are_told_how_they_stand(server, namespace, operator):
     for one in server.get("triagepolicies", namespace=namespace)["items"]:
         assert "finalizers" not in one["metadata"]
         assert "annotations" not in one["metadata"]
-
-
-def older(server: Cluster, namespace: str) -> bool:
-    """Whether what is created now is younger than what there is; a server counts in seconds."""
-    done = server.kubectl("create", "configmap", "clock", "-n", namespace, "-o", "json", "--dry-run=server")
-    now = json.loads(done.stdout)["metadata"]["creationTimestamp"]
-    items = server.get("triagepolicies", namespace=namespace)["items"]
-    return all(now > one["metadata"]["creationTimestamp"] for one in items)
 
 
 def test_what_happened_while_it_was_away_is_caught_up_with(server, namespace, operator):
@@ -152,8 +143,7 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     flags += [f"--audit-policy-file={rules}", f"--audit-log-path={audit}"]
     own = OwnCluster(Path(os.environ["SFTRIAGE_TEST_KUBE_BIN"]), *flags)
     with contextlib.closing(own), own.namespace() as namespace:
-        own.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
-        own.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        own.prepare("crds", "rbac")
         operator = Operators(own, tmp_path, namespace)
         with operator.running("--watch-seconds", "2"):
             own.create(policy("a"), namespace)

@@ -38,7 +38,6 @@ pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
-REPOSITORY = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "jobs" / "unedited" / "ddp.py"
 SLOW, A_STEP, SLOW_FROM, SLOW_S = 3, 8, 30, 0.2
 STORE, CREDENTIALS = f"s3://{BUCKET}/jobs", "store-credentials"
@@ -86,8 +85,7 @@ class Forwarded:
 @pytest.fixture(scope="module")
 def server() -> Iterator[OwnCluster]:
     with contextlib.closing(OwnCluster(Path(os.environ[OWN]))) as one:
-        one.kubectl("apply", "-f", str(REPOSITORY / "k8s" / "crds"), "-f", str(REPOSITORY / "k8s" / "rbac"))
-        one.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        one.prepare("crds", "rbac")
         yield one
 
 

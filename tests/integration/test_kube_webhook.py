@@ -20,17 +20,16 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.injecting import injected
 from sftriage.kube.jobs import job_of
-from sftriage.kube.sidecar import SITE, InjectionSettings
+from sftriage.kube.sidecar import SITE
 from sftriage.kube.webhook import Issued, issued
-from tests.integration.kube import Cluster, _free_ports, missing, prepared
+from tests.integration.hubs import free_port
+from tests.integration.kube import K8S, Cluster, missing, prepared
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-K8S = Path(__file__).parents[2] / "k8s"
 SOON_S = 60.0
 HOST = "127.0.0.1"
 CAPTURE = {
@@ -53,7 +52,7 @@ class Webhook:
     def __init__(self, server: Cluster, folder: Path) -> None:
         self.server, self.certs, self._folder = server, folder / "certs", folder
         self.certs.mkdir()
-        (self.port,) = _free_ports(1)
+        self.port = free_port()
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_account(folder, "sftriage-webhook"))}
 
     def certify(self) -> Issued:
@@ -161,13 +160,6 @@ def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
             )
             assert twice["spec"] == found["spec"]
             server.kubectl("delete", "pod", twice["metadata"]["name"], "-n", namespace, "--now", "--wait=false")
-
-
-def test_the_job_of_the_documentation_is_taken_as_it_is_and_injected(server, namespace):
-    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
-    (job,) = re.findall(r"```yaml\n(apiVersion: batch/v1.*?)```", page, re.DOTALL)
-    for text in (job, yaml.safe_dump(injected(yaml.safe_load(job), namespace, InjectionSettings(), (1, 31)).body)):
-        server.kubectl("create", "--dry-run=server", "--validate=false", "-n", namespace, "-f", "-", text=text)
 
 
 def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_left(server, namespace, webhook):
