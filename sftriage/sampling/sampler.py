@@ -67,11 +67,7 @@ _NAME = "pt_data_worker"
 
 
 def period_of(options: Mapping[str, int]) -> float:
-    """Seconds from one sample to the next, as a capture's options have it.
-
-    Raises:
-        CaptureError: it is out of bounds.
-    """
+    """Seconds from one sample to the next by a capture's options, or a CaptureError if that is out of bounds."""
     wanted = options.get(SAMPLES_PER_SECOND, round(1 / PERIOD_S))
     if not 1 <= wanted <= 1000:
         raise CaptureError(f"{SAMPLES_PER_SECOND} {wanted}: 1 to 1000")
@@ -79,12 +75,7 @@ def period_of(options: Mapping[str, int]) -> float:
 
 
 class StackSampler:
-    """Samples every thread of this process from `start` to `stop`, both called on the training thread.
-
-    Args:
-        at: the step and the stage that the training thread is in, and since when (nanoseconds, monotonic clock).
-        period_s: seconds from one sample to the next, or more.
-    """
+    """Samples every thread of this process from `start` to `stop`, both called on the training thread; see `Stacks`."""
 
     def __init__(self, at: Callable[[], At], period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -95,7 +86,7 @@ class StackSampler:
         self._problem = ""
 
     def start(self) -> None:
-        """Begin to sample. Does not raise: where no thread can be had, there are no stacks."""
+        """Begin to sample. Does not raise: without a thread there are no stacks."""
         try:
             self._thread = start_thread("samples", self._run)
         except RuntimeError as error:
@@ -103,7 +94,7 @@ class StackSampler:
         self._number = WORKERS.begin(self._period_s)
 
     def stop(self) -> None:
-        """Sample no more. The thread ends by itself, at once."""
+        """Sample no more; the thread ends at once."""
         self._ended.set()
         WORKERS.end(self._number)
 
@@ -114,11 +105,7 @@ class StackSampler:
             self._problem = repr(error)
 
     def keep(self, path: Path, max_bytes: int) -> str:
-        """Write what was sampled, once it has stopped, on another thread than the training one. Does not raise.
-
-        Returns:
-            Why there is no such file, in words; "" where it is whole.
-        """
+        """After `stop`, on another thread, write the samples; why there is no whole file, or "". Does not raise."""
         try:
             if self._thread is not None:
                 self._thread.join()
@@ -145,17 +132,13 @@ class _Channel:
         self._read = b""
 
     def send(self, what: bytes, number: int, period_s: float = 0.0) -> None:
-        """Send a request if that can be done at once; a worker that is gone or busy gets none."""
+        """Send a request if that needs no wait; a worker that is gone or busy gets none."""
         with contextlib.suppress(OSError):
-            # (in a process that has SIGPIPE as the kernel has it, it would be killed)
+            # (SIGPIPE would kill a process that handles it as the kernel does)
             self.end.send(_REQUEST.pack(what, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def answer(self, number: int) -> bytes | None:
-        """What it has answered of this capture, as far as it has come; None where that is not all yet.
-
-        Raises:
-            OSError: it is gone.
-        """
+        """The worker's whole answer on this capture; None until it has come, or an OSError if the worker is gone."""
         while True:
             while len(self._read) >= _ANSWER.size:
                 its, size_bytes = _ANSWER.unpack_from(self._read)
@@ -163,8 +146,7 @@ class _Channel:
                     break
                 found = self._read[_ANSWER.size : _ANSWER.size + size_bytes]
                 self._read = self._read[_ANSWER.size + size_bytes :]
-                # (an earlier one came too late)
-                if its == number:
+                if its == number:  # (an earlier one came too late)
                     return found
             try:
                 more = self.end.recv(1 << 18, socket.MSG_DONTWAIT)
@@ -184,7 +166,7 @@ class _Channel:
 
 
 class Workers:
-    """The workers of this process: the trainer's side. None of its public methods raises."""
+    """The trainer's side of its DataLoader workers. None of its public methods raises."""
 
     def __init__(self) -> None:
         self._hooked = False
@@ -198,20 +180,20 @@ class Workers:
         self._own: socket.socket | None = None
 
     def attend(self) -> None:
-        """Reach the workers that are forked from now on, until as many calls of `leave`."""
+        """Reach the workers that are forked from now on, until `leave` was called as often."""
         self._users += 1
         if not self._hooked:
             self._hooked = True
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def leave(self) -> None:
-        """See `attend`: with the last, their threads end."""
+        """See `attend`: with the last call, the workers' threads end."""
         self._users = max(0, self._users - 1)
         if not self._users:
             self._drop(list(self._channels))
 
     def begin(self, period_s: float) -> int:
-        """Have all workers sample themselves, those too that are forked meanwhile; the number of this capture."""
+        """Make all workers sample themselves, also those forked meanwhile; the number of this capture."""
         self._number += 1
         self._sampling = self._number, period_s
         for channel in list(self._channels):
@@ -225,9 +207,9 @@ class Workers:
                 channel.send(_END, number)
 
     def collect(self, number: int) -> list[ProcessSamples]:
-        """What the workers have of a capture that has ended, and those that have nothing, with the ``problem``.
+        """The workers' samples of a capture that has ended, or the ``problem`` of those that have none.
 
-        Takes up to `ANSWER_S`, and `ENDS_S` where one is gone, on another thread than the training one.
+        Takes up to `ANSWER_S`, and `ENDS_S` if a worker is gone, on another thread than the training one.
         """
         found: list[ProcessSamples] = []
         gone = False
@@ -307,7 +289,7 @@ WORKERS = Workers()
 
 
 def _of_loader() -> bool:
-    """Whether the fork that is about to be made is of a DataLoader's worker: multiprocessing says whose it is."""
+    """Whether multiprocessing is about to fork a DataLoader's worker."""
     try:
         frame = sys._getframe(2)
     except ValueError:
@@ -319,9 +301,9 @@ def _of_loader() -> bool:
 
 
 def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
-    """Which of the trainer's children are workers and did not answer, and why as far as that is known.
+    """The trainer's children that are workers and did not answer, and why as far as that is known.
 
-    One that ends closes its files first, and is there until its last thread is gone: that is waited for until then.
+    A worker closes its files before its last thread ends: ``until_s`` leaves it time for that.
     """
     missing: list[ProcessSamples] = []
     children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
@@ -356,9 +338,9 @@ def _ended(pid: int, until_s: float) -> bool:
 
 
 def _serve(channel: socket.socket) -> None:
-    """A worker's thread: asleep until a request comes. Whatever fails here ends it, and nothing else."""
+    """A worker's thread, asleep until a request comes. A failure here ends the thread alone."""
     with contextlib.suppress(Exception), channel:
-        # The worker's signals are for the worker: one that waits for some has blocked them in threads of its own only.
+        # (a worker that waits for signals has blocked them in its own threads only)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         request = _next(channel)
         while request is not None:
@@ -378,13 +360,13 @@ def _readable(channel: socket.socket, seconds: float) -> bool:
 
 
 def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes, int, float] | None:
-    """Sample this process until the next request, and hand over the samples; the request that comes then."""
+    """Sample this process until the next request, and hand over the samples; returns the request that comes then."""
     stacks = Stacks(period_s, threading.main_thread().ident or 0, outermost=_loop())
     done, leaving = threading.Event(), list[Any]()
 
     def ended(wait_s: float) -> bool:
-        # A worker that ends runs what multiprocessing has to finalize, and stops in the middle of all else. (What is
-        # there before the worker is in its loop is its trainer's, and is forgotten.)
+        # A worker that ends runs multiprocessing's finalizers, and stops in the middle of all else. (Those registered
+        # before the worker is in its loop are its trainer's, and are forgotten.)
         if not leaving and _info() is not None:
             finalize = sys.modules["multiprocessing.util"].Finalize
             leaving.append(finalize(None, _leave, (channel, done), exitpriority=100))
@@ -411,7 +393,7 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
 
 
 def _leave(channel: socket.socket, done: threading.Event) -> None:
-    """The worker ends: its thread sees the end of the requests, and has a moment."""
+    """The worker ends: its thread sees the end of the requests, and gets a moment."""
     with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_RD)
         done.wait(LEAVE_S)

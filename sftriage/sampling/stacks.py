@@ -54,10 +54,9 @@ Times = tuple[int, int]
 
 
 class _Row(NamedTuple):
-    """One look at all threads: the first one's step and stage, and of each thread its stack and its times.
+    """One look at all threads: the first one's step and stage, and each thread's stack and times.
 
-    ``waits_in`` is the kernel's function that the first one waits in; "" where it does not, or that is unknown.
-    ``used`` is what `USED` names, by then.
+    ``waits_in`` is the kernel function that the first one waits in, if any and known; ``used`` is what `USED` names.
     """
 
     time_ns: int
@@ -72,17 +71,17 @@ class Stacks:
     """Stacks of all threads but the one that takes them.
 
     Args:
-        period_s: seconds from one sample to the next, or more.
-        first: the thread that comes first in the result, by its ident.
-        at: the step and the stage that this thread is in, and since when (nanoseconds, monotonic clock).
-        outermost: frames below this one are left out.
+        period_s: least seconds from one sample to the next.
+        first: the ident of the thread that comes first in the result.
+        at: the step and stage that this thread is in, and since when (nanoseconds, monotonic clock).
+        outermost: the code whose callers are left out.
     """
 
     def __init__(
         self, period_s: float, first: int, at: Callable[[], At] | None = None, outermost: CodeType | None = None
     ) -> None:
         self._period_s, self._first, self._at, self._outermost = period_s, first, at, outermost
-        # Kept, so that no other code object can take the id of one that was met.
+        # (kept, so that no other code object can take its id)
         self._codes: dict[int, CodeType] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._rows: list[_Row] = []
@@ -96,7 +95,7 @@ class Stacks:
         _taken.add(self)
 
     def run(self, ended: Callable[[float], object]) -> None:
-        """Take them on this thread, until ``ended``, which waits for so many seconds, says so, or there are enough."""
+        """Take them on this thread until there are enough, or ``ended``, which waits for the given seconds, is true."""
         wait_s, last_ns, self._own = self._period_s, 0, threading.get_ident()
         gc.callbacks.append(self._collects)
         try:
@@ -104,9 +103,8 @@ class Stacks:
                 began_ns = thread_time_ns()
                 self._take()
                 took_ns = thread_time_ns() - began_ns
-                # Of many threads with deep stacks less often: meanwhile the training thread has no interpreter. (Not by
-                # the clock: it may have been without it itself. And not by one alone: the garbage that was collected in
-                # it is the program's.)
+                # Less often if a look takes long: the training thread has no interpreter meanwhile. (By thread time, as
+                # this thread may have waited for the interpreter; by two looks, as one may have collected garbage.)
                 wait_s = max(self._period_s, MOST_OF_ONE * min(took_ns, last_ns) * 1e-9)
                 last_ns = took_ns
         finally:
@@ -168,7 +166,7 @@ class Stacks:
         return collected_ns, used.ru_minflt, used.ru_majflt, int(used.ru_stime * 1e9)
 
     def _collects(self, phase: str, info: object) -> None:
-        """The interpreter begins or ends to collect garbage, on the thread that is out of luck: no frame shows that."""
+        """The interpreter begins or ends to collect garbage on some thread, which no frame shows."""
         if threading.get_ident() == self._first:
             if phase == "start":
                 self._collects_since_ns = monotonic_ns()
@@ -181,9 +179,8 @@ class Stacks:
         if found is None:
             known = next((one for one in threading.enumerate() if one.ident == thread), None)
             self._names[thread] = known.name if known is not None else f"thread {thread}"
-            # (of the main thread of a forked process, threading has the id that its thread had before)
-            its_id = None if known is None else known.native_id
-            native_id = os.getpid() if known is threading.main_thread() else its_id
+            # (for the main thread of a forked process, threading has the id from before the fork)
+            native_id = os.getpid() if known is threading.main_thread() else getattr(known, "native_id", None)
             with _forks.none:
                 found = self._schedstats[thread] = _TaskFile(native_id, "schedstat")
                 if thread == self._first:
@@ -191,11 +188,11 @@ class Stacks:
         return found
 
     def _stack(self, frame: FrameType | None) -> int:
-        """The number of a stack. Frames are let go of at once: they hold the program's variables."""
+        """The number of a stack. No frame is kept: frames hold the program's variables."""
         found: list[int] = []
         while frame is not None and len(found) < 2 * MAX_DEPTH:
             code = frame.f_code
-            # (a thread that has collected garbage lets go of the interpreter first where we note that)
+            # (a thread that has collected garbage first releases the interpreter in our callback)
             if code is not Stacks._collects.__code__:
                 self._codes[id(code)] = code
                 found += (id(code), frame.f_lasti)
@@ -212,7 +209,7 @@ def _framed(
 ) -> tuple[list[list[int]], list[tuple[str, str, int]]]:
     """Stacks as numbers of frames, the outermost first, and the frames as speedscope has them: function, file, line.
 
-    A stack is a code's id, the instruction that it stands at, and so on from the innermost.
+    The given stacks are a code's id, its current instruction, and so on from the innermost.
     """
     frames: dict[tuple[str, str, int], int] = {}
 
@@ -233,18 +230,17 @@ def _framed(
 
 
 def _source_of(frames: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Of every frame the line of source, "" where that is not to be had."""
+    """Every frame's line of source, or "". Leaves no file in the job's line cache that was not there."""
     known = set(linecache.cache)
     try:
         return [linecache.getline(file, line).strip()[:MAX_SOURCE] for _, file, line in frames]
     finally:
-        # What was not the job's own is not left in its memory.
         for file in set(linecache.cache) - known:
             linecache.cache.pop(file, None)
 
 
 class _TaskFile:
-    """What the system says of a thread of this process, in a file of that name."""
+    """A file of a thread of this process in ``/proc``; empty if it cannot be read."""
 
     def __init__(self, native_id: int | None, name: str) -> None:
         self._descriptor = -1
@@ -275,13 +271,13 @@ def _times_ns(schedstat: _TaskFile) -> Times:
 def written(
     title: str, own: ProcessSamples, at: Mapping[str, Sequence[object]], workers: Sequence[ProcessSamples]
 ) -> Iterator[str]:
-    """The file, in pieces: all in one would keep the interpreter from the training thread for as long as that takes.
+    """The file in pieces, so that the training thread gets the interpreter between them.
 
     Args:
-        title: what it is called.
-        own: the trainer's samples, of the training thread first.
+        title: its name.
+        own: the trainer's samples, with the training thread first.
         at: the step and stage of each of its rows, by column.
-        workers: those of the DataLoader's workers; or, with a ``problem``, why there are none of one.
+        workers: samples of the DataLoader's workers; or, with a ``problem``, why a worker has none.
     """
     numbers: dict[tuple[str, str, int], int] = {}
     source: list[str] = []
@@ -339,11 +335,11 @@ def _profile(
 
 
 FORK_WAITS_S = 1.0
-"""For as long at most a fork waits until a file is open and known, or closed."""
+"""How long a fork waits at most until a file is open and known, or closed."""
 
 
 class _Forks(threading.local):
-    """Keeps forks from falling between the opening of a file and the note of it: their child could not close it."""
+    """Keeps forks out of the time between the opening of a file and its note: a child could not close it."""
 
     none = threading.Lock()  # held while there is to be no fork; of all threads
     waited = False  # this thread forks, and holds it
@@ -357,7 +353,6 @@ class _Forks(threading.local):
             self.none.release()
 
     def after_in_child(self) -> None:
-        # Whoever held it is not here, and what the parent's sampler had open is the parent's.
         _Forks.none, self.waited = threading.Lock(), False
         for stacks in list(_taken):
             stacks.close()
