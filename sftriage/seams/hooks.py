@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
 AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER = range(5)
-"""What the recorder's form makes: something around a function, or a hook of an optimizer's step, or of a model."""
+"""What the form in C makes: something around a function, or a hook of an optimizer's step, or of a model."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
-"""What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
-every Python that may read it."""
+"""What replaces a hook in copies and pickles: it takes any arguments, does nothing, and exists in every Python."""
 
 
 class Models:
-    """The models that are trained, each of which says when it is called."""
+    """The trained models, which report when they are called."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
@@ -33,7 +32,7 @@ class Models:
         self._may_be_compiled = False
 
     def put_in(self) -> None:
-        """Put the seam in: the models themselves are found later."""
+        """Put the seam in; the models are found later."""
         for owner, name in ((sys.modules["torch"], "compile"), (sys.modules.get("torch.export"), "export")):
             if hasattr(owner, name):
                 self._seams.replaced.wrap(owner, name, self._compiling)
@@ -44,7 +43,7 @@ class Models:
         self._hooked.clear()
 
     def hook(self, found: list[Any]) -> None:
-        """Have these models say when they are called."""
+        """Have these models report when they are called."""
         seams = self._seams
         if "forward" not in seams.on:
             return
@@ -56,30 +55,29 @@ class Models:
                 seams.replaced.wrap(jit, "script", self._scripting)
 
     def look_inside(self) -> None:
-        """Replace models that are not called by their parts: a mere container is never called itself."""
+        """Replace models that are not called, such as containers, by their parts."""
         seams = self._seams
         for model in [model for model in self._hooked if not model.calls and "forward" in seams.on]:
             module = model.module()
             if module is not None and seams.steps.entered["backward"] and not models.wrapped(module):
                 model.unhook()
                 self._hooked.remove(model)
-                trained = [
-                    one for one in models.children(module) if any(part.requires_grad for part in one.parameters())
-                ]
-                self._hooked += [_Model(seams, one) for one in trained]
+                for part in models.children(module):
+                    if any(one.requires_grad for one in part.parameters()):
+                        self._hooked.append(_Model(seams, part))
 
     def set_to_evaluate(self) -> bool:
-        """Whether one of them is in its evaluation mode, and has not been in it all the time."""
+        """Whether one of them is in evaluation mode and was not always."""
         return any(model.set_to_evaluate() for model in self._hooked)
 
     def settle(self, made: Callable[..., Any]) -> None:
-        """Have their hooks be from now on what ``made`` makes of them, unless the compiler may come to read these."""
+        """Replace their hooks by what ``made`` makes of them, unless the compiler may read them."""
         if not self._may_be_compiled:
             for model in self._hooked:
                 model.settle(made)
 
     def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.compile`` and ``torch.export.export`` read a model with its hooks, and only what is Python's."""
+        """``torch.compile`` and ``torch.export.export`` read a model with its hooks, which must be Python's."""
 
         def begins(*_: object, **__: object) -> bool:
             if not self._may_be_compiled:
@@ -91,7 +89,7 @@ class Models:
         return self._seams.replaced.around(original, "forward", begins)
 
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.jit.script`` would compile our hooks: while it works they are not there."""
+        """``torch.jit.script`` would compile our hooks: they are removed while it works."""
 
         def begins(*_: object, **__: object) -> bool:
             for model in self._hooked:
@@ -106,13 +104,12 @@ class Models:
 
 
 class _Model:
-    """A model that says when it is called. It is not kept alive, and a copy of it, or a pickle, says nothing."""
+    """A model that reports when it is called. It is not kept alive, and its copies and pickles report nothing."""
 
     def __init__(self, seams: Seams, module: Any) -> None:
         self.module = weakref.ref(module)
-        self.calls = 0
+        self.calls = self.depth = 0
         self._seams = seams
-        self.depth = 0
         self._was_training = False
         self._hooks = self.own_hooks()
         self._handles: list[Callable[[], object]] = []
@@ -123,7 +120,7 @@ class _Model:
         if module is None or self._handles:
             return
         if vars(module).get("_compiled_call_impl") is not None:
-            # `model.compile()`: hooks on it would be compiled with it. (This is not pickled, either.)
+            # `model.compile()` would compile hooks too. (What it makes is not pickled.)
             self._around_compiled(module)
             return
         begins, ended = self._hooks
@@ -182,9 +179,7 @@ class _Model:
             seams.fail("forward", error)
 
     def set_to_evaluate(self) -> bool:
-        """Whether it is in its evaluation mode, and has not been in it all the time."""
-        module = self.module()
-        if module is None:
+        if (module := self.module()) is None:
             return False
         self._was_training |= module.training
         return self._was_training and not module.training
@@ -226,7 +221,7 @@ class _Hook:
 
 
 class Optimizers:
-    """What says that an optimizer steps, which ends a step: hooks, ``GradScaler.step``, and clipping by norm."""
+    """What reports that an optimizer steps, which ends a step: hooks, ``GradScaler.step``, and clipping by norm."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
@@ -250,7 +245,7 @@ class Optimizers:
                 handle.remove()
 
     def settle(self, made: Callable[..., Any], ender: int) -> Any:
-        """Have these hooks do from now on what ``made`` makes of them; what counts the steps that end with this one."""
+        """Replace these hooks by what ``made`` makes of them; returns what counts the steps of the ``ender``."""
         counting = made(AFTER, "optimizer", self._ended, ender)
         self._hook(made(BEFORE, "optimizer", self._begins, ender), counting)
         return counting
@@ -285,7 +280,7 @@ class Optimizers:
             seams.fail("optimizer", error)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
+        """``GradScaler.step(optimizer)`` does not call the optimizer's step if gradients are infinite."""
         steps = self._seams.steps
 
         def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
@@ -299,5 +294,5 @@ class Optimizers:
         return self._seams.replaced.around(original, "optimizer", begins, ended)
 
     def _clips(self, norm: object) -> None:
-        """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
+        """Clipping by norm is part of the optimizer, and under FSDP an exchange between the ranks."""
         self.clip_across_ranks |= models.is_sharded(norm)

@@ -21,24 +21,23 @@ C10D = "torch.distributed.distributed_c10d"
 _MESH = ("torch.distributed.device_mesh", "DeviceMesh")
 _STAGE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
 
+# By the names of device meshes and process groups: the stages of a pipeline, and the parts of a tensor.
 _DIMENSIONS = {
     "pp": re.compile(r"(mesh_)?(pp|pipe|pipeline|stage)(_.*)?", re.IGNORECASE),
     "tp": re.compile(r"(mesh_)?(tp|tensor)(_(?!and_).*)?", re.IGNORECASE),
 }
-"""By what device meshes and process groups call them: the stages of a pipeline, and the parts of a tensor."""
 
 
 def living(kinds: tuple[type, ...]) -> list[Any]:
-    """The objects of these types, of all that the garbage collector knows: call it once.
+    """All objects of these types that the garbage collector knows: call it once.
 
-    A hook on all modules would be in every submodule's way, have torch warn where a model is compiled, and have it
-    compiled again when it goes.
+    A hook on all modules would slow every submodule, and make torch warn about compiled models and compile them again.
     """
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
 def outermost(modules: list[Any], parameters: set[int]) -> list[Any]:
-    """Those modules that hold any of these parameters (by id) and are part of no other one."""
+    """The modules that hold any of these parameters (by id) and are part of no other one."""
     parts = {id(part) for module in modules for part in children(module)}
     tops = [one for one in modules if id(one) not in parts and holds(one, parameters)]
     # What the compiler has made of a model holds its parameters too.
@@ -46,25 +45,23 @@ def outermost(modules: list[Any], parameters: set[int]) -> list[Any]:
 
 
 def children(module: Any) -> list[Any]:
-    """A module's own parts; one that is half made has none."""
+    """A module's parts; none if it is half made."""
     parts = vars(module).get("_modules")
     return [part for part in (parts or {}).values() if part is not None]
 
 
 def holds(module: Any, parameters: set[int]) -> bool:
-    """Whether any of these parameters (by id) is the module's, or one of its parts'."""
-    if "_modules" not in vars(module):
-        return False
-    return any(id(parameter) in parameters for parameter in module.parameters())
+    """Whether the module, or one of its parts, has any of these parameters (by id)."""
+    return "_modules" in vars(module) and any(id(parameter) in parameters for parameter in module.parameters())
 
 
 def wrapped(module: Any) -> Any:
-    """What DDP or FSDP wraps, which is often called by itself to evaluate; None for any other module."""
+    """What DDP or FSDP wraps, which scripts often call to evaluate; None for any other module."""
     return vars(module)["_modules"].get("module") if _is(module, _DDP) or _is(module, _FSDP[1]) else None
 
 
 def copiers() -> list[tuple[Any, str]]:
-    """Where frameworks copy batches to a device, as far as they are in use: an owner, and a name in it."""
+    """Where the frameworks in use copy batches to a device: an owner, and a name in it."""
     strategies = [f"{package}.strategies.strategy" for package in ("lightning.pytorch", "pytorch_lightning")]
     found = [(getattr(sys.modules.get(name), "Strategy", None), "batch_to_device") for name in strategies]
     found.append((sys.modules.get("accelerate.data_loader"), "send_to_device"))
@@ -80,7 +77,7 @@ def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
 
 
 def largest_ddp(models: Iterable[Any]) -> Any:
-    """The model under DDP with the most parameters; None where none is."""
+    """The model under DDP with the most parameters, or None."""
     found = [model for model in models if any(_is(part, _DDP) for part in model.modules())]
     return max(found, key=lambda model: sum(one.numel() for one in model.parameters()), default=None)
 
@@ -91,21 +88,16 @@ def is_sharded(value: object) -> bool:
 
 
 def part_types() -> tuple[type, ...]:
-    """The types whose objects say which part of a job this rank is, as far as they are imported."""
+    """The imported types whose objects say which part of a job this rank is."""
     found = (getattr(sys.modules.get(module), name, None) for module, name in (_MESH, _STAGE))
     return tuple(one for one in found if one is not None)
 
 
 def coordinates_of(living: Iterable[Any]) -> dict[str, int]:
-    """This rank's place in a pipeline (``pp``) and among those that share tensors (``tp``), where it has one.
-
-    Args:
-        living: objects of `part_types`.
-    """
+    """This rank's place in a pipeline (``pp``) and among ranks that share tensors (``tp``); takes `part_types`."""
     found: dict[str, int] = {}
     for one in living:
         names = getattr(one, "mesh_dim_names", None)
-        # (a rank that is not in a mesh has no coordinate there)
         for name, at in zip(names or (), one.get_coordinate() or () if names else (), strict=False):
             _note(found, name, int(at))
         if isinstance(getattr(one, "group_rank", None), int) and getattr(one, "num_stages", 1) > 1:
@@ -116,10 +108,10 @@ def coordinates_of(living: Iterable[Any]) -> dict[str, int]:
 
 
 def cohort_of(coordinates: dict[str, int], *, loads: bool) -> str:
-    """The ranks that do the same work as this one, in a word; "" where all may be compared.
+    """A word for the ranks that do the same work as this one; "" if all may be compared.
 
-    The stages of a pipeline do different work. The ranks of a stage do the same, whether they are replicas or share
-    tensors or experts; but where one of those that share tensors loads the batches for all, the others do not.
+    Stages of a pipeline do different work. The ranks of a stage do the same, as replicas or sharing tensors or experts,
+    unless one of those that share tensors loads the batches for all.
     """
     parts = [f"pp{coordinates['pp']}"] if "pp" in coordinates else []
     if coordinates.get("tp") and not loads:
@@ -128,26 +120,23 @@ def cohort_of(coordinates: dict[str, int], *, loads: bool) -> str:
 
 
 def model_cohort(trained: Iterable[Any]) -> str:
-    """The same of ranks that exchange by themselves, by what they train and its parameters: ``Decoder-1048576``."""
+    """The cohort of ranks whose script exchanges gradients, by what they train: ``Decoder-1048576``."""
     return "+".join(f"{type(one).__name__}-{sum(part.numel() for part in one.parameters())}" for one in trained)
 
 
 def many_ranks() -> bool:
-    """Whether the job has other ranks, or will have, by what the launcher says."""
+    """Whether the job has other ranks, or will have, by its launcher."""
+    from sftriage.profiling.session import torch_distributed  # (with the recorder, once a step was trained)
+
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size.isdecimal() and int(world_size) > 1:
         return True
-    distributed = sys.modules.get("torch.distributed")
-    return bool(
-        distributed is not None
-        and distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
+    distributed = torch_distributed()
+    return distributed is not None and bool(distributed.get_world_size() > 1)
 
 
 def _groups() -> Iterable[tuple[str, int]]:
-    """The process groups that have a description (as Megatron's have), and which rank of each this one is."""
+    """The process groups with a description (as Megatron's have), and this one's rank in each."""
     world = getattr(sys.modules.get(C10D), "_world", None)
     for group in list(getattr(world, "pg_map", ())):
         description = getattr(group, "group_desc", "")

@@ -14,8 +14,8 @@ checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of t
 compilation  ``torch.compile`` was at work: the kind of that step
 ===========  =========================================================================================================
 
-``SFTRIAGE_SEAMS=-data,-ready`` switches seams off by name, ``off`` all of them. One that raises is switched off, with
-one warning; what it wraps goes on as ever. A monitor that the script makes by itself ends it all, whenever it is made.
+``SFTRIAGE_SEAMS=-data,-ready`` switches seams off by name, ``off`` all of them. A seam that raises is switched off with
+one warning; what it wraps continues. A monitor that the script makes replaces them all at any time.
 """
 
 from __future__ import annotations
@@ -43,39 +43,38 @@ if TYPE_CHECKING:
 RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
-"""A directory in which each process keeps a report of its seams, for `sftriage doctor` and until a step is recorded."""
+"""A directory in which each process keeps a report of its seams for `sftriage doctor`."""
 _REPORT_EVERY_S = 0.25
 _COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
-"""Steps after each of which a model that was not called so far is given up for its parts."""
+"""The first steps, after each of which a model that was not called is replaced by its parts."""
 
 
 class Seams:
-    """All seams of this process, but those that are ``off``."""
+    """All seams of this process except those that are ``off``."""
 
     def __init__(self, off: frozenset[str] = frozenset()) -> None:
         self.on = set(NAMES) - off
-        self.fired = dict.fromkeys(NAMES, 0)  # how often each seam that is no stage was at work
-        # Once they are known: the stages that wait for other ranks, the ranks that do the same work as this one (""
-        # where all do), and the types of the models that are trained.
+        self.fired = dict.fromkeys(NAMES, 0)  # uses of each seam that is no stage
+        # Once known: the stages that wait for other ranks, the ranks that do the same work, the types of the models.
         self.sync: tuple[str, ...] = ()
         self.cohort = ""
         self.trained: tuple[str, ...] = ()
         self.failed: dict[str, str] = {}  # why seams were switched off
         self.steps = StageSteps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
-        # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
+        # (whether the compiler reads the calling code instead of running it; it takes the answer as a constant)
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
-        self.counters: dict[str, dict[str, int]] = {}  # what the compiler counts, once it is imported
+        self.counters: dict[str, dict[str, int]] = {}  # the compiler's, once it is imported
         self.compiled = 0  # frames that it had compiled at the end of the last step
 
     def install(self) -> None:
-        """Put them in; what this torch does not have is left out, with a warning."""
+        """Put them in; what this torch lacks is left out, with a warning."""
         for name, put_in in (
             ("optimizer", self.optimizers.put_in),
             ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
@@ -90,7 +89,7 @@ class Seams:
         os.register_at_fork(after_in_child=self.steps.abandon)
 
     def stop(self) -> None:
-        """Take them out again. What stays does nothing."""
+        """Take them out; what stays does nothing."""
         self.on.clear()
         self.optimizers.take_out()
         self.replaced.undo()
@@ -99,14 +98,14 @@ class Seams:
 
     @contextlib.contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """Whatever is raised inside switches the seam off, and goes no further."""
+        """An exception inside switches the seam off, and goes no further."""
         try:
             yield
         except Exception as error:
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
-        """A seam raised: it is switched off for good; with that of the optimizer all are, for then no step ends."""
+        """A seam raised: switch it off; with the optimizer's all of them, for then no step ends."""
         if name in self.on:
             self.on.discard(name)
             self.failed[name] = repr(error)
@@ -125,7 +124,7 @@ class Seams:
                         self.replaced.wrap(saver, name, self._noting(CHECKPOINT))
 
     def evaluates(self) -> None:
-        """A model is called to look at what it answers, and not to train it."""
+        """A model is called to evaluate it, and not to train it."""
         if EVALUATION in self.on:
             self.fired[EVALUATION] += 1
             self.steps.note(EVALUATION)
@@ -134,7 +133,7 @@ class Seams:
         loader = sys.modules["torch.utils.data.dataloader"]
 
         def begins(*_: object, **__: object) -> bool:
-            # (what is then called need not be the model itself, but may be parts of it)
+            # (the loop may then call parts of the model instead of the model)
             if self.steps.monitor is not None and self.models.set_to_evaluate():
                 self.evaluates()
             return self.steps.enter("data")
@@ -155,7 +154,7 @@ class Seams:
         return lambda original: self.replaced.around(original, kind, begins)
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
+        """The first round has ended, which shows what is trained: make a monitor for it."""
         from sftriage.recorder import moments
         from sftriage.recorder import monitor as recorder
         from sftriage.recorder.monitor import COHORT_ENV
@@ -186,7 +185,7 @@ class Seams:
             return None
 
     def _look(self) -> list[Any]:
-        """See which models are trained, where their ranks wait for one another, and which ranks do the same work."""
+        """Find the trained models, where their ranks wait for one another, and which ranks do the same work."""
         optimizers = [made for reference in self.optimizers.seen.values() if (made := reference()) is not None]
         self.optimizers.seen.clear()
         trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
@@ -212,7 +211,7 @@ class Seams:
             if not exchanged:
                 self.cohort = self.cohort or models.model_cohort(found)
             if EXCHANGE in self.on:
-                # (one may come at any time, and all ranks have to have the same stages)
+                # (an exchange may come at any time, and all ranks need the same stages)
                 self.steps.stages = (*self.steps.stages[:-1], EXCHANGE, self.steps.stages[-1])
                 self.sync = (*self.sync, EXCHANGE)
         return found
@@ -232,7 +231,7 @@ class Seams:
             self._settle(self.steps.turns.alone)
 
     def _settle(self, optimizer: int) -> None:
-        """The job is in its stride: what seams do is known, and done with as little as there is."""
+        """The job is in its stride: let the form in C do what seams do."""
         steps = self.steps
         steps.settle(*(stage for stage in steps.stages if stage in self.on))
         form = sys.modules["sftriage.recorder.moments"].FORM
@@ -259,7 +258,7 @@ class Seams:
             self.steps.leave(stage)
 
     def _compilations(self) -> int:
-        """How many frames the compiler has compiled; 0 where that is not needed."""
+        """How many frames the compiler has compiled; 0 if that seam is off."""
         if not self.counters and COMPILATION in self.on:
             self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
         compiled = self.counters.get("frames")
@@ -267,19 +266,15 @@ class Seams:
 
 
 def lead() -> Seams | None:
-    """The seams of this process, for a framework that says by itself where steps end; None where nothing is recorded.
-
-    They are put in where ``sftriage run --auto`` has not; then they are the same, so that nothing is counted twice.
-    """
+    """The seams of this process for a framework that says where steps end, put in if needed; None without recording."""
     global _installed
     if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
         return None
-    if _installed is not None and (_installed.steps.rounds or not _installed.on):
-        # Something else was trained before.
+    if _installed is not None and (_installed.steps.rounds or not _installed.on):  # (of an earlier training)
         _installed.stop()
         _installed = None
     if "torch.distributed" in sys.modules:
-        # (before the seams are in, for they do not see it being imported)
+        # (before the seams are in, which would not see its import)
         with contextlib.suppress(ImportError):
             import_module(REMAPS)
     imported("torch")
@@ -289,7 +284,7 @@ def lead() -> Seams | None:
 
 
 def imported(name: str) -> None:
-    """A module of torch has just been imported: what is in it gets its seams."""
+    """A module of torch has just been imported: put its seams in."""
     global _installed
     if name == "torch":
         off = switched_off(os.environ.get(SEAMS_ENV, ""))
@@ -303,7 +298,7 @@ def imported(name: str) -> None:
 
 
 def _keep_report(seams: Seams, directory: Path) -> None:
-    """Write the report several times a second, until the directory is gone: a process may end at any time."""
+    """Write the report several times a second until the directory is gone: a process may end at any time."""
     # (not in every process that imports torch)
     from sftriage.base.files import write_atomically
     from sftriage.base.loops import start_thread
@@ -357,7 +352,7 @@ def _compiles() -> bool:
 
 
 def switched_off(text: str) -> frozenset[str]:
-    """The seams that are switched off by `SEAMS_ENV`: ``-data,-ready``."""
+    """The seams that `SEAMS_ENV` switches off: ``-data,-ready``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     wrong = [name for name in names if name[:1] != "-" or name[1:] not in NAMES]
     if wrong:

@@ -1,8 +1,8 @@
-"""Functions of torch in whose place something of ours is: around them, and never in the way of what they do.
+"""Functions of torch that are wrapped by ours, which never get in the way of what they do.
 
-Among them is the seam `exchange`: where a rank waits for others in a collective of torch.distributed, whoever calls it
-and where. That is in blocking functions, and in the waits for what was begun with ``async_op=True``. Their time is the
-stage ``exchange``, which may lie inside any other: that one's own time is without it.
+Among them is the seam `exchange`: a rank waits for others in a collective of torch.distributed, wherever it is called,
+if the call blocks, and in the wait for a call with ``async_op=True``. That time is the stage ``exchange``, which may
+lie inside any other stage, whose own time is without it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _COLLECTIVES = (
     *("broadcast", "_broadcast_coalesced", "gather", "recv", "reduce", "scatter", "send"),
     *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base"),
 )
-"""Of torch.distributed, as far as this torch has them; those of objects call these, and all that wait call Work.wait.
-(On a device one that blocks may have done its work before that.)"""
+"""Of torch.distributed, as far as this torch has them. Those for objects call these, and all that wait call Work.wait.
+(On a device, a call that blocks may have done its work before that.)"""
 
 REMAPS = "torch.distributed._functional_collectives"
-"""Where the compiler looks up what it makes of a collective, by the function that is called."""
+"""Where the compiler looks up what it makes of a collective, by the called function."""
 
 
 def _nothing(*_: object) -> None:
@@ -41,18 +41,15 @@ def _nothing(*_: object) -> None:
 class Replaced:
     """Functions of torch that are replaced, until `undo`.
 
-    Args:
-        steps: of this process.
-        on: names of the seams that are not switched off.
-        fail: gets what a seam has raised.
-        tracing: whether the compiler reads the code that calls it, rather than that it runs.
+    ``on`` names the seams that are on, ``fail`` gets what a seam has raised, and ``tracing`` says whether the compiler
+    reads the code that calls it, instead of running it.
     """
 
     def __init__(
         self, steps: StageSteps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
     ) -> None:
         self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
-        # Functions that are stages: whose, their names there, the stage, the original, and what replaces it.
+        # Functions that are stages: owner, name, stage, original, and what replaces it.
         self.stages: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
         self._undo: list[Callable[[], object]] = []
 
@@ -63,7 +60,7 @@ class Replaced:
                 one()
 
     def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] = _nothing) -> None:
-        """Have a function of torch be a stage. Until the job is in its stride, ``seen`` gets what it answers."""
+        """Make a function of torch a stage. Until the job is in its stride, ``seen`` gets its result."""
         original, steps = getattr(owner, name), self._steps
 
         def begins(*_: object, **__: object) -> bool:
@@ -81,7 +78,7 @@ class Replaced:
         self.put(owner, name, made(getattr(owner, name)))
 
     def put(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
-        """Put something in the place of what is there; to be undone unless somebody else has come after us."""
+        """Replace what is there, until `undo`, unless it was replaced again meanwhile."""
         old = getattr(owner, name)
         own = name in vars(owner)
 
@@ -102,7 +99,7 @@ class Replaced:
         begins: Callable[..., bool],
         ended: Callable[..., None] = _nothing,
     ) -> Callable[..., Any]:
-        """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
+        """The original, after ``begins``, and before ``ended`` with its result if ``begins`` returned true."""
         on, fail, tracing = self._on, self._fail, self._tracing
         uncompiled(begins, ended, self._steps.enter, self._steps.leave)
 
@@ -126,8 +123,7 @@ class Replaced:
                         except Exception as error:
                             fail(name, error)
             except BaseException as error:
-                # What a traceback shows is the script and torch, also where a signal's handler raised in what is ours;
-                # without this line, as by Python 3.10, this frame too.
+                # A traceback shows the script and torch alone, also where a signal's handler raised in our code.
                 error.__traceback__ = without_our_frames(error.__traceback__)
                 raise
 
@@ -136,7 +132,7 @@ class Replaced:
 
 
 def uncompiled(*functions: Any) -> None:
-    """Keep the compiler from compiling these functions of ours where they run within a compiled one's broken graph."""
+    """Keep the compiler from compiling these functions where they run within a compiled one's broken graph."""
     compiler: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     codes = [one.__code__ for one in functions if hasattr(one, "__code__")]
     if hasattr(compiler, "skip_code"):
@@ -154,10 +150,10 @@ class Exchanges:
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.seen: dict[tuple[str, str], int] = {}  # how often each was called, by its name and the open stage
-        # Stages that wait for other ranks as a whole: what is inside them is not timed by itself.
+        self.seen: dict[tuple[str, str], int] = {}  # calls by name and open stage
+        # Stages that wait for other ranks as a whole: exchanges inside them are not timed.
         self.within: frozenset[str] = frozenset()
-        self.in_backward = False  # some were called there, in a thread of autograd's, where no time can be noted
+        self.in_backward = False  # some were called there, in a thread of autograd, where no time can be noted
         self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def put_in(self) -> None:
@@ -177,9 +173,9 @@ class Exchanges:
             self.remaps()
 
     def remaps(self) -> None:
-        """What the compiler makes of collectives has been imported, and with it what waits for those that it makes."""
+        """The module has been imported that says what the compiler makes of collectives, and waits for them."""
         with self._seams.guarded(EXCHANGE):
-            # The compiler makes the same of collectives and of what wraps them, whichever of the two it knows.
+            # (the compiler makes the same of a collective and its wrapper, whichever of the two it knows)
             known = getattr(sys.modules[REMAPS], "traceable_collective_remaps", {})
             for original, wrapper in self._wrapped.items():
                 found = known.get(original, known.get(wrapper))
@@ -208,8 +204,8 @@ class Exchanges:
 
 
 def _place(function: Callable[..., Any], parameter: str) -> int:
-    """Where among its arguments a function takes one; past all of them where it does not."""
+    """The position of a function's parameter; past all of them if it has no such one."""
     try:
         return list(signature(function).parameters).index(parameter)
-    except ValueError:  # (or it is none of Python's, and says nothing of itself)
+    except ValueError:  # (also for a function that is not Python's)
         return sys.maxsize

@@ -1,7 +1,7 @@
 """Steps and stages of a `Monitor`, from what torch's seams report. No torch here.
 
-A step ends where the optimizer did, and the next one begins there. The first round teaches which optimizer is the last
-one of a step, and which models there are; only then is there a monitor.
+A step ends, and the next one begins, where the optimizer has stepped. The first round teaches which optimizer is the
+last of a step, and which models there are; only then is the monitor made.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ ALL_STAGES = (*STAGES, H2D, EXCHANGE)
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
 """Stands for all optimizers that step while gradients are accumulated: no object has this id."""
-
 _NOBODY = -1
 """No thread has this ident."""
 
 
 class Rounds:
-    """Which optimizer's step ends a training step, where there may be several: the last one before they begin again."""
+    """Which of several optimizers ends a training step: the last one before they begin again."""
 
     __slots__ = ("_last", "_seen", "alone", "ender")
 
     def __init__(self) -> None:
         self.ender: int | None = None
-        # The one that is the only one of the steps just now: nothing is learnt from another step of it.
-        self.alone: int | None = None
+        self.alone: int | None = None  # the only optimizer of the latest steps
         self._last: int | None = None
         self._seen: set[int] = set()
 
     def ends(self, optimizer: int) -> bool:
-        """Whether a step ends now that this optimizer has stepped."""
+        """Whether a training step ends with this step of an optimizer."""
         before, self._last = self._last, optimizer
         self.alone = optimizer if before == optimizer == self.ender else None
         if optimizer == self.ender:
@@ -51,7 +49,7 @@ class Rounds:
         if optimizer not in self._seen:
             self._seen.add(optimizer)
             return False
-        # It comes again, and the one that used to end a step has not: the round ended with the one before.
+        # It steps again before the one that used to end a step: the round ended with the one before.
         self.ender = before
         self._seen.clear()
         if before == optimizer:
@@ -63,9 +61,7 @@ class Rounds:
 class StageSteps:
     """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
 
-    Args:
-        begin: makes the monitor when the first round has ended; None where there is to be none, or not yet.
-        ends: is called as a step ends.
+    ``begin`` makes the monitor when the first round has ended, if there is to be one; ``ends`` is called at each end.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
@@ -73,7 +69,7 @@ class StageSteps:
         self.monitor: Monitor | None = None  # records the steps, from the second round on
         self.stages: tuple[str, ...] = STAGES
         self.opened: list[str] = []  # stages, outermost first
-        # By stage: not empty once a seam in C may enter and leave it without `enter` and `leave`.
+        # By stage: filled once a seam in C may enter and leave it without `enter` and `leave`.
         self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
         self.stepping: list[int] = []  # optimizers whose step is under way, outermost first
         self.stepped_in_backward = False  # one of them has stepped while gradients were accumulated
@@ -96,19 +92,19 @@ class StageSteps:
         return {stage: n + getattr(self.spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
 
     def settle(self, *stages: str) -> None:
-        """Seams in C may do what there is to do for these stages."""
+        """Let seams in C enter and leave these stages."""
         for stage in stages:
             if stage in self.spans:
                 self.steady[stage][:] = [True]
 
     def forget(self, *stages: str) -> None:
-        """These stages are entered no more, and are not open; all of them, where none are named."""
+        """These stages are over, and entered no more; by default all of them."""
         for stage in stages or self.steady:
             self.steady.get(stage, []).clear()
             self.opened[:] = [one for one in self.opened if one != stage]
 
     def enter(self, stage: str) -> bool:
-        """Enter a stage, unless it is open already or this is another thread; whether it is to be left again."""
+        """Enter a stage unless it is open or this is another thread; whether it has to be left again."""
         if get_ident() != self._thread:
             if self._thread or stage not in ("backward", "optimizer"):
                 return False
@@ -140,11 +136,10 @@ class StageSteps:
             self.stepped(IN_BACKWARD)
 
     def optimizer_begins(self, optimizer: int) -> None:
-        """An optimizer's step begins: maybe inside another one's, or while gradients are accumulated."""
+        """An optimizer's step begins, perhaps inside another one's, or while gradients are accumulated."""
         if not self.stepping and "backward" in self.opened:
             return
-        if optimizer in self.stepping:
-            # An exception has left it.
+        if optimizer in self.stepping:  # (an exception has left it)
             del self.stepping[self.stepping.index(optimizer) :]
             if not self.stepping:
                 self.leave("optimizer")
@@ -155,8 +150,7 @@ class StageSteps:
 
     def optimizer_ended(self, optimizer: int) -> None:
         """It ended, which may end the step."""
-        if not self.stepping and "backward" in self.opened:
-            # Called in whatever thread autograd has for it.
+        if not self.stepping and "backward" in self.opened:  # (perhaps in a thread of autograd)
             self.stepped_in_backward = True
             self.steady["backward"].clear()
             return
@@ -168,13 +162,13 @@ class StageSteps:
             self.stepped(abs(optimizer))
 
     def note(self, kind: str) -> None:
-        """Something is done in this step that ordinary ones do not."""
+        """This step does something that ordinary ones do not."""
         if self.monitor is not None and get_ident() == self._thread and kind not in self.kinds:
             self.kinds.add(kind)
             self.monitor.note(kind=_kind(self.kinds))
 
     def stop(self) -> None:
-        """No more steps; the monitor is closed."""
+        """Record no more steps, and close the monitor."""
         monitor, self.monitor = self.monitor, None
         self._thread = _NOBODY
         self.forget()
@@ -183,32 +177,28 @@ class StageSteps:
             monitor.close()
 
     def abandon(self) -> None:
-        """This is a forked child. Where its parent trains it does not: a worker; else it may well begin to."""
+        """This is a forked child: a worker if its parent trains; otherwise it may begin to train."""
         if self._thread:
             self.forget()
             self.monitor, self._thread, self.spans, self._step = None, _NOBODY, {}, None
 
     def stepped(self, optimizer: int) -> None:
-        """An optimizer's step is over, and the stage is left: a step ends, if that was the last one of a round."""
+        """An optimizer's step and its stage are over; if it is the last one of a round, a training step ends."""
         if not self.led and self.turns.ends(optimizer):
             self.ended()
 
     def ended(self, number: int | None = None) -> None:
-        """A step ends, and the next one begins. ``number`` is the next one's, by default one more than the last's.
-
-        The first steps are numbered as their loop counts them, from 0.
-        """
+        """A step ends, and the next one begins: its ``number``, by default one more than the last's, from 0."""
         if get_ident() != self._thread:
             return
         self._rounds += 1
         if self._step is None:
-            # (of the first round all is seen from its first backward on)
+            # (the first round is seen from its first backward on)
             monitor = None if self.led and self.rounds == 1 else self._begin()
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
             self.spans = {stage: monitor.stage(stage) for stage in self.stages}
-            # (the first round was over when it was known to be one)
             monitor.step(self.first + self.rounds + 1 if number is None else number).__enter__()
         else:
             self._ends()
