@@ -163,47 +163,33 @@ def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
     assert trainer.take() is None
 
 
-def damage(*areas):
-    """Bytes that are overwritten, in some areas."""
-    where = st.one_of(*(st.integers(at, at + size) for at, size in areas))
-    return st.lists(st.tuples(where, st.integers(0, 255)), max_size=8)
+PLACES = st.one_of(
+    *(st.integers(at, at + size) for at, size in ((LIVE_AT, 103), (HEADER_BYTES, 200), (RESULT_AT, 300)))
+)
 
 
 @settings(max_examples=200)
-@given(damage((LIVE_AT, 103), (HEADER_BYTES, 200)))
-def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, damage):
-    # GIVEN a request WHEN bytes of the file are overwritten
+@given(
+    st.booleans(), st.lists(st.tuples(PLACES, st.integers(0, 255)), max_size=8), st.none() | st.integers(0, SIZE_BYTES)
+)
+def test_both_ends_survive_whatever_is_in_the_mailbox(make_info, answered, damage, size_bytes):
+    # GIVEN a request, answered or not, WHEN bytes of the file are overwritten
     with tempfile.TemporaryDirectory() as directory:
-        trainer = mailbox(Path(directory), make_info())
-        with MailboxClient(Path(directory) / "rank-3.0.mailbox") as client:
-            client.post(REQUEST)
-        for at, value in damage:
-            trainer._bytes[at] = value
-        # THEN it is taken as it was posted, refused, or not seen
-        with suppress(CaptureError):
-            assert trainer.take() in (REQUEST, None)
-        trainer.answer(RESULT)
-        trainer.close()
-
-
-@settings(max_examples=200)
-@given(damage((LIVE_AT, 103), (RESULT_AT, 300)), st.none() | st.integers(0, SIZE_BYTES))
-def test_a_client_survives_whatever_is_in_the_mailbox(make_info, damage, size_bytes):
-    # GIVEN an answered request WHEN bytes of the file are overwritten, and it is cut at any length
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = mailbox(Path(directory), make_info())
-        path = Path(directory) / "rank-3.0.mailbox"
+        path, trainer = Path(directory) / "rank-3.0.mailbox", mailbox(Path(directory), make_info())
         with MailboxClient(path) as client:
             client.post(REQUEST)
-            trainer.take()
-            trainer.answer(RESULT)
-            trainer.close()
-            content = bytearray(path.read_bytes())
-            assert len(content) == SIZE_BYTES
+            if answered:
+                assert trainer.take() == REQUEST
+                trainer.answer(RESULT)
             for at, value in damage:
-                content[at] = value
-            path.write_bytes(content[:size_bytes])
-            # THEN every call answers as it should, or says what is wrong
+                trainer._bytes[at] = value
+            # THEN the trainer takes it as it was posted, refuses it, or does not see it
+            with suppress(CaptureError):
+                assert trainer.take() in (REQUEST, None)
+            trainer.close()
+            # AND, also when the file is cut at any length, every call of a client answers, or says what is wrong
+            if size_bytes is not None:
+                os.truncate(path, size_bytes)
             for call in (
                 client.progress,
                 lambda: client.cancel("c-1"),

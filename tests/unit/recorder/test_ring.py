@@ -423,17 +423,17 @@ def test_stages_and_the_cohort_may_come_later(tmp_path, form):
         ]
 
 
-@pytest.mark.parametrize("stage", ["no spaces", "", "other " * 20, 7, None])
-def test_a_stage_that_cannot_be_declared_is_misuse(tmp_path, form, stage, caplog):
+@pytest.mark.parametrize(
+    ("stages", "misuse", "known"),
+    [
+        *(([stage], 1, 5) for stage in ("no spaces", "", "other " * 20, 7, None)),
+        ([f"stage-{number}" for number in range(40)], 13, 32),
+    ],
+)
+def test_stages_that_cannot_be_declared_or_are_too_many_are_misuse(tmp_path, form, stages, misuse, known, caplog):
     with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
-        monitor.declare(stage)
+        for stage in stages:
+            monitor.declare(stage)
         reader.status()
-        assert (reader.misuse, monitor.active, len(caplog.records)) == (1, True, 1)
-
-
-def test_more_stages_than_are_recorded_are_misuse(tmp_path, form):
-    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
-        for number in range(40):
-            monitor.declare(f"stage-{number}")
-        reader.status()
-        assert (len(reader.info.schema.stages), reader.misuse, monitor.active) == (32, 13, True)
+        assert (reader.misuse, len(reader.info.schema.stages), monitor.active) == (misuse, known, True)
+        assert len(caplog.records) == 1

@@ -421,19 +421,13 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, 
     ):
         assert torch.equal(other(value), model(value))
     assert b"sftriage" not in pickle.dumps(model)
+    # AND so are functions that are stages
+    backward = torch.autograd.backward
+    assert pickle.loads(pickle.dumps(backward)) is copy.deepcopy(backward) is backward
     # AND it is still recorded
     before = len(recorded(rings))
     train(5, model)
     assert len(recorded(rings)) > before
-
-
-@c_form
-def test_a_function_in_its_stride_is_copied_and_pickled_as_ever(put_in, rings):
-    put_in()
-    train(12, network())
-    backward = torch.autograd.backward
-    assert type(backward) is FORM.seam
-    assert pickle.loads(pickle.dumps(backward)) is copy.deepcopy(backward) is backward
 
 
 @c_form
@@ -747,30 +741,31 @@ def test_what_exchanges_is_compiled_as_often_and_broken_up_as_seldom_as_without(
     assert found == [plain] * 6
 
 
-def test_what_is_only_begun_is_no_wait(put_in, rings, of_two):
-    seams, works = put_in(), []
-    exchanging("optimizer", lambda: works.append(reduced(async_op=True)))
-    assert not any(one.durations_ns[3] for one in recorded(rings, stages=WITH_EXCHANGE))
-    assert seams.exchanges.seen == {("all_reduce (async)", "optimizer"): 8}
-    for work in works:
+@pytest.mark.parametrize(
+    ("world_size", "off", "later", "stages", "seen"),
+    [
+        (2, (), True, WITH_EXCHANGE, {("all_reduce (async)", "optimizer"): 8}),
+        (1, (), False, STAGES, {("all_reduce", "optimizer"): 8}),
+        (2, ("exchange",), False, STAGES, {}),
+    ],
+    ids=["only begun", "a rank alone", "switched off"],
+)
+def test_what_is_no_wait_for_others_is_no_exchange(
+    put_in, rings, of_two, monkeypatch, world_size, off, later, stages, seen
+):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    waits = [(torch.distributed, "all_reduce"), (torch.distributed.Work, "wait"), (torch._C.Future, "wait")]
+    before = [getattr(*one) for one in waits]
+    seams, works = put_in(*off), []
+    assert ([getattr(*one) for one in waits] == before) == bool(off)
+    exchanging("optimizer", lambda: works.append(reduced(async_op=later)))
+    assert not any(one.durations_ns[3] for one in recorded(rings, stages=stages) if "exchange" in stages)
+    assert (seams.exchanges.seen, seams.sync) == (seen, ("exchange",) if "exchange" in stages else ())
+    for work in works if later else ():
         work.wait()
-
-
-def test_a_rank_alone_exchanges_nothing(put_in, rings, group):
-    seams = put_in()
-    exchanging("optimizer", reduced)
-    assert recorded(rings, stages=STAGES)
-    assert seams.sync == ()
-
-
-def test_without_their_seam_collectives_are_as_they_were(put_in, rings, of_two):
-    before = [torch.distributed.all_reduce, torch.distributed.Work.wait, torch._C.Future.wait]
-    put_in("exchange")
-    exchanging("optimizer", reduced)
-    assert recorded(rings, stages=STAGES)
-    seams = put_in()
+    # AND collectives are as they were once the seams are taken out
     seams.stop()
-    assert [torch.distributed.all_reduce, torch.distributed.Work.wait, torch._C.Future.wait] == before
+    assert [getattr(*one) for one in waits] == before
 
 
 def some():
