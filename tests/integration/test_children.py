@@ -223,24 +223,23 @@ def test_one_that_is_killed_is_started_again_until_it_is_closed():
     assert len(start.processes) == 2
 
 
-@pytest.mark.parametrize("status", [0, 2])
-def test_one_that_ends_by_itself_has_ended(status):
-    start = Started([sys.executable, "-c", f"raise SystemExit({status})"])
+@pytest.mark.parametrize(
+    ("command", "act", "status"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(0)"], Supervised.keep, 0),
+        ([sys.executable, "-c", "raise SystemExit(2)"], Supervised.keep, 2),
+        (SLEEPING, lambda child: [child.keep(), child.terminate()], -signal.SIGTERM),
+        (SLEEPING, Supervised.close, -signal.SIGTERM),
+    ],
+    ids=["ends", "fails", "is ended", "is not kept"],
+)
+def test_one_that_ends_or_is_ended_is_not_started_again(command, act, status):
+    start = Started(command)
     child = Supervised("brief", start, was_killed)
-    child.keep()
+    act(child)
     child.wait(DEADLINE_S)
     child.close()
-    assert start.again == [False]
-
-
-def test_one_that_is_told_to_end_is_not_started_again():
-    start = Started(SLEEPING)
-    child = Supervised("sleeper", start, was_killed)
-    child.keep()
-    child.terminate()
-    child.wait(DEADLINE_S)
-    child.close()
-    assert start.again == [False]
+    assert (start.again, start.processes[0].wait(DEADLINE_S)) == ([False], status)
 
 
 def test_one_that_ends_again_and_again_is_given_up_and_that_is_said(caplog):
@@ -251,9 +250,3 @@ def test_one_that_ends_again_and_again_is_given_up_and_that_is_said(caplog):
     child.close()
     assert len(start.processes) == MOST_QUICK
     assert "the weak one has ended, again and again; its own log says why" in caplog.text
-
-
-def test_one_that_is_not_kept_is_ended_as_well():
-    start = Started(SLEEPING)
-    Supervised("sleeper", start).close()
-    assert start.processes[0].wait(DEADLINE_S) == -signal.SIGTERM

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
+from tests.integration.runs import named, verdicts
 
 JOB = Path(__file__).parent / "jobs" / "on_device.py"
 STEPS, SLOW_RANK = 200, 1
@@ -37,39 +38,33 @@ def followed(start, environment, tmp_path, device, *, device_time, stage="forwar
     )
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err
-    journal = [json.loads(line) for line in (out / "decisions.jsonl").read_text(encoding="utf-8").splitlines()]
     offline = start("analyze", out, "--json").communicate(timeout=60)[0].splitlines()
-    return [entry["verdict"] for entry in journal if entry["type"] == "window"], [json.loads(line) for line in offline]
-
-
-def named(verdicts):
-    return {(one["suspects"][0]["rank"], one["suspects"][0]["stage"]) for one in verdicts if one["label"] == "suspect"}
+    return verdicts(out), [json.loads(line) for line in offline]
 
 
 @pytest.mark.parametrize("stage", ["forward", "backward"])
 def test_a_slow_kernel_is_named_on_the_devices_clock(start, environment, tmp_path, device, stage):
     # GIVEN ranks with device time, whose hosts only launch, and a model that is watched; one rank's kernels become
     # slow, also inside the stage in which all wait for each other
-    seen, offline = followed(start, environment, tmp_path, device, device_time=True, stage=stage)
+    online, offline = followed(start, environment, tmp_path, device, device_time=True, stage=stage)
     # THEN that rank and stage are named, while it runs and afterwards, and by which clock
-    for verdicts in (seen, offline):
-        assert (SLOW_RANK, stage) in named(verdicts)
-        assert {one["clock"] for one in verdicts} == {"device"}
-    at = next(one for one in seen if named([one]) == {(SLOW_RANK, stage)})
+    for judged in (online, offline):
+        assert (SLOW_RANK, stage) in map(named, judged)
+        assert {one["clock"] for one in judged} == {"device"}
+    at = next(one for one in online if named(one) == (SLOW_RANK, stage))
     told = start("explain", at["last_step"], "--run", tmp_path / "run").communicate(timeout=60)[0]
     assert "by the devices' clock" in told
 
 
 def test_without_device_time_it_is_held_and_what_would_tell_is_said(start, environment, tmp_path, device):
     # GIVEN the same job on the host's clock alone
-    seen, offline = followed(start, environment, tmp_path, device, device_time=False)
-    # THEN nobody is named for what the hosts cannot see, and the reason is the clock
-    for verdicts in (seen, offline):
-        assert "forward" not in {stage for _, stage in named(verdicts)}
-        assert ["clock_limited"] in [one["reasons"] for one in verdicts]
-        assert {one["clock"] for one in verdicts} == {"host"}
-    at = next(one for one in seen if one["reasons"] == ["clock_limited"])
-    told = start("explain", f"{at['first_step']}-{at['last_step']}", "--run", tmp_path / "run").communicate(timeout=60)[
-        0
-    ]
+    online, offline = followed(start, environment, tmp_path, device, device_time=False)
+    # THEN no rank is named for what the hosts cannot see, and the reason is the clock
+    for judged in (online, offline):
+        assert "forward" not in {found[1] for one in judged if (found := named(one))}
+        assert ["clock_limited"] in [one["reasons"] for one in judged]
+        assert {one["clock"] for one in judged} == {"host"}
+    at = next(one for one in online if one["reasons"] == ["clock_limited"])
+    steps = f"{at['first_step']}-{at['last_step']}"
+    told = start("explain", steps, "--run", tmp_path / "run").communicate(timeout=60)[0]
     assert "SFTRIAGE_DEVICE_TIME=1" in told

@@ -297,8 +297,7 @@ def look_at_itself():
 FORKS = """
     import os, sys, threading
     from pathlib import Path
-    from sftriage.sampling.sampler import StackSampler
-    from sftriage.sampling.sampler import WORKERS
+    from sftriage.sampling.sampler import WORKERS, StackSampler
     WORKERS.attend()
     busy = threading.Thread(target=lambda: [sum(range(100)) for _ in iter(int, 1)], daemon=True)
     busy.start()
@@ -331,8 +330,7 @@ JOB = """
     import torch
     from pathlib import Path
     from torch.utils.data import DataLoader, Dataset
-    from sftriage.sampling.sampler import StackSampler
-    from sftriage.sampling.sampler import WORKERS
+    from sftriage.sampling.sampler import WORKERS, StackSampler
 
     class Slow(Dataset):
         def __len__(self):
