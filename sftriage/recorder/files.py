@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from sftriage.recorder.recording import Recording
 
-MAX_ATTEMPTS = 1000
-
 WORDS_A_STEP = 16
 """Words of the log for each step that the ring is to hold: one of five stages has 13."""
 
@@ -241,19 +239,19 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
         RingError: a running monitor holds this rank.
         OSError: the directory is missing or full, or may not be written.
     """
-    newest = max(info.attempt, _newest(directory, info))
-    for attempt in range(newest, newest + MAX_ATTEMPTS):
+    attempt = max(info.attempt, _newest(directory, info))
+    while True:
         claimed = replace(info, attempt=attempt)
         try:
             ring = RingFile(directory, claimed, slots)
         except FileExistsError:
             if _writer(directory / claimed.file_name("ring"))[1]:
                 raise RingError(f"another monitor holds rank {info.rank}") from None
+            attempt += 1
         else:
             with contextlib.suppress(OSError):
                 _sweep(directory, ring.info)
             return ring
-    raise RingError(f"{directory} holds {MAX_ATTEMPTS} rings of rank {info.rank}: remove the old ones")
 
 
 def _newest(directory: Path, mine: RingInfo) -> int:

@@ -66,7 +66,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from zlib import crc32
@@ -120,7 +119,6 @@ MAX_COUNT = 1 << 62
 
 _PROLOGUE = struct.Struct("=8sIIII")
 _BYTE_ORDER_MARK = 0x01020304
-_FOREIGN_MARK = 0x04030201
 _KINDS = {
     RING_MAGIC: "ring",
     LOG_MAGIC: "step log",
@@ -248,10 +246,8 @@ def decode_header(magic: bytes, header: bytes, name: str) -> Header:
     if len(header) < HEADER_BYTES:
         raise RingError(f"{name}: truncated: {len(header)} of the header's {HEADER_BYTES} bytes")
     _, mark, version, length, checksum = _PROLOGUE.unpack_from(header)
-    if mark == _FOREIGN_MARK:
-        raise RingError(f"{name}: written in another byte order than this machine's ({sys.byteorder}-endian)")
     if mark != _BYTE_ORDER_MARK:
-        raise RingError(f"{name}: bad header: byte-order mark {mark:#010x}")
+        raise RingError(f"{name}: damaged, or written in another byte order: byte-order mark {mark:#010x}")
     if version != _VERSION:
         raise RingError(f"{name}: format version {version}; this sftriage reads version {_VERSION}")
     if length > LIVE_AT - _PROLOGUE.size:

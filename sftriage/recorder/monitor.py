@@ -59,8 +59,6 @@ LAUNCHERS = (
 )
 """Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
 
-DEFAULT_SLOTS = 4096
-
 _NUMBERS = (
     ("rank", "RANK", 0),
     ("world_size", "WORLD_SIZE", 1),
@@ -112,7 +110,7 @@ class Monitor(Calls):
         cohort: str | None = None,
         rings: str | os.PathLike[str] | None = None,
         spool: str | os.PathLike[str] | None = None,
-        slots: int = DEFAULT_SLOTS,
+        slots: int = 4096,
         device_time: bool | None = None,
     ) -> None:
         self._make_way()
