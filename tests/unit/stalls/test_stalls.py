@@ -54,48 +54,39 @@ def named(verdict):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "reasons", "suspects"),
+    ("ranks", "floor_s", "reasons", "suspects"),
     [
         # Ranks in a local stage, while the others wait in the sync stage, are the suspects.
-        ("backward@50, backward@50, forward@50", ("not_arrived",), [("rank", (2,), "forward")]),
-        ("data@50, backward@50, forward@50", ("not_arrived",), [("rank", (0,), "data"), ("rank", (2,), "forward")]),
-        ("backward@50, optimizer@49, backward@50", ("not_arrived",), [("rank", (1,), "optimizer")]),
+        ("backward@50, backward@50, forward@50", 60, ("not_arrived",), [("rank", (2,), "forward")]),
+        ("data@50, backward@50, forward@50", 60, ("not_arrived",), [("rank", (0,), "data"), ("rank", (2,), "forward")]),
+        ("backward@50, optimizer@49, backward@50", 60, ("not_arrived",), [("rank", (1,), "optimizer")]),
         # A rank that is dead does not come, wherever it died.
-        ("backward@50, backward@50, forward@50 died", ("died",), [("rank", (2,), "forward")]),
-        ("backward@50, -@49 died, backward@50", ("died",), [("rank", (1,), "other")]),
+        ("backward@50, backward@50, forward@50 died", 60, ("died",), [("rank", (2,), "forward")]),
+        ("backward@50, -@49 died, backward@50", 60, ("died",), [("rank", (1,), "other")]),
         (
             "data@50, backward@50, forward@50 died",
+            60,
             ("died", "not_arrived"),
             [("rank", (2,), "forward"), ("rank", (0,), "data")],
         ),
         # Of one of which nobody can tell whether it is there, it counts where it is: it has not died, ...
-        ("backward@50, backward@50, forward@50 unknown", ("not_arrived",), [("rank", (2,), "forward")]),
+        ("backward@50, backward@50, forward@50 unknown", 60, ("not_arrived",), [("rank", (2,), "forward")]),
         # ... it waits like the others, ...
-        ("backward@50 unknown, backward@50 unknown, data@50", ("not_arrived",), [("rank", (2,), "data")]),
-        ("backward@50 unknown, backward@50 unknown", ("in_sync",), []),
+        ("backward@50 unknown, backward@50 unknown, data@50", 60, ("not_arrived",), [("rank", (2,), "data")]),
+        ("backward@50 unknown, backward@50 unknown", 60, ("in_sync",), []),
         # ... and one that is known to be dead comes before it.
         (
             "data@50 unknown, backward@50, forward@50 died",
+            60,
             ("died", "not_arrived"),
             [("rank", (2,), "forward"), ("rank", (0,), "data")],
         ),
         # With all of them inside the sync stage there is no suspect, and it says so.
-        ("backward@50, backward@50, backward@50", ("in_sync",), []),
+        ("backward@50, backward@50, backward@50", 60, ("in_sync",), []),
         # Of ranks in the sync stages of different steps, those behind are the suspects.
-        ("backward@50, backward@49, backward@50", ("not_arrived",), [("rank", (1,), "backward")]),
+        ("backward@50, backward@49, backward@50", 60, ("not_arrived",), [("rank", (1,), "backward")]),
         # One has taken fewer steps than the others, and will take no more.
-        ("backward@50, backward@50, -@49 closed", ("left_early",), [("rank", (2,), "other")]),
-    ],
-)
-def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, reasons, suspects):
-    verdict = stalled(job(ranks, still_s=60.0), STEADY, SETTINGS, NOW)
-    assert (verdict.label, verdict.reasons, named(verdict)) == ("stalled", reasons, suspects)
-    assert stalled(job(ranks, still_s=59.0), STEADY, SETTINGS, NOW) is None
-
-
-@pytest.mark.parametrize(
-    ("ranks", "floor_s", "reasons", "suspects"),
-    [
+        ("backward@50, backward@50, -@49 closed", 60, ("left_early",), [("rank", (2,), "other")]),
         # Outside the ordinary stages there may be an evaluation, or a checkpoint.
         ("backward@50, backward@50, -@49", 300, ("not_arrived",), [("rank", (2,), "other")]),
         ("backward@50, backward@50, other@50", 300, ("not_arrived",), [("rank", (2,), "other")]),
@@ -114,9 +105,9 @@ def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, reasons, suspects
         ("data@51, -@50, -@50", 3600, ("no_rank_waits",), [("rank", (1,), "other"), ("rank", (2,), "other")]),
     ],
 )
-def test_some_waits_are_given_more_time(ranks, floor_s, reasons, suspects):
+def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, floor_s, reasons, suspects):
     verdict = stalled(job(ranks, still_s=floor_s), STEADY, SETTINGS, NOW)
-    assert (verdict.reasons, named(verdict)) == (reasons, suspects)
+    assert (verdict.label, verdict.reasons, named(verdict)) == ("stalled", reasons, suspects)
     assert stalled(job(ranks, still_s=floor_s - 1), STEADY, SETTINGS, NOW) is None
 
 

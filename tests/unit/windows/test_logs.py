@@ -4,6 +4,7 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from zlib import crc32
 
 import numpy as np
@@ -187,24 +188,30 @@ def test_a_segment_that_was_just_begun_is_gone_on_with(tmp_path):
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(300))
 
 
-def test_a_disk_that_takes_no_further_segment_keeps_the_log_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("there", [0, SEGMENT_STEPS], ids=["the first slot", "a further segment"])
+@pytest.mark.parametrize("taken", [0, 50])
+def test_a_full_disk_leaves_the_log_whole_whatever_part_of_a_write_it_took(tmp_path, monkeypatch, there, taken):
+    real, calls = os.pwrite, []
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 1 or not taken:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data[:taken], offset)
+
+    # GIVEN a disk that is full when the log or its first segment is
     log = StepLog(tmp_path, INFO, kept=KEPT)
-    log.append(STEPS[:SEGMENT_STEPS])
-    before = sorted(tmp_path.iterdir())
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    # GIVEN a disk that is full just when a segment is
+    log.append(STEPS[:there])
+    before = {path: path.stat().st_size for path in tmp_path.iterdir()}
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(RingError, match="No space left"):
-        log.append(STEPS[: SEGMENT_STEPS + 10])
+        log.append(STEPS[: there + 10])
     monkeypatch.undo()
     # THEN nothing half-made is left, and once there is room it goes on
-    assert (sorted(tmp_path.iterdir()), log.last) == (before, SEGMENT_STEPS)
-    log.append(STEPS[: SEGMENT_STEPS + 10])
+    assert ({path: path.stat().st_size for path in tmp_path.iterdir()}, log.last) == (before, there)
+    log.append(STEPS[: there + 10])
     log.close()
-    np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(SEGMENT_STEPS + 10))
+    np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(there + 10))
 
 
 def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monkeypatch):
@@ -281,27 +288,6 @@ def test_a_log_whose_header_was_cut_off_starts_again(tmp_path):
     os.truncate(tmp_path / "rank-0.0.steps", HEADER_BYTES - 1000)
     # THEN the next one writes it whole
     write(tmp_path, STEPS[:1], kept=None)
-    np.testing.assert_array_equal(read(tmp_path).step_B, [0])
-
-
-def test_a_disk_that_takes_half_a_slot_leaves_the_log_whole(tmp_path, monkeypatch):
-    real, calls = os.pwrite, []
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        calls.append(offset)
-        if len(calls) > 1:
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data[:50], offset)
-
-    log = StepLog(tmp_path, INFO)
-    monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(RingError, match="No space left"):
-        log.append(STEPS[:1])
-    monkeypatch.undo()
-    # THEN none of it is in the log, and when there is space again it goes on
-    assert (log.last, log.path.stat().st_size) == (0, HEADER_BYTES)
-    log.append(STEPS[:1])
-    log.close()
     np.testing.assert_array_equal(read(tmp_path).step_B, [0])
 
 
@@ -394,10 +380,9 @@ def logs(tmp_path) -> StepLogs:
     return StepLogs(tmp_path)
 
 
-def write_rank(directory, rank, steps, **about):
+def write_rank(directory, rank, steps, damage=MappingProxyType({})):
     """A log as an agent leaves it; ``damage`` maps the index of a slot to what is done to its bytes."""
-    damage = about.pop("damage", {})
-    info = info_of(rank, **about)
+    info = info_of(rank)
     size = slot_bytes(info.schema)
     raw = bytearray(slots(info, steps, took))
     for index, change in damage.items():
@@ -429,6 +414,13 @@ def test_steps_are_found_by_their_number(tmp_path, logs, recorded, runs, found):
     assert steps_of(logs, 0, runs) == found
 
 
+def left_half_way(slot: bytes) -> bytes:
+    words = np.frombuffer(slot, dtype=np.int64).copy()
+    words[FLAGS] = INCOMPLETE
+    words[-1] = crc32(words.tobytes()[:-WORD_BYTES])
+    return words.tobytes()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -436,23 +428,12 @@ def test_steps_are_found_by_their_number(tmp_path, logs, recorded, runs, found):
         lambda slot: slot[:72] + b"\xff" * 8 + slot[80:],
         lambda slot: bytes(len(slot)),
         lambda slot: b"\xff" * len(slot),
+        left_half_way,
     ],
 )
-def test_a_damaged_slot_is_left_out_and_no_other(tmp_path, logs, change):
+def test_a_damaged_slot_or_half_a_step_is_left_out_and_no_other(tmp_path, logs, change):
     write_rank(tmp_path, 0, range(20), damage={5: change})
     assert set(steps_of(logs, 0, [(0, 20)]).values()) == set(range(20)) - {5}
-
-
-def test_a_step_that_was_left_half_way_is_missing(tmp_path, logs):
-
-    def left(slot: bytes) -> bytes:
-        words = np.frombuffer(slot, dtype=np.int64).copy()
-        words[FLAGS] = INCOMPLETE
-        words[-1] = crc32(words.tobytes()[:-WORD_BYTES])
-        return words.tobytes()
-
-    write_rank(tmp_path, 0, range(20), damage={7: left})
-    assert set(steps_of(logs, 0, [(5, 5)]).values()) == {5, 6, 8, 9}
 
 
 def test_a_log_that_grows_is_read_on(tmp_path, logs):
