@@ -94,12 +94,7 @@ class WindowAssembly:
 
     def spans(self, window: Window) -> Mapping[int, Span]:
         """From when to when each step of a window was, by number, as far as that is known."""
-        found = {}
-        for step in range(window.first_step, window.last_step + 1):
-            span = self._times.of(window.attempt, step, step)
-            if span is not None:
-                found[step] = span
-        return found
+        return self._times.of(window.attempt, window.first_step, window.last_step)
 
     def steps(self, generation: int, first_step: int, last_step: int) -> Window | None:
         """Some of the newest steps; None where they are not there."""

@@ -547,8 +547,7 @@ class StepTimes:
         for step in list(islice(self._spans, max(0, len(self._spans) - self._kept_steps))):
             del self._spans[step]
 
-    def of(self, attempt: int, first_step: int, last_step: int) -> Span | None:
-        """From the start of one step to the end of another; None where either is not known any more, or not yet."""
-        if attempt != self._attempt or first_step not in self._spans or last_step not in self._spans:
-            return None
-        return Span(self._spans[first_step].start_ns, self._spans[last_step].end_ns)
+    def of(self, attempt: int, first_step: int, last_step: int) -> dict[int, Span]:
+        """The spans of the steps from one to another, by number, as far as they are known."""
+        steps = range(first_step, last_step + 1) if attempt == self._attempt else ()
+        return {step: self._spans[step] for step in steps if step in self._spans}

@@ -10,7 +10,7 @@ from sftriage.frontier.accounting import anchored, complete_steps, segments, wal
 from sftriage.model.windows import OTHER, StageSchema
 from tests.scenario import Fault, Job, exactly, gaussian
 
-from .strategies import ANY, distinct_windows, windows
+from .strategies import ANY, windows
 
 QUIET = gaussian(0.0)
 
@@ -78,14 +78,6 @@ def test_an_exchange_that_does_not_come_cuts_nothing():
     assert anchored(with_one).exposed_s == anchored(window).exposed_s
 
 
-@given(window=windows(missing=False))
-def test_the_plain_exposed_time_is_the_slowest_ranks_step(window):
-    # GIVEN a window without missing vectors, WHEN accounted plainly
-    # THEN what is exposed is, step by step, the longest step of any rank
-    slowest_N = window.durations_NRS.sum(axis=2).max(axis=1)
-    assert plain(window).exposed_s == pytest.approx(slowest_N.sum(), rel=1e-12)
-
-
 @given(window=windows(elements=ANY))
 def test_without_a_sync_stage_it_is_the_frontier_of_the_paper(window):
     # GIVEN a window whose ranks never wait for one another, and nothing known from between its steps
@@ -96,20 +88,6 @@ def test_without_a_sync_stage_it_is_the_frontier_of_the_paper(window):
     # THEN it is the same
     ours = anchored(window)
     np.testing.assert_allclose(ours.advances_S, advances_S, rtol=1e-9, atol=1e-12 * ours.exposed_s)
-
-
-@given(window=distinct_windows())
-@pytest.mark.parametrize("account", [plain, anchored])
-def test_ranks_may_be_numbered_in_any_order(account, window):
-    # GIVEN a window and the same with its ranks the other way round
-    n_ranks = window.durations_NRS.shape[1]
-    turned = replace(window, durations_NRS=window.durations_NRS[:, ::-1])
-    # WHEN both are accounted
-    there, back = account(window), account(turned)
-    # THEN the time goes to the same stages, and the leaders move along
-    assert back.exposed_s == pytest.approx(there.exposed_s, rel=1e-12)
-    assert back.advances_S == pytest.approx(there.advances_S, rel=1e-9)
-    assert back.leaders_S == tuple(n_ranks - 1 - rank for rank in there.leaders_S)
 
 
 def test_a_missing_vector_takes_its_step_out_and_is_not_taken_for_zero():

@@ -128,6 +128,7 @@ def test_ranks_may_be_numbered_in_any_order(window, factor):
     # THEN the label is the same, and who is suspected and who leads moves along
     assert (back.label, back.reasons) == (there.label, there.reasons)
     assert back.exposed_s == pytest.approx(there.exposed_s, rel=1e-12)
+    assert back.advances_s == pytest.approx(there.advances_s, rel=1e-9)
     assert {stage: last - rank for stage, rank in back.leaders.items()} == dict(there.leaders)
 
     def named(verdict, renumber):

@@ -21,7 +21,6 @@ from tests.scenario import (
     from_step,
     gaussian,
     heavy_tailed,
-    judged,
     past_of,
 )
 
@@ -266,12 +265,3 @@ def test_what_comes_back_is_not_averaged_away():
     assert first.gain_s == pytest.approx(0.030, rel=0.1)
     assert first.share == pytest.approx(30 / 130, rel=0.1)
     assert first.persistence == pytest.approx(0.1)
-
-
-def test_what_comes_back_at_longer_intervals_is_found_over_windows():
-    # GIVEN a delay in every 40th step, and windows of 50
-    run = Job(n_steps=450).run(Fault("data", 1, 0.050, every(40, 7)))
-    named = [verdict for verdict, _ in judged(run, stride=10) if verdict.label == "suspect"]
-    # THEN it is named when it was there for the fourth time, with its period
-    assert named[0].last_step < 4 * 40 + 20
-    assert {(one.suspects[0].rank, one.suspects[0].period_steps) for one in named} == {(1, 40)}

@@ -320,12 +320,6 @@ def test_a_damaged_log_yields_only_what_was_written(data, count):
         assert len(found) + reader.skipped == -(-(cut - HEADER_BYTES) // slot_bytes(INFO.schema))
 
 
-def test_a_reader_does_not_wait_for_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "rank-0.0.steps")
-    with pytest.raises(RingError, match="regular"):
-        LogReader(tmp_path / "rank-0.0.steps")
-
-
 @pytest.mark.parametrize(
     ("name", "means"),
     [
