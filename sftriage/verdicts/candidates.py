@@ -294,24 +294,21 @@ def _candidate(
         persistence=float(led_N[context.used_N].mean()),
         pattern="one-off",
     )
-    dominant = None
+    lasting_share, dominant = suspect.share, None
     if course is not None:
-        onset = course.onset
-        if stage is None and course.pattern == "recurring":
-            dominant = _dominant_stage(unit, course, context)
+        onset, rank = course.onset, suspect.rank
         suspect = replace(
             suspect,
             pattern=course.pattern,
             period_steps=course.period,
             onset_step=onset.step,
             onset_range=(onset.earliest, onset.latest),
+            alone=None if rank is None else own_work(context.known_alone, rank, course.filled_N, context.noted_NR),
         )
-        if suspect.rank is not None:
-            alone = own_work(context.known_alone, suspect.rank, course.filled_N, context.noted_NR)
-            suspect = replace(suspect, alone=alone)
-    lasting_share = suspect.share
-    if course is not None and course.onset.has_gaps and course.pattern != "recurring":
-        lasting_share = float(gain_N[course.lasts_N].sum() / context.exposed_N[course.lasts_N].sum())
+        if course.pattern != "recurring" and onset.has_gaps:
+            lasting_share = float(gain_N[course.lasts_N].sum() / context.exposed_N[course.lasts_N].sum())
+        elif course.pattern == "recurring" and stage is None:
+            dominant = _dominant_stage(unit, course, context)
     total_s = float(gain_N.sum())
     return Candidate(suspect, gain_N, unit.lateness_N, total_s, course, lasting_share, exposed_s, dominant)
 

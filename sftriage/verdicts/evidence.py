@@ -36,7 +36,7 @@ from sftriage.verdicts.course import NO_TRACK, Onset, Track
 from sftriage.verdicts.regression import OwnBest, StepMeasures, measured, paused_steps
 from sftriage.verdicts.sequential import Arrivals, ClearEvent, Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
-from sftriage.verdicts.system import HeldBack, SystemCounts, charged, counts_of, stage_of
+from sftriage.verdicts.system import HeldBack, SystemCounts, charged, counts_of
 
 
 def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
@@ -186,17 +186,6 @@ class WindowEvidence:
         """For how long the rank that waits longest for a CPU does so in a usual step; None if that is not known."""
         return self.before.own_best.queued_s
 
-    def contended_fraction(self, suspect: Suspect) -> float | None:
-        """The part of a named unit's lateness that contention for CPUs may explain; None if that is not known."""
-        counts = self.counts.get(suspect.ranks)
-        stage = stage_of(suspect, self.measures.stages)
-        return None if counts is None else counts.contended_fraction(self.usual_queued_s, stage)
-
-    def is_held_back(self, suspect: Suspect) -> bool:
-        """Whether it was counted that something else than contention for CPUs made a named unit late."""
-        counts = self.counts.get(suspect.ranks)
-        return counts is not None and counts.system is not None
-
     def own_fraction(self, candidate: Candidate) -> float:
         """A candidate's share of the clear events since its onset that are its own or those of the next likeliest unit.
 
@@ -293,29 +282,12 @@ def gather_evidence(
 ) -> WindowEvidence:
     """The evidence of a replayed window. ``valid_N`` are its complete and undisturbed steps."""
     steps = _Steps(window, roles, replays, valid_N, past, settings)
-    used_N, like_N, normal = steps.used_N, steps.like_N, steps.normal
-    like = steps.whole.of(like_N)
+    used_N, like, normal = steps.used_N, steps.whole.of(steps.like_N), steps.normal
     exposed_s = float(medians(steps.exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units = steps.tests()
-    known_alone = steps.known_alone()
-    first_step = window.first_step if past.first_step is None else past.first_step
-    units = steps.held_back(units)
-    context = WindowContext(
-        schema=window.schema,
-        used_N=used_N,
-        exposed_N=steps.exposed_N,
-        first_step=window.first_step,
-        present_s=settings.min_event_fraction * exposed_s,
-        track=steps.track(units),
-        events={unit: one.events_of(unit, settings) for one in (ranks, hosts) for unit in one.units if one.named(unit)},
-        recurrences=_recurrences(units, ranks, hosts, past.recurrences, settings),
-        onsets=past.onsets,
-        known_alone=known_alone,
-        noted_NR=window.noted_NR,
-        alone=named_alone(known_alone, ranks, ranks.next_step - first_step, steps.usual_s, settings),
-        settings=settings,
-    )
+    context = steps.context(units, ranks, hosts, settings.min_event_fraction * exposed_s)
     candidates = _single(units, context)
+    named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
     onsets = _onsets(candidates, context)
     if normal is not None:
         # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
@@ -323,18 +295,18 @@ def gather_evidence(
         least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
         alike = group_candidates(like, normal, roles, context, exposed_s)
         candidates += [one for one in alike if one.suspect.share >= least]
-    named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
     # Recurring ones stay in any case: what recurs in few steps gains little over all of them.
     least_s = LISTED_FRACTION * exposed_s * float(used_N.sum())
     candidates = [one for one in candidates if one.total_s >= least_s or one.suspect.pattern == "recurring"]
+    profile_used = steps.whole.of(used_N)
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
-        seen=steps.whole.of(used_N),
+        seen=profile_used,
         like=like,
         regime=steps.regime,
         normal=normal,
-        excess=excess_of(steps.whole.of(used_N), like, normal, steps.n_ranks, settings),
+        excess=excess_of(profile_used, like, normal, steps.n_ranks, settings),
         # (of equals the whole before a stage)
         candidates=tuple(sorted(candidates, key=lambda one: (-one.total_s, one.suspect.stage is not None))),
         gain_R=steps.gain_R(),
@@ -351,8 +323,8 @@ def gather_evidence(
             track=context.track,
             onsets=onsets,
             recurrences=context.recurrences,
-            alone=known_alone,
-            first_step=first_step,
+            alone=context.known_alone,
+            first_step=steps.began,
             own=steps.own_times(ranks),
             replayed=remembered(window, roles, replays) if valid_N.all() else None,
             exchanged=True,
@@ -383,6 +355,7 @@ class _Steps:
         self.past, self.settings = past, settings
         self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
         self.step_N = window.first_step + np.arange(self.n_steps)
+        self.began = window.first_step if past.first_step is None else past.first_step
         walks = [one.walk for one in replays]
         self.whole = profile(replays, self.n_steps, roles)
         # What came after a step's last sync is that step's, as in a candidate's gain.
@@ -406,7 +379,7 @@ class _Steps:
         return sequential.clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
 
     def tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
-        """The tests of ranks and of hosts after the steps that are new to them, and the units that delayed it most."""
+        """The tests of ranks and of hosts after their new steps, and the units that delayed the window most."""
 
         def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
             n_units = len(arrivals.names)
@@ -421,13 +394,13 @@ class _Steps:
         ranks = advance(self.past.ranks, of_ranks)
         units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
         if places is None:
-            return ranks, self.past.hosts, units
+            return ranks, self.past.hosts, self.held_back(units)
         elsewhere = [last_elsewhere(one, places) for one in replays]
         of_hosts = sequential.arrivals_of_hosts(replays, elsewhere, places, self.settings)
         hosts = advance(self.past.hosts, of_hosts)
         examined, alike = sequential.units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
         units += host_units(replays, places, elsewhere, examined, roles, self.n_steps, alike)
-        return ranks, hosts, units
+        return ranks, hosts, self.held_back(units)
 
     def known_alone(self) -> Known:
         """What ranks do alone by their own notes, after the new steps.
@@ -463,6 +436,36 @@ class _Steps:
             else charged(one, held, self.exposed_N, longer_NS, healthy_s, used_N, self.settings)
             for one in units
         ]
+
+    def context(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence, present_s: float) -> WindowContext:
+        """The context of the candidates among these units."""
+        window, settings, known_alone, tests = self.window, self.settings, self.known_alone(), (ranks, hosts)
+        return WindowContext(
+            schema=window.schema,
+            used_N=self.used_N,
+            exposed_N=self.exposed_N,
+            first_step=window.first_step,
+            present_s=present_s,
+            track=self.track(units),
+            events={name: test.events_of(name, settings) for test in tests for name in test.units if test.named(name)},
+            recurrences=self.recurrences(units, ranks, hosts),
+            onsets=self.past.onsets,
+            known_alone=known_alone,
+            noted_NR=window.noted_NR,
+            alone=named_alone(known_alone, ranks, ranks.next_step - self.began, self.usual_s, settings),
+            settings=settings,
+        )
+
+    def recurrences(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence) -> dict[UnitName, Recurrence]:
+        """The recurrence of each unit that has one; its onset is the one that was found first."""
+        found = {}
+        for unit in units:
+            now = sequential.recurrence_of(ranks if unit.scope == "rank" else hosts, unit.name, self.settings)
+            if now is not None:
+                known = self.past.recurrences.get(unit.name, now)
+                same = (known.period, known.phase) == (now.period, now.phase)
+                found[unit.name] = replace(now, onset=known.onset) if same else now
+        return found
 
     def track(self, units: Sequence[Unit]) -> Track:
         """The track of all ranks of a small job, or of those examined, and of the hosts examined, with these steps."""
@@ -504,20 +507,6 @@ def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[Ons
         assert name is not None
         if one.course.own_steps is None:
             found[name, one.suspect.stage, one.course.period] = one.course.onset
-    return found
-
-
-def _recurrences(
-    units: Sequence[Unit], ranks: Evidence, hosts: Evidence, before: Mapping[UnitName, Recurrence], settings: Settings
-) -> dict[UnitName, Recurrence]:
-    """The recurrence of each unit that has one; its onset is the one that was found first."""
-    found = {}
-    for unit in units:
-        one = sequential.recurrence_of(ranks if unit.scope == "rank" else hosts, unit.name, settings)
-        if one is not None:
-            known = before.get(unit.name, one)
-            same = (known.period, known.phase) == (one.period, one.phase)
-            found[unit.name] = replace(one, onset=known.onset) if same else one
     return found
 
 

@@ -32,7 +32,7 @@ from sftriage.verdicts.clocks import HOST_STAGES, UNDECIDED, Timed, on_its_clock
 from sftriage.verdicts.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single, undisturbed_steps
 from sftriage.verdicts.regression import advanced, pauses
 from sftriage.verdicts.settings import Settings
-from sftriage.verdicts.system import with_system
+from sftriage.verdicts.system import stage_of, with_system
 
 
 def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
@@ -216,12 +216,13 @@ def _requirements(
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
     whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
-    fraction = evidence.contended_fraction(suspect)
+    counts, stage = evidence.counts.get(suspect.ranks), stage_of(suspect, evidence.measures.stages)
+    fraction = None if counts is None else counts.contended_fraction(evidence.usual_queued_s, stage)
     if suspect.alone is not None:
         whole, fraction = False, None  # its own note says why it is late
     # The counters say of a unit that is stopped, throttled, or slow by itself, that it was not contention.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
-    alike = whole and not evidence.is_held_back(suspect)
+    alike = whole and (counts is None or counts.system is None)
     if not is_single(suspect) or ((whole or fraction is not None) and suspect.pattern != "recurring"):
         least = settings.min_persistence_fraction * keep * (contended if is_single(suspect) else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least

@@ -235,7 +235,7 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
     n_guilty = len(settings.guilty_fractions)
     log_odds_T = evidence.units[unit].log_odds if unit in evidence.units else ()
     folded: dict[int, tuple[int, int, float] | None] = {}
-    for i, size in enumerate((settings.min_event_fraction, *settings.event_fractions)):
+    for i, size in enumerate(_tests(evidence.n_units, settings).sizes):
         steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
         if len(steps) not in folded:
             folded[len(steps)] = _fold(steps, evidence.next_step)
