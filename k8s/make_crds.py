@@ -32,8 +32,7 @@ from sftriage.kube.objects import (
     TriageReportSpec,
     TriageReportStatus,
 )
-from sftriage.policy.fields import Name
-from sftriage.policy.schema import Spec
+from sftriage.policy.schema import Name, Spec
 
 Schema = dict[str, Any]
 _HEADER = "# Made of sftriage's own models (sftriage/kube): change these, and write it anew.\n"

@@ -15,9 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
-from sftriage.policy.fields import Name, PolicyModel, Rank, Stage, in_capture
+from sftriage.policy.contradictions import in_capture
 from sftriage.policy.loading import path_text
-from sftriage.policy.schema import ProfilerRun
+from sftriage.policy.schema import Name, PolicyModel, ProfilerRun, Rank, Stage
 from sftriage.traces.manifest import FileName, Sha256
 from sftriage.words.amounts import clock
 from sftriage.words.run import Face

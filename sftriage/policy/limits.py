@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from sftriage.model.captures import Parameter, ReasonCode
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.policy.fields import PROFILERS
+from sftriage.policy.contradictions import PROFILERS
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Target
 from sftriage.policy.schema import Limits, Rule

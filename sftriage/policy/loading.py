@@ -15,6 +15,7 @@ import stat
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from yaml.constructor import SafeConstructor
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.verdicts import Suspect
-from sftriage.policy.fields import MAX_ITEMS, Location, contradictions, next_open_s
+from sftriage.policy.contradictions import Location, contradictions
 from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting, shown
-from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec, TriagePolicy
+from sftriage.policy.schema import MAX_ITEMS, Detection, Limits, Mitigate, Rule, Spec, TriagePolicy
 
 MAX_SHOWN = 50
 """A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
@@ -402,6 +403,21 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_S = 253_402_300_799.0
+"""The last second of the year 9999, after which there are no dates."""
+
+
+def next_open_s(found: CronTrigger, now_s: float) -> float | None:
+    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
+    # By addition, because the C library's conversion has a narrower range.
+    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
+    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
+    if opens is None:
+        return None
+    return max(now_s, (opens - _EPOCH).total_seconds())
 
 
 _MOST_TURNS = 100

@@ -7,54 +7,177 @@ default. The parsed number of a quantity is a property beside it.
 
 from __future__ import annotations
 
+import difflib
+import re
+import zoneinfo
 from collections.abc import Callable
+from datetime import datetime, timezone, tzinfo
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from apscheduler.triggers.cron import CronTrigger
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.config import JsonDict
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from sftriage.errors import SchemaError
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
+from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 from sftriage.policy import quantities
-from sftriage.policy.fields import (
-    CAPTURES_PER_DAY,
-    CAPTURES_PER_HOUR,
-    CONCURRENT_RANKS,
-    CONTROL_RANKS,
-    MAX_ITEMS,
-    PROFILER,
-    SAMPLE,
-    STRIDE_STEPS,
-    WINDOW_STEPS,
-    AbsolutePath,
-    Age,
-    Budget,
-    Cooldown,
-    Cost,
-    Cron,
-    EnvironmentName,
-    Fraction,
-    Gain,
-    Held,
-    Lasting,
-    Listed,
-    Name,
-    PolicyModel,
-    Rank,
-    Share,
-    Stage,
-    StallTime,
-    StoreSize,
-    TimeZone,
-    TraceSize,
-    contradictions,
-    cron_trigger,
-    unsaid,
-    zone,
-)
+from sftriage.policy.contradictions import DEFAULTS, contradictions, unsaid
+from sftriage.policy.quantities import shown
+
+CAPTURES_PER_DAY = 12
+MAX_ITEMS = 1000
+"""More than any list of a policy has; where one goes on, the text is read no further."""
+MAX_CRON_LENGTH = 200
+UTC = timezone.utc
+
+
+def zone(name: object) -> tzinfo:
+    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
+    if name == "UTC":
+        return UTC  # where a machine has no time zones installed, too
+    wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
+    if not isinstance(name, str):
+        raise ValueError(wanted)
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        near = difflib.get_close_matches(name[:100], zoneinfo.available_timezones(), n=1)
+        raise ValueError(wanted + (f'; did you mean "{near[0]}"?' if near else "")) from None
+
+
+def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
+    """The minutes of a cron expression, all of whose fields have to match.
+
+    Raises ValueError where it is none, could be misread, or names no minute ever.
+    """
+    wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
+    if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
+        raise ValueError(wanted)
+    try:
+        found = CronTrigger.from_crontab(cron, timezone=where)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{wanted}: {error}") from None
+    # To cron, 1 is Monday; to the scheduler, whose other fields read as cron's, it is Tuesday.
+    weekday = cron.split()[4]
+    if re.search("[0-9]", re.sub("/[0-9]+", "", weekday)):
+        raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
+    if found.get_next_fire_time(None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
+        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
+    return found
+
+
+def _read(parse: Callable[..., object]) -> BeforeValidator:
+    """A validator that keeps a text as it is, and refuses one that cannot be read."""
+
+    def check(value: object) -> object:
+        parse(value)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> BeforeValidator:
+
+    def check(value: object) -> object:
+        if not low <= parse(value) <= high:
+            raise ValueError(f"expected {bounds}, got {shown(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _written(pattern: str) -> object:
+    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
+    return Field(json_schema_extra={"pattern": pattern})
+
+
+def _stage(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            StageSchema((value,))
+        except SchemaError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def _held(value: object) -> object:
+    if value is False:
+        raise ValueError(
+            "only true: that nothing heavy starts on a window that cannot be decided is what sftriage is for; "
+            "a person can always ask for a capture"
+        )
+    return value
+
+
+_PERCENTAGE, _DURATION, _SIZE = map(_written, (quantities.PERCENTAGE, quantities.DURATION, quantities.SIZE))
+
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+Stage = Annotated[
+    str,
+    BeforeValidator(_stage),
+    Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES),
+    _written(f"^{STAGE_NAME.pattern}$"),
+]
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
+Fraction = Annotated[
+    float,
+    BeforeValidator(lambda value: quantities.fraction(value) if isinstance(value, str) else value),
+    Field(ge=0, le=1),
+    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": quantities.PERCENTAGE}),
+]
+"""A number, or a percentage."""
+Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
+Gain = Annotated[str, _read(quantities.gain), _written(quantities.GAIN)]
+Cost = Annotated[str, _read(quantities.cost), _written(quantities.COST)]
+Lasting = Annotated[str, _read(quantities.lasting), _written(quantities.LASTING)]
+Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
+StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
+Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
+TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
+StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
+Held = Annotated[bool, BeforeValidator(_held)]
+Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
+TimeZone = Annotated[str, _read(zone)]
+EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
+
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], Field(strict=False)]
+"""Several values; not strict, because YAML has lists and no tuples."""
+
+
+class PolicyModel(BaseModel):
+    """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a policy is the one that was checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """A schema as a CRD may have it, which knows no `anyOf`, no `default: null` and no `const`."""
+        schema = handler(core_schema)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            if "anyOf" in field and field.get("default", ...) is None:
+                del field["default"]
+                field.update(field.pop("anyOf")[0])
+            if "const" in field:
+                field["enum"] = [field.pop("const")]
+        return schema
+
 
 Number = TypeVar("Number")
 
@@ -108,7 +231,7 @@ class ProfilerRun(PolicyModel):
     """One time-boxed run of a profiler, whoever it is of."""
 
     profiler: ProfilerChoice = Field(
-        default=PROFILER,
+        default="auto",
         description="`auto`: `stacks` where the host does the work, `torch` (or `nsys`, where the job runs under it) "
         "for what computes, and what one leaves open by another; `torch`: operators and kernels, and stacks beside; "
         "`nsys`: Nsight Systems; `stacks`: Python stacks over the steps, or from outside of a rank that takes none.",
@@ -141,14 +264,14 @@ class Capture(ProfilerRun):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
     sample: int = Field(
-        default=SAMPLE,
+        default=DEFAULTS["sample"],
         ge=1,
         le=1024,
         description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
     )
     ranks: Listed[Rank] = Field(default=(), max_length=1024, description="These ranks, instead of the suspect's.")
     control_ranks: int = Field(
-        default=CONTROL_RANKS, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
+        default=0, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
     )
 
     @cached_property
@@ -161,13 +284,13 @@ class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""
 
     window_steps: int = Field(
-        default=WINDOW_STEPS,
+        default=DEFAULTS["window_steps"],
         ge=2,
         le=10_000,
         description="Steps in a window; not said, fewer where steps are long, down to 10.",
     )
     stride_steps: int = Field(
-        default=STRIDE_STEPS,
+        default=DEFAULTS["stride_steps"],
         ge=1,
         le=10_000,
         description="Steps from one window to the next; not said, fewer where windows have fewer.",
@@ -335,7 +458,7 @@ class Limits(PolicyModel):
     """What captures may cost a job, over all rules. One rank captured once is one capture, a control rank's too."""
 
     captures_per_hour: int = Field(
-        default=CAPTURES_PER_HOUR,
+        default=DEFAULTS["captures_per_hour"],
         ge=1,
         le=10_000,
         description="Captures asked for in any hour, whatever becomes of them: the default is one suspect, a peer to "
@@ -356,7 +479,7 @@ class Limits(PolicyModel):
         "first days. One that is refused or fails is not counted.",
     )
     concurrent_ranks: int = Field(
-        default=CONCURRENT_RANKS, ge=1, le=1024, description="Ranks that may be captured at the same time."
+        default=DEFAULTS["concurrent_ranks"], ge=1, le=1024, description="Ranks that may be captured at the same time."
     )
     overhead_budget: Budget = Field(
         default="0.5%",

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.policy.fields import cron_trigger, next_open_s
-from sftriage.policy.fields import zone as zone_of
+from sftriage.policy.loading import next_open_s
 from sftriage.policy.quantities import (
     AT_ONCE,
     COST,
@@ -26,6 +25,8 @@ from sftriage.policy.quantities import (
     seconds,
     size_bytes,
 )
+from sftriage.policy.schema import cron_trigger
+from sftriage.policy.schema import zone as zone_of
 from sftriage.words.amounts import clock
 
 from .test_loading import HEAD, lines_of

@@ -9,7 +9,6 @@ import pytest
 
 from sftriage.errors import InputError, UsageError
 from sftriage.policy.engine import decide
-from sftriage.policy.fields import MAX_ITEMS
 from sftriage.policy.loading import (
     MAX_FILE_BYTES,
     LoadedPolicy,
@@ -22,6 +21,7 @@ from sftriage.policy.loading import (
     shipped,
 )
 from sftriage.policy.requests import trigger
+from sftriage.policy.schema import MAX_ITEMS
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence
 

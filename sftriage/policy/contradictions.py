@@ -1,209 +1,26 @@
-"""The types of a policy's fields, and what may not stand beside what.
+"""What may not stand beside what in a policy.
 
-Text is checked where it is read, and keeps the words it was written in. `contradictions` finds what is wrong between
-fields that are each right, and limits under which nothing could ever happen.
+`contradictions` finds what is wrong between fields that are each right, and limits under which nothing could ever
+happen.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-import zoneinfo
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta, timezone, tzinfo
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
-from apscheduler.triggers.cron import CronTrigger
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
-
-from sftriage.errors import SchemaError
-from sftriage.model.captures import Profiler, ProfilerChoice
-from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
-from sftriage.policy import quantities
-from sftriage.policy.quantities import shown
-
-UTC = timezone.utc
-MAX_CRON_LENGTH = 200
-MAX_ITEMS = 1000
-"""More than any list of a policy has; where one goes on, the text is read no further."""
-
-_STEP = re.compile(r"/[0-9]+")
-_DIGIT = re.compile(r"[0-9]")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_S = 253_402_300_799.0
-"""The last second of the year 9999, after which there are no dates."""
-_WHEN = datetime(2024, 1, 1, tzinfo=UTC)
-
-
-def zone(name: object) -> tzinfo:
-    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
-    if name == "UTC":
-        return UTC  # where a machine has no time zones installed, too
-    wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
-    if not isinstance(name, str):
-        raise ValueError(wanted)
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        near = difflib.get_close_matches(name[:100], zoneinfo.available_timezones(), n=1)
-        raise ValueError(wanted + (f'; did you mean "{near[0]}"?' if near else "")) from None
-
-
-def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
-    """The minutes of a cron expression, all of whose fields have to match.
-
-    Raises ValueError where it is none, could be misread, or names no minute ever.
-    """
-    wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
-    if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
-        raise ValueError(wanted)
-    try:
-        found = CronTrigger.from_crontab(cron, timezone=where)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{wanted}: {error}") from None
-    # To cron, 1 is Monday; to the scheduler, whose other fields read as cron's, it is Tuesday.
-    weekday = cron.split()[4]
-    if _DIGIT.search(_STEP.sub("", weekday)):
-        raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
-    if found.get_next_fire_time(None, _WHEN) is None:
-        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
-    return found
-
-
-def next_open_s(found: CronTrigger, now_s: float) -> float | None:
-    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
-    # By addition, because the C library's conversion has a narrower range.
-    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
-    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
-    if opens is None:
-        return None
-    return max(now_s, (opens - _EPOCH).total_seconds())
-
+from sftriage.model.captures import Profiler
 
 Location = tuple[int | str, ...]
 """The way to a value of a document: field names and list indices."""
 
-
-def _read(parse: Callable[..., object]) -> BeforeValidator:
-    """A validator that keeps a text as it is, and refuses one that cannot be read."""
-
-    def check(value: object) -> object:
-        parse(value)
-        return value
-
-    return BeforeValidator(check)
-
-
-def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> BeforeValidator:
-
-    def check(value: object) -> object:
-        if not low <= parse(value) <= high:
-            raise ValueError(f"expected {bounds}, got {quantities.shown(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _written(pattern: str) -> object:
-    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
-    return Field(json_schema_extra={"pattern": pattern})
-
-
-def _stage(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            StageSchema((value,))
-        except SchemaError as error:
-            raise ValueError(str(error)) from None
-    return value
-
-
-def _held(value: object) -> object:
-    if value is False:
-        raise ValueError(
-            "only true: that nothing heavy starts on a window that cannot be decided is what sftriage is for; "
-            "a person can always ask for a capture"
-        )
-    return value
-
-
-_PERCENTAGE, _DURATION, _SIZE = map(_written, (quantities.PERCENTAGE, quantities.DURATION, quantities.SIZE))
-
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Stage = Annotated[
-    str,
-    BeforeValidator(_stage),
-    Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES),
-    _written(f"^{STAGE_NAME.pattern}$"),
-]
-Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
-Fraction = Annotated[
-    float,
-    BeforeValidator(lambda value: quantities.fraction(value) if isinstance(value, str) else value),
-    Field(ge=0, le=1),
-    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": quantities.PERCENTAGE}),
-]
-"""A number, or a percentage."""
-Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
-Gain = Annotated[str, _read(quantities.gain), _written(quantities.GAIN)]
-Cost = Annotated[str, _read(quantities.cost), _written(quantities.COST)]
-Lasting = Annotated[str, _read(quantities.lasting), _written(quantities.LASTING)]
-Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
-StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
-Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
-TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
-StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
-Held = Annotated[bool, BeforeValidator(_held)]
-Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
-TimeZone = Annotated[str, _read(zone)]
-EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
-
-Item = TypeVar("Item")
-Listed = Annotated[tuple[Item, ...], Field(strict=False)]
-"""Several values; not strict, because YAML has lists and no tuples."""
-
-
-class PolicyModel(BaseModel):
-    """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a policy is the one that was checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """A schema as a CRD may have it, which knows no `anyOf`, no `default: null` and no `const`."""
-        schema = handler(core_schema)
-        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
-            if "anyOf" in field and field.get("default", ...) is None:
-                del field["default"]
-                field.update(field.pop("anyOf")[0])
-            if "const" in field:
-                field["enum"] = [field.pop("const")]
-        return schema
-
-
-# Defaults that others are compared with.
-WINDOW_STEPS, STRIDE_STEPS = 50, 10
-PROFILER: ProfilerChoice = "auto"
-SAMPLE = 1
-"""What is slow alike looks alike: one of the suspect's ranks shows it, and each more costs the job."""
-CONTROL_RANKS = 0
-CAPTURES_PER_HOUR = 4
-CAPTURES_PER_DAY = 12
-CONCURRENT_RANKS = 2
+DEFAULTS = {"window_steps": 50, "stride_steps": 10, "sample": 1, "captures_per_hour": 4, "concurrent_ranks": 2}
+"""Defaults that other fields are compared with."""
 
 PROFILERS: tuple[str, ...] = get_args(Profiler)
 
-_LIMITS: dict[str, int | None] = {
-    "captures_per_hour": CAPTURES_PER_HOUR,
-    "captures_per_day": None,
-    "captures_per_run": None,
-    "concurrent_ranks": CONCURRENT_RANKS,
-}
-"""Limits that count captures, with their defaults. Without one, a limit that is left out contradicts nothing."""
+_COUNTED = ("captures_per_hour", "captures_per_day", "captures_per_run", "concurrent_ranks")
+"""Limits that count captures. One without a default contradicts nothing where it is left out."""
 
 NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
 """``for`` of a rule that waits for nothing."""
@@ -222,13 +39,13 @@ def contradictions(document: Any) -> Mistakes:
     """
     spec = _mapping(document, "spec")
     detection = _mapping(spec, "detection")
-    window, stride = detection.get("window_steps", WINDOW_STEPS), detection.get("stride_steps", STRIDE_STEPS)
+    window, stride = (detection.get(name, DEFAULTS[name]) for name in ("window_steps", "stride_steps"))
     if isinstance(window, int) and isinstance(stride, int) and stride > window:
         at = "stride_steps" if "stride_steps" in detection else "window_steps"
         gaps = f"{stride} steps from window to window leave gaps between windows of {window} steps"
         yield ("spec", "detection", at), gaps
     limits = _mapping(spec, "limits")
-    for name, none in (*((name, 0) for name in _LIMITS), ("overhead_budget", "0%")):
+    for name, none in (*((name, 0) for name in _COUNTED), ("overhead_budget", "0%")):
         if limits.get(name) == none and not isinstance(limits[name], bool):
             yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
     if spec.get("retention") == {}:
@@ -272,7 +89,7 @@ def _under(where: Location, found: Mistakes) -> Mistakes:
 
 def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     """The fields that mean nothing beside the profiler, each with why."""
-    profiler = capture.get("profiler", PROFILER)
+    profiler = capture.get("profiler", "auto")
     if profiler not in (*PROFILERS, "auto"):
         return {}
     mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
@@ -299,7 +116,7 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     if match.get("reason") == "regressed":
         yield from _in_regressed(rule, match)
     elif label == "stalled":
-        profiler = capture.get("profiler", PROFILER)
+        profiler = capture.get("profiler", "auto")
         if captures and profiler in ("torch", "nsys"):
             yield (
                 ("match", "label"),
@@ -355,13 +172,13 @@ def _idle_label(label: str, captures: bool, notifies: bool) -> str:
 
 def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     """A limit under which a rule could never capture as many ranks as it says."""
-    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
+    ranks, sample = capture.get("ranks", ()), capture.get("sample", DEFAULTS["sample"])
     if not (isinstance(ranks, list | tuple) and type(sample) is int):
         return
     # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
     at, wanted = ("ranks", len(ranks)) if ranks else ("sample", sample)
-    for name, default in _LIMITS.items():
-        most = limits.get(name, default)
+    for name in _COUNTED:
+        most = limits.get(name, DEFAULTS.get(name))
         if type(most) is int and 0 < most < wanted:
             yield (at,), f"{wanted} captures at once ({at}: {wanted}), but limits.{name} is {most}"
             return
