@@ -14,7 +14,7 @@ windows' mean: a clock would count pauses of the job, and nothing where windows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,7 @@ STALL = "stalled"
 """The scope of a stall's suspects, together."""
 
 NOTHING_LOST = Losses()
+NOTHING: Parameters = MappingProxyType({})
 
 HEALTHY_GAIN_FRACTION = 0.1
 """Of the first suspect's gain: a suspect with less counts as healthy beside it."""
@@ -179,7 +180,8 @@ class _Case:
             nearest = next(iter(reached), nearest)
             return case.decision("ignore", missed(nearest, self.verdict, suspect, self.cost_hours)), case.state
         saved = {"gain_s": gain_s, "share": share, "persistence": suspect.persistence}
-        return case.decided(matching, lambda _: (suspect.ranks, target), {**named(suspect), **saved})
+        targets = {rule.name: (suspect.ranks, target) for rule in matching}
+        return case.decided(matching, targets, {**named(suspect), **saved})
 
     def of_stall(self) -> tuple[Decision, State]:
         """What to do about a stall. It is no window: it neither continues nor breaks what windows show."""
@@ -198,24 +200,24 @@ class _Case:
         if not able:
             return case.decision("hold", Why("standstill", found)), case.state
 
-        def target_of(rule: Rule) -> tuple[tuple[int, ...], Target]:
-            ranks = stalled[rule.name]
-            return ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, verdict.attempt)
-
-        return case.decided(able, target_of, found, found)
+        targets = {
+            name: (ranks, Target(key_of_ranks(STALL, ranks, None), math.inf, verdict.attempt))
+            for name, ranks in stalled.items()
+        }
+        return case.decided(able, targets, found, found)
 
     def decided(
         self,
         matching: Sequence[Rule],
-        target_of: Callable[[Rule], tuple[tuple[int, ...], Target]],
+        targets: Mapping[str, tuple[tuple[int, ...], Target]],
         found: Parameters,
-        observed: Parameters = MappingProxyType({}),
+        observed: Parameters = NOTHING,
     ) -> tuple[Decision, State]:
         wanted = self.policies.lasting
         ready = [rule for rule in matching if _has_lasted(rule, wanted, self.state)]
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
-            return self._captured(capturing, target_of, found)
+            return self._captured(capturing, targets, found)
         waiting = next((rule for rule in matching if rule.capture is not None), None)
         if waiting is None and ready:
             why = Why("observe_only", {"rule": ready[0].name, **observed})
@@ -228,7 +230,7 @@ class _Case:
     def _captured(
         self,
         capturing: Sequence[Rule],
-        target_of: Callable[[Rule], tuple[tuple[int, ...], Target]],
+        targets: Mapping[str, tuple[tuple[int, ...], Target]],
         found: Parameters,
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
@@ -236,42 +238,30 @@ class _Case:
         if refusal is not None:
             # Where its trace is there already, no other limit is worth raising.
             known = (
-                limits.already_captured(rule, target, self.state, self.now_s)
-                for rule, target in ((rule, target_of(rule)[1]) for rule in capturing)
-                if limits.left_open(target, self.state, self.now_s) is None
+                limits.already_captured(rule, targets[rule.name][1], self.state, self.now_s)
+                for rule in capturing
+                if limits.left_open(targets[rule.name][1], self.state, self.now_s) is None
             )
             refusal = next(filter(None, known), refusal)
             return self.decision("throttle", refusal, rule=capturing[0]), self.state
         fired_s = self.state.last_fired_s()
-        tried: dict[object, tuple[tuple[int, ...], tuple[int, ...], Why | None]] = {}
-        before: tuple[int, ...] | None = None
         for rule in capturing:
-            (ranks, target), capture = target_of(rule), rule.capture
+            (ranks, target), capture = targets[rule.name], rule.capture
             assert capture is not None, "only rules with a capture come here"
             means, follows = self._means(capture, target)
             waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s, following=follows is not None)
             if waits is not None:
                 refusal = refusal or waits
                 continue
-            # There may be a thousand rules: those that want the same of the same ranks get the same answer.
-            if ranks is not before:
-                before = ranks
-                tried.clear()
-            if capture.wish not in tried:
-                tried[capture.wish] = self._chosen(capture, ranks, target)
-            suspects, controls, refused = tried[capture.wish]
+            suspects, controls, refused = self._chosen(capture, ranks, target)
             if refused is None:
                 requests = self._requests(rule, capture, suspects, controls, means)
                 beside = {"controls": controls} if controls or capture.control_ranks > 0 else {}
                 by: Parameters = {"profiler": means.profiler, "chosen": means.chosen} if means.chosen else {}
-                first, opened_by = "", {}
-                if follows is not None:
-                    first = follows.capture_id
-                    opened_by = {"follows": first, "left_open": follows.left_open}
-                why = Why(
-                    "follow_up" if follows is not None else "rule_matched",
-                    {"rule": rule.name, **opened_by, **found, **beside, **by},
-                )
+                first = follows.capture_id if follows is not None else ""
+                opened_by = {"follows": first, "left_open": follows.left_open} if follows is not None else {}
+                about: Parameters = {"rule": rule.name, **opened_by, **found, **beside, **by}
+                why = Why("follow_up" if first else "rule_matched", about)
                 decision = self.decision("capture", why, rule=rule, requests=requests)
                 return decision, started(self.state, rule.name, requests, self.now_s, target, first)
             refusal = refusal or refused

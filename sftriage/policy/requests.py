@@ -114,10 +114,6 @@ def options_of(capture: Capture, means: Means) -> dict[str, Any]:
     return values
 
 
-NO_RULE = ""
-"""The rule of what no rule asked for."""
-
-
 def decide_manual_request(
     manual: ManualRequest,
     policies: PolicySet,
@@ -159,7 +155,7 @@ def decide_manual_request(
         requests=requests,
         attempt=attempt,
     )
-    return decision, started(state, NO_RULE, requests, now_s) if requests else state
+    return decision, started(state, "", requests, now_s) if requests else state
 
 
 def trigger(
@@ -226,7 +222,7 @@ def trigger_of_request(
         persistence=0.0,
         policy=first.policy.metadata.name,
         policy_sha256=first.sha256,
-        rule=NO_RULE,
+        rule="",
         why=reason_sentence(decision),
         chosen="" if manual.profiler != "auto" else _CHOSEN[request.profiler],
     )

@@ -274,11 +274,6 @@ class Capture(ProfilerRun):
         default=0, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
     )
 
-    @cached_property
-    def wish(self) -> tuple[tuple[int, ...], int, int]:
-        """Whom it captures: captures of one wish take the same of a suspect's ranks."""
-        return self.ranks, self.sample, self.control_ranks
-
 
 class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""
