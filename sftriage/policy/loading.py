@@ -330,15 +330,11 @@ def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]
 def read(source: str) -> bytes:
     """The bytes of a policy file, at most one more than it may have; raises PolicyError where it cannot be read."""
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
-        number = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
-            with open(number, "rb", closefd=False) as file:
-                return file.read(MAX_FILE_BYTES + 1)
-        finally:
-            os.close(number)
+        if not stat.S_ISREG(Path(source).stat().st_mode):
+            raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            return file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise PolicyError(source, [Problem(0, 0, "", f"cannot be read: {error.strerror}")]) from None
 
