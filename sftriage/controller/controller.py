@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -52,18 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict, on a window or on a step that stalls, and what is to be done about it.
-
-    ``costs`` are those of earlier captures that became known by the window.
-    """
-
-    verdict: Verdict
-    decision: Decision
-    costs: tuple[events.CostMeasured, ...] = ()
-
-
 def settings_of(detection: Detection) -> Settings:
     """The thresholds of a policy's ``detection``; the others are as they are."""
     return Settings(
@@ -100,6 +88,7 @@ class Controller:
 
     Attributes:
         losses: what stragglers have cost the job since the run began.
+        costs: what captures have cost, as far as the last window shows it.
 
     Raises:
         InputError: the state file is there and is not one.
@@ -129,6 +118,7 @@ class Controller:
         self._ledgers: dict[int, Ledger] = {}
         self._left = left or ResumeState()
         self.losses = self._left.losses
+        self.costs: list[events.CostMeasured] = []
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
         self._loop = RemedyLoop.resumed(self._left.remedies)
@@ -160,12 +150,12 @@ class Controller:
         self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window, 0.0)
         self._judged(window)
 
-    def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> Judged:
+    def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> events.WindowJudged:
         """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
         self._follow(now_s)
         self._publish(events.WindowSeen(window, spans or {}))
-        self._ledgers[window.attempt], costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
-        for cost in costs:
+        self._ledgers[window.attempt], self.costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
+        for cost in self.costs:
             if cost.cost_s:
                 self._state = charged(self._state, cost.cost_s)
                 self._remember()
@@ -174,7 +164,7 @@ class Controller:
         self._clock = verdict.clock
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
             self._note_split(window, now_s)
-        judged = replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
+        judged = self._decided(verdict, now_s, peers_of(verdict, window))
         for one in self._pasts[window.attempt].paused:
             self.record(msgspec.structs.replace(one, time_s=now_s))
         return judged
@@ -204,7 +194,7 @@ class Controller:
             self._split = known > 0.0
             self.record(events.EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
 
-    def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
+    def look(self, job: JobStatus, now_ns: int, now_s: float) -> events.WindowJudged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
 
         ``now_ns`` is on a clock that only goes on, and was read after ``job`` was.
@@ -221,18 +211,13 @@ class Controller:
 
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a capture that a person asks for, and put it on record."""
-        ranks = () if job is None else tuple(job.rank_R.tolist())
-        step = int(job.step_R.max(initial=0)) if job is not None else 0
-        attempt = job.attempt if job is not None else 0
-        still = frozenset[int]() if job is None else still_ranks(job, self._watch.pace.typical_s)
+        ranks: dict[str, Any] = {"ranks": (), "step": 0}
+        if job is not None:
+            still = still_ranks(job, self._watch.pace.typical_s)
+            step = max(0, int(job.step_R.max(initial=0)))
+            ranks = {"ranks": tuple(job.rank_R.tolist()), "step": step, "attempt": job.attempt, "still": still}
         decision, self._state = decide_manual_request(
-            *(ask, self.policies, self._state, now_s),
-            ranks=ranks,
-            step=max(0, step),
-            attempt=attempt,
-            still=still,
-            clock=self._clock,
-            nsys=self._nsys,
+            ask, self.policies, self._state, now_s, **ranks, clock=self._clock, nsys=self._nsys
         )
         if decision.requests:
             self._remember()
@@ -246,8 +231,10 @@ class Controller:
 
         None where the rank is not there to hang.
         """
-        rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
-        if job is None or rank is None or rank.closed or rank.alive is False or not hung.takes_steps:
+        if job is None or not hung.takes_steps:
+            return None
+        rank = next((one for one in job.ranks if one.rank == hung.rank), None)
+        if rank is None or rank.closed or rank.alive is False:
             return None
         decision, why, self._state = decide_follow_up(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
@@ -283,7 +270,7 @@ class Controller:
         """Whether an earlier controller has decided about what a person asks for."""
         return ask.request_id in self._left.request_ids
 
-    def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
+    def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> events.WindowJudged:
         known = self._state
         self.losses = self.losses.after(verdict)
         decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._nsys, losses=self.losses)
@@ -291,9 +278,9 @@ class Controller:
             self._remember()
         rule, given = decision.rule or "", decision.parameters
         triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank, given) for one in decision.requests}
-        decision = self._known(decision, triggers)
-        self.record(events.WindowJudged(verdict, decision, triggers))
-        return Judged(verdict, decision)
+        judged = events.WindowJudged(verdict, self._known(decision, triggers), triggers)
+        self.record(judged)
+        return judged
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
         self._triggers |= triggers

@@ -250,7 +250,7 @@ class Triage:
         if self._disk.well:
             for agent, position in self._gathering.settled(window).items():
                 self._fleet.settled(agent, position)
-        for cost in judged.costs:
+        for cost in self._controller.costs:
             self._annotate(partial(self._annotations.costed, cost))
         self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
         if window.attempt >= self._attempt:

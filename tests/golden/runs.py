@@ -156,7 +156,7 @@ def make(
             for step in range(one.first_step, one.last_step + 1)
         }
         judged = made.controller.take(one, made.at(one.last_step), spans)
-        for cost in judged.costs:
+        for cost in made.controller.costs:
             annotations.costed(cost)
         asked += judged.decision.requests[::-1]
     return made
