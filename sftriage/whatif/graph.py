@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,18 +112,11 @@ def _level(ops: list[int], before: Sequence[set[int]], group_T: IndexArray, join
     return Level(np.array(ops, dtype=np.intp), table, np.array(firsts, dtype=np.intp), n_grouped, joined)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spans:
-    """When steps (N) began and ended in a replay, seconds. ``finish_N`` is when the last of some operations ended."""
+class Spans(NamedTuple):
+    """What steps (N) took in a replay, and when the last of the operations that end them ended; seconds."""
 
-    first_N: FloatArray
-    last_N: FloatArray
+    whole_N: FloatArray
     finish_N: FloatArray
-
-    @property
-    def whole_N(self) -> FloatArray:
-        """From the first begin to the last end."""
-        return self.last_N - self.first_N
 
 
 Fill = Callable[[slice, FloatArray], None]
@@ -131,8 +124,8 @@ Fill = Callable[[slice, FloatArray], None]
 
 
 def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolArray) -> Spans:
-    """Replay steps, some at a time, and say when they began and ended; ``final_T`` are the operations that end one."""
-    first_N, last_N, finish_N = np.empty(n_steps), np.empty(n_steps), np.empty(n_steps)
+    """Replay steps, some at a time; ``final_T`` are the operations that end one."""
+    found = Spans(np.empty(n_steps), np.empty(n_steps))
     at_a_time = max(1, BLOCK_BYTES // (8 * graph.n_ops * n_columns))
     for low in range(0, n_steps, at_a_time):
         some = slice(low, min(low + at_a_time, n_steps))
@@ -140,10 +133,9 @@ def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolA
         fill(some, work_TBW)
         start_TBW, end_TBW = timeline(graph, work_TBW)
         # One axis after the other: over both at once numpy takes several times as long.
-        first_N[some] = start_TBW.min(axis=0).min(axis=1)
-        last_N[some] = end_TBW.max(axis=0).max(axis=1)
-        finish_N[some] = end_TBW[final_T].max(axis=0).max(axis=1)
-    return Spans(first_N, last_N, finish_N)
+        found.whole_N[some] = end_TBW.max(axis=0).max(axis=1) - start_TBW.min(axis=0).min(axis=1)
+        found.finish_N[some] = end_TBW[final_T].max(axis=0).max(axis=1)
+    return found
 
 
 def timeline(graph: Graph, work_TNW: AnyFloat) -> tuple[FloatArray, FloatArray]:
@@ -275,11 +267,10 @@ class Operations:
         """The pipeline-parallel ranks: the stages."""
         return tuple(np.unique(self.pp_TW).tolist())
 
-    @cached_property
-    def shape(self) -> tuple[int, int, int]:
+    @property
+    def shape(self) -> tuple[int, ...]:
         """T, N, W."""
-        n_ops, n_steps, n_columns = self.work_TNW.shape
-        return n_ops, n_steps, n_columns
+        return self.work_TNW.shape
 
     @cached_property
     def ideal_T(self) -> FloatArray:

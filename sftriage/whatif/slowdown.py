@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,10 @@ MIN_SLOWDOWN = 1.03
 
 WORST_PERCENT = 3
 """So many of the workers, and at least one, may be the slow ones of M_W."""
+
+
+NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
+"""No operation of any worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Slowdown:
     Attributes:
         steps, measured_N, replayed_N: each step as recorded, and replayed without the gaps of no operation.
         ideal_s: any step without stragglers.
-        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; None where S is too small.
+        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; empty where S is too small.
         worst: the workers (dp, pp) that M_W is of, the worst first.
         m_w, m_s: what mending these, and what mending the last stage would recover.
     """
@@ -52,9 +56,9 @@ class Slowdown:
     measured_N: FloatArray
     replayed_N: FloatArray
     ideal_s: float
-    by_part_N: dict[str, FloatArray] | None = None
-    by_dp_N: dict[int, FloatArray] | None = None
-    by_pp_N: dict[int, FloatArray] | None = None
+    by_part_N: dict[str, FloatArray] = field(default_factory=dict)
+    by_dp_N: dict[int, FloatArray] = field(default_factory=dict)
+    by_pp_N: dict[int, FloatArray] = field(default_factory=dict)
     worst: tuple[tuple[int, int], ...] = ()
     m_w: Fix | None = None
     m_s: Fix | None = None
@@ -77,17 +81,17 @@ class Slowdown:
     @property
     def by_part(self) -> dict[str, float]:
         """S_t: the slowdown by type of operation; empty where it is not shared out."""
-        return _means(self.by_part_N)
+        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_part_N.items()}
 
     @property
     def by_dp(self) -> dict[int, float]:
         """The slowdown by data-parallel rank; empty where it is not shared out."""
-        return _means(self.by_dp_N)
+        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_dp_N.items()}
 
     @property
     def by_pp(self) -> dict[int, float]:
         """The slowdown by stage; empty where it is not shared out."""
-        return _means(self.by_pp_N)
+        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_pp_N.items()}
 
     def by_worker(self) -> dict[tuple[int, int], float]:
         """S_w by (dp, pp): what of both its data-parallel rank's slowdown and its stage's may be the worker's."""
@@ -95,17 +99,9 @@ class Slowdown:
         return {(dp, pp): min(by_dp[dp], by_pp[pp]) for pp in by_pp for dp in by_dp}
 
 
-Key = TypeVar("Key", int, str)
-
-
-def _means(slowdowns: dict[Key, FloatArray] | None) -> dict[Key, float]:
-    return {key: float(slowdown_N.mean()) for key, slowdown_N in (slowdowns or {}).items()}
-
-
 def slowdown_of(operations: Operations) -> Slowdown:
     """Work out all figures; raises InputError where the steps take no time."""
-    everything = np.ones((1, 1), dtype=np.bool_)
-    replayed_N, ideal_s = operations.replay(everything).whole_N, operations.ideal_step_s()
+    replayed_N, ideal_s = operations.replay(~NONE_11).whole_N, operations.ideal_step_s()
     if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
         raise InputError("the operations take no time")
     found = Slowdown(operations.steps, operations.measured_N, replayed_N, ideal_s)
@@ -141,18 +137,9 @@ def slowdown_of(operations: Operations) -> Slowdown:
     )
 
 
-def mended(operations: Operations, found: Slowdown, ideal_TW: BoolArray) -> Fix:
-    """What giving some operations their ideal durations would recover."""
-    return _fix(found, operations.replay(~ideal_TW).whole_N)
-
-
-def replaced(operations: Operations, found: Slowdown, work_TNW: FloatArray) -> Fix:
-    """What other durations in place of those measured would recover."""
-    return _fix(found, operations.replay(np.ones((1, 1), dtype=np.bool_), work_TNW).whole_N)
-
-
-def _fix(found: Slowdown, step_N: FloatArray) -> Fix:
-    step_s = float(step_N.mean())
+def mended(operations: Operations, found: Slowdown, ideal_TW: BoolArray, work_TNW: FloatArray | None = None) -> Fix:
+    """What it would recover to give some operations their ideal durations, and the others those of ``work_TNW``."""
+    step_s = float(operations.replay(~ideal_TW, work_TNW).whole_N.mean())
     return Fix(step_s, (float(found.replayed_N.mean()) - step_s) / found.lost_s)
 
 
@@ -289,7 +276,7 @@ def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ..
             usual_s, own_s = float(np.median(np.concatenate(others))), float(median_W[pp][column])
             if own_s > usual_s:
                 work_TNW[ops_of[pp], :, column] *= usual_s / own_s
-    return replaced(operations, found, work_TNW).share
+    return mended(operations, found, NONE_11, work_TNW).share
 
 
 def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
@@ -339,7 +326,7 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     for phase in ("forward", "backward"):
         for ops_M in _layers(operations, phase).values():
             work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
-    share = replaced(operations, found, work_TNW).share
+    share = mended(operations, found, NONE_11, work_TNW).share
     if share >= MIN_SHARE:
         kind = OperationKind("sequence_lengths", share, {"forward_backward_correlation": correlation})
         yield kind, work_TNW
@@ -380,7 +367,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     most = max(stalled_s.values()) / total_s
     if most > max(MAX_ONE_WORKERS_SPIKES, 1.5 / len(stalled_s)):
         return
-    share = replaced(operations, found, work_TNW).share
+    share = mended(operations, found, NONE_11, work_TNW).share
     if share >= MIN_SHARE:
         hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
         numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
