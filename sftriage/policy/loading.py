@@ -357,11 +357,7 @@ def _message(found: Any) -> str:
     if kind == "missing":
         return "required, but not there"
     if kind == "extra_forbidden":
-        fields = [
-            field.alias or name
-            for model in _models(_annotation(location[:-1]))
-            for name, field in model.model_fields.items()
-        ]
+        fields = list(_fields(location[:-1]))
         return "unknown field" + (_near(str(location[-1]), fields) or f"; there are: {', '.join(fields)}")
     if kind == "literal_error":
         choices = re.findall("'([^']*)'", found["ctx"]["expected"])
@@ -382,15 +378,17 @@ def _near(word: str, choices: list[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-def _annotation(location: Location) -> Any:
+def _fields(location: Location) -> dict[str, Any]:
+    """The types of the fields at a place, by name."""
     kind: Any = TriagePolicy
     for part in location:
-        models = list(_models(kind))
-        if isinstance(part, int) or not models:
-            continue
-        named = {field.alias or name: field for name, field in models[0].model_fields.items()}
-        kind = named[part].annotation if part in named else None
-    return kind
+        kind = _fields_of(kind)[part] if isinstance(part, str) else kind
+    return _fields_of(kind)
+
+
+def _fields_of(kind: Any) -> dict[str, Any]:
+    models = _models(kind)
+    return {field.alias or name: field.annotation for model in models for name, field in model.model_fields.items()}
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:
