@@ -153,7 +153,7 @@ class Corroboration:
         return events.EvidenceGathered(found.time_s, verdict.first_step, verdict.last_step, found.remarks, gpus)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResumeState:
     """What was done, and what was begun, by attempt, capture or request.
 
@@ -161,51 +161,42 @@ class ResumeState:
     captures come with their triggers; ``attempts`` is the attempt that each capture is of.
     """
 
-    decided: Mapping[int, int] = field(default_factory=dict)
-    unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
-    request_ids: frozenset[str] = frozenset()
-    attempts: Mapping[str, int] = field(default_factory=dict)
-    judged: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    decided: dict[int, int] = field(default_factory=dict)
+    unended: dict[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
+    request_ids: set[str] = field(default_factory=set)
+    attempts: dict[str, int] = field(default_factory=dict)
+    judged: dict[int, tuple[int, int]] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
-    remedies: tuple[events.RemedyChanged, ...] = ()
+    remedies: list[events.RemedyChanged] = field(default_factory=list)
     n_windows: int = 0
     n_stored: int = 0
 
 
 def resume_state(records: Iterable[events.Event]) -> ResumeState:
     """What a run's records, in order, say is left to be done."""
-    decided: dict[int, int] = {}
-    judged: dict[int, tuple[int, int]] = {}
-    unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
-    request_ids: set[str] = set()
-    attempts: dict[str, int] = {}
-    losses = Losses()
-    remedies: list[events.RemedyChanged] = []
-    n_windows, stored = 0, set[str]()
+    left, stored = ResumeState(), set[str]()
     for event in records:
         if isinstance(event, events.CaptureChanged):
             if event.result.state in ENDED:
-                unended.pop(event.result.capture_id, None)
+                left.unended.pop(event.result.capture_id, None)
             if event.result.state == "stored":
                 stored.add(event.result.capture_id)
         elif isinstance(event, events.RemedyChanged):
-            remedies.append(event)
+            left.remedies.append(event)
         elif isinstance(event, events.JournalCompacted):
-            losses, n_windows = Losses.of_values(event.losses), event.dropped
+            left.losses, left.n_windows = Losses.of_values(event.losses), event.dropped
         elif isinstance(event, events.WindowJudged | events.ManualRequestDecided | events.FollowUpDecided):
-            unended |= {
-                one.capture_id: (one, event.triggers[one.capture_id])
-                for one in event.decision.requests
-                if one.capture_id in event.triggers
-            }
-            attempts |= {one.capture_id: event.decision.attempt for one in event.decision.requests}
+            for one in event.decision.requests:
+                left.attempts[one.capture_id] = event.decision.attempt
+                if one.capture_id in event.triggers:
+                    left.unended[one.capture_id] = one, event.triggers[one.capture_id]
         if isinstance(event, events.WindowJudged) and event.verdict.label != "stalled":
-            n_windows += 1
+            left.n_windows += 1
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
-            decided[attempt] = max(last_step, decided.get(attempt, last_step))
-            judged[attempt] = max((event.verdict.first_step, last_step), judged.get(attempt, (-1, -1)))
-            losses = losses.after(event.verdict)
+            left.decided[attempt] = max(last_step, left.decided.get(attempt, last_step))
+            left.judged[attempt] = max((event.verdict.first_step, last_step), left.judged.get(attempt, (-1, -1)))
+            left.losses = left.losses.after(event.verdict)
         elif isinstance(event, events.ManualRequestDecided):
-            request_ids.add(event.request.request_id)
-    counts = n_windows, len(stored)
-    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged, losses, tuple(remedies), *counts)
+            left.request_ids.add(event.request.request_id)
+    left.n_stored = len(stored)
+    return left
