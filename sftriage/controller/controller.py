@@ -31,13 +31,7 @@ from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy, PolicySet
-from sftriage.policy.requests import (
-    decide_follow_up,
-    decide_manual_request,
-    labelled,
-    trigger,
-    trigger_of_request,
-)
+from sftriage.policy.requests import decide_follow_up, decide_manual_request, labelled, trigger, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.stalls.verdict import StallSettings, Watch, look, on_clock, still_ranks

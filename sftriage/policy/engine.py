@@ -228,10 +228,7 @@ class _Case:
         return self.decision(outcome, Why("pending", so_far), rule=first), self.state
 
     def _captured(
-        self,
-        capturing: Sequence[Rule],
-        targets: Mapping[str, tuple[tuple[int, ...], Target]],
-        found: Parameters,
+        self, capturing: Sequence[Rule], targets: Mapping[str, tuple[tuple[int, ...], Target]], found: Parameters
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.policies, self.state, self.now_s)

@@ -102,8 +102,6 @@ MOST_SUSPECTS = 1000
 """Of more, those that were named last are counted together, under `OTHERS`."""
 OTHERS = "others"
 
-_MOST_S, _MOST_RANKS, _MOST_TEXT = 1e11, 10_000_000, 300
-
 
 @dataclass(frozen=True, slots=True)
 class SuspectLoss:
@@ -167,19 +165,13 @@ class Losses:
         return self.by_suspect.get(suspect_key(suspect, self.by_suspect))
 
     def after(self, verdict: Verdict) -> Losses:
-        """With what one more verdict says. What cannot be is passed over: a record may have been tampered with."""
+        """The losses with those of one more verdict."""
         lost = verdict.lost
         suspect = verdict.named if lost is None or lost.of is None else lost.of
         if lost is None or suspect is None:
             return self
-        last_step = lost.first_step + len(lost.step_s) - 1
-        # (what a rank marked is charged once it is named, also of steps before the window)
-        earliest = verdict.first_step if suspect.alone is None else 0
-        can_be = earliest <= lost.first_step <= last_step <= verdict.last_step and 0 < lost.ranks < _MOST_RANKS
-        if not can_be or not all(0.0 <= one_s < _MOST_S for one_s in lost.step_s):
-            return self
         # A controller that takes over may not know what the one before it has counted.
-        known = self.counted.get(verdict.attempt, -1)
+        known, last_step = self.counted.get(verdict.attempt, -1), lost.first_step + len(lost.step_s) - 1
         new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
         if not new_s:
             return self
@@ -187,8 +179,7 @@ class Losses:
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
             key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
         else:
-            place = where(replace(suspect, stage=suspect.identity[2]))
-            named = SuspectLoss(who(suspect)[:_MOST_TEXT], place[:_MOST_TEXT])
+            named = SuspectLoss(who(suspect), where(replace(suspect, stage=suspect.identity[2])))
             before = self.by_suspect.get(key, named)
         found = replace(
             before,

@@ -92,23 +92,6 @@ def test_a_slow_host_is_the_same_in_any_stage_and_so_is_a_rank_of_it():
     assert len(found.after(window(300, step_s=[0.02], ranks=(4,))).by_suspect) == 2
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [
-        Lost(100, (-1.0,), RANKS),
-        Lost(100, (float("inf"),), RANKS),
-        Lost(100, (float("nan"),), RANKS),
-        Lost(100, (1.0,), 0),
-        Lost(100, (1.0,), 10**12),
-        Lost(99, (1.0,), RANKS),
-        Lost(100, (1.0,) * 51, RANKS),
-        Lost(100, (), RANKS),
-    ],
-)
-def test_what_cannot_be_is_passed_over(lost):
-    assert losses_of([replace(make_verdict(), lost=lost)]) == Losses()
-
-
 def test_very_many_suspects_are_counted_together():
     found = losses_of(window(100, step_s=[0.01], ranks=(rank,), attempt=rank) for rank in range(MOST_SUSPECTS + 5))
     assert len(found.by_suspect) == MOST_SUSPECTS + 1

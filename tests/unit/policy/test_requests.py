@@ -82,12 +82,7 @@ def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
         (ask(1), (ask(1),), None, "rank 1 is being captured already"),
         (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
         (ask(1), (ask(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
-        (
-            ask(1),
-            (ask(0),),
-            limited(captures_per_hour=1, concurrent_ranks=2),
-            "captures_per_hour: 1 of 1",
-        ),
+        (ask(1), (ask(0),), limited(captures_per_hour=1, concurrent_ranks=2), "captures_per_hour: 1 of 1"),
         (ask(1), (ask(0),), limited(captures_per_day=1, concurrent_ranks=2), "captures_per_day: 1 of 1"),
         (ask(1), (), limited(active={"cron": "0 3 * * *"}), "active: captures are not allowed until"),
     ],
