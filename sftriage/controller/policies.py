@@ -1,7 +1,7 @@
-"""Policy files, watched while a job runs: a valid change is taken over, an invalid one is said and changes nothing.
+"""Policy files, watched while a job runs: a valid change takes effect, an invalid one is reported and changes nothing.
 
-A file is looked at by its size, its times and its place on the disk, and read only when one of these has changed: that
-sees an edit, a file put in another's place, and the symbolic links that Kubernetes turns when a ConfigMap changes.
+What a file holds decides whether it has changed: that sees an edit, a file put in another's place, and the symbolic
+links that Kubernetes turns when a ConfigMap changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sftriage.policy.loading import PolicyError, PolicySet, Problem, load_set, r
 from sftriage.traces.disk import Do, at_once
 
 SETTLED_S = 2.0
-"""A file that changed this recently may change again within the clock's grain, unseen: it is read once more."""
+"""A file that changed this recently may be half written: what is wrong with it is reported at the second look."""
 
 
 def change_lines(change: PolicyChanged) -> tuple[str, ...]:
@@ -57,8 +57,6 @@ class PolicyFiles:
         # Absolute, so that a file that goes is never taken for the name of a policy that ships.
         self._paths = tuple(path.absolute() for path in paths)
         self._now = now
-        self._signatures = [_signature(path) for path in self._files()]
-        self._settled = False
         self._good = self._considered = self._contents()
         self._doubted: tuple[str, ...] | None = None
         self.current = _load(self._files())
@@ -79,12 +77,6 @@ class PolicyFiles:
             self._found.append(change)
 
     def _change(self) -> PolicyChanged | None:
-        signatures = [_signature(path) for path in self._files()]
-        if signatures == self._signatures and self._settled:
-            return None
-        self._signatures = signatures
-        newest_s = max((max(one[-2:]) / 1e9 for one in signatures if one), default=0.0)
-        self._settled = self._now() - newest_s > SETTLED_S
         contents = self._contents()
         if contents == self._considered:
             return None
@@ -103,8 +95,8 @@ class PolicyFiles:
         return self._event("changed", later=tuple(f"detection.{name}" for name in others))
 
     def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> PolicyChanged | None:
-        if not self._settled and contents != self._doubted:
-            # Perhaps only half written: let it be there a second time before anybody is alarmed.
+        changed_s = max(map(_changed_s, self._files()), default=0.0)
+        if contents != self._doubted and self._now() - changed_s <= SETTLED_S:
             self._doubted = contents
             return None
         self._considered = contents
@@ -144,13 +136,11 @@ def _load(paths: Sequence[Path]) -> PolicySet:
     return load_set(paths)
 
 
-def _signature(path: Path) -> tuple[int, ...]:
-    """What changes when a file does, or when another takes its place; empty for one that is not there."""
+def _changed_s(path: Path) -> float:
     try:
-        at = path.stat()
+        return path.stat().st_mtime
     except OSError:
-        return ()
-    return at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+        return 0.0
 
 
 def _content(path: Path) -> str:

@@ -77,16 +77,6 @@ def test_a_valid_change_is_taken_over_and_what_is_wrong_is_said_once(path, files
     assert (found, name(files)) == (said, in_force)
 
 
-def test_a_file_put_in_anothers_place_is_seen(path, files, tmp_path):
-    # GIVEN an editor that writes a new file of the same size and dates, and renames it
-    new = tmp_path / "new"
-    new.write_text(B, encoding="utf-8")
-    before = path.stat()
-    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
-    new.rename(path)
-    assert (kinds(files), name(files)) == (["changed"], "b")
-
-
 def test_the_symbolic_links_of_a_config_map_are_followed(tmp_path):
     # GIVEN a mounted ConfigMap: policy.yaml -> ..data/policy.yaml, ..data -> ..1
     for version, text in (("..1", A), ("..2", B)):
@@ -130,22 +120,6 @@ def test_a_file_half_written_alarms_nobody(path):
     # AND one that stays half is said, at the second look
     path.write_text(B[: len(B) // 2], encoding="utf-8")
     assert [files.poll(), files.poll().kind, files.poll()] == [None, "refused", None]
-
-
-def test_a_change_within_the_clocks_grain_is_seen(path, monkeypatch):
-    # GIVEN a file system whose dates are too coarse to tell two changes apart
-    coarse = module._signature(path)
-    monkeypatch.setattr(module, "_signature", lambda _: coarse)
-    files = PolicyFiles([path], now=lambda: path.stat().st_mtime)
-    assert files.poll() is None
-    path.write_text(B, encoding="utf-8")
-    assert (kinds(files), name(files)) == (["changed"], "b")
-
-
-def test_a_settled_file_is_not_read_again(files, monkeypatch):
-    files.poll()
-    monkeypatch.setattr(module, "_content", lambda _: pytest.fail("read"))
-    assert kinds(files) == []
 
 
 def test_what_has_to_wait_for_another_run_is_said(path, files):
@@ -195,8 +169,8 @@ def test_nobody_waits_for_files_on_a_disk_that_hangs(path, files, monkeypatch):
     disk, answers = Disk(), threading.Event()
     files.do = partial(disk.do, patience_s=0.01)
     path.write_text(B, encoding="utf-8")
-    original = module._signature
-    monkeypatch.setattr(module, "_signature", lambda path: answers.wait(20.0) and original(path))
+    original = module._content
+    monkeypatch.setattr(module, "_content", lambda path: answers.wait(20.0) and original(path))
     # THEN what is in force stays, at once
     assert (kinds(files), name(files)) == ([], "a")
     # AND once it answers, the change is taken over
