@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,43 +20,11 @@ def document(**spec: Any) -> dict[str, Any]:
     }
 
 
-FULL = yaml.safe_load("""
-detection: {window_steps: 50, stride_steps: 10, warmup_steps: 20, min_gain: 5%}
-rules:
-  - name: slow-input
-    match:
-      label: suspect
-      scope: [rank, host, cohort, all]
-      stage: [data, h2d]
-      gain: ">= 5% and >= 10ms"
-      pattern: [chronic, recurring]
-    for: 60 steps
-    capture:
-      profiler: torch
-      sample: 2
-      control_ranks: 1
-      steps: 5
-      warmup_steps: 1
-      max_seconds: 60
-      max_bytes: 512Mi
-      torch: {record_shapes: false, with_stack: false}
-    cooldown: 10m
-  - {name: page-me, match: {label: suspect, gain: ">= 30%"}, notify: [{webhook: {url_from_env: SFTRIAGE_WEBHOOK}}]}
-  - name: deep
-    match: {}
-    capture: {profiler: nsys, ranks: [0, 1], nsys: {trace: [cuda], sample: cpu, sqlite: false}}
-  - {name: slower, match: {reason: regressed, stage: [backward], gain: ">= 10%"}}
-  - {name: hang, match: {label: stalled}, capture: {profiler: stacks, stacks: {native: true}}}
-on_needs_evidence: {hold: true, gather: [bucket_ready, nvml, next_windows]}
-limits: {captures_per_hour: 4, captures_per_day: 20, captures_per_run: 50, concurrent_ranks: 3, overhead_budget: 0.5%}
-active: {cron: "* * * * *", timezone: UTC}
-mitigate: {remedies: [stragglar], min_saving: 3%, steps: 20, cooldown: 2h}
-retention: {age: 14d, bytes: 50Gi}
-""")
+WHOLE = yaml.safe_load((Path(__file__).parent / "whole.yaml").read_text(encoding="utf-8"))
 
 
 def test_the_whole_document_is_read():
-    spec = TriagePolicy.model_validate(document(**FULL)).spec
+    spec = TriagePolicy.model_validate(WHOLE).spec
     assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.captures_per_run) == (4, 20, 50)
     slow, page, deep, _, hang = spec.rules
     assert (slow.lasts(spec.detection).steps, page.lasts(spec.detection).steps, page.capture) == (60, 1, None)
@@ -77,7 +46,7 @@ def test_the_whole_document_is_read():
 
 def test_a_policy_filled_in_says_the_same_and_is_valid():
     """GIVEN every kind of rule WHEN its defaults are filled in THEN it reads as before, and fills in as itself."""
-    policy = TriagePolicy.model_validate(document(**FULL))
+    policy = TriagePolicy.model_validate(WHOLE)
     filled = policy.filled()
     again = TriagePolicy.model_validate(filled)
     assert again == policy
