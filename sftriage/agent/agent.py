@@ -94,11 +94,7 @@ class CapturePaths:
 
 
 def executor_for(request: CaptureRequest, info: RingInfo, places: CapturePaths, look: RankLook) -> Executor:
-    """The executor of a request, not yet started.
-
-    Raises:
-        CaptureError: there can be none; the message is the reason.
-    """
+    """The executor of a request, not yet started; raises CaptureError where there can be none."""
     if not request.takes_steps:
         return StacksCapture(request, info, places.rings, places.spool, look)
     mailbox = places.rings / info.file_name("mailbox")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,13 +46,32 @@ Reading = tuple[int, ...]
 Parse = Callable[[bytes], Sequence[int]]
 
 
-class Source(NamedTuple):
-    """A file, the counters in it, and what finds them there; anything but as many numbers is that it does not say."""
+class Source:
+    """A file, the counters in it, and what finds them there; anything but as many numbers is that it does not say.
 
-    path: Path
-    names: tuple[str, ...]
-    parse: Parse
-    every_ns: int = 0
+    It stays open unless it is read slowly.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str], parse: Parse, every_ns: int = 0) -> None:
+        self._path, self._parse, self.every_ns = path, parse, every_ns
+        self.places = [PLACE[name] for name in names]
+        self.due_ns = 0
+        self._descriptor = -1
+
+    def open(self) -> None:
+        if self.every_ns != SLOWLY_NS:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def values(self) -> Sequence[int]:
+        """What it says now, `UNKNOWN` for each counter where it does not."""
+        slow = self._descriptor < 0
+        content = _content(self._path) if slow else os.pread(self._descriptor, _MAX_BYTES, 0)
+        return said(self._parse, content, len(self.places))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def stat(delays: bool, content: bytes) -> Sequence[int]:
@@ -159,27 +177,6 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-class _Open:
-    """A source, which stays open unless it is read slowly."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.places = [PLACE[name] for name in source.names]
-        self.due_ns = 0
-        self._descriptor = -1 if source.every_ns == SLOWLY_NS else os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def values(self) -> Sequence[int]:
-        """What it says now, `UNKNOWN` for each counter where it does not."""
-        slow = self._descriptor < 0
-        content = _content(self.source.path) if slow else os.pread(self._descriptor, _MAX_BYTES, 0)
-        return said(self.source.parse, content, len(self.places))
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 def said(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
     """So many values of what a file says, each -1 where it says nothing of the sort."""
     try:
@@ -193,12 +190,11 @@ def said(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
 class RankCounters:
     """The counters of one rank. The files of its thread stay open: what they say is never another process's.
 
-    Raises:
-        OSError: the process is not there, or not to be seen from here.
+    Raises OSError where the process is not there, or not to be seen from here.
     """
 
     def __init__(self, info: RingInfo) -> None:
-        self._pid, self._open = info.pid, list[_Open]()
+        self._pid, self._open = info.pid, list[Source]()
         self._last: Reading = (0, *(UNKNOWN for _ in COUNTERS))
         self._cgroup, self._looked_ns = b"", 0
         try:
@@ -212,17 +208,13 @@ class RankCounters:
         self._n_of_thread = len(self._open)
 
     def read(self) -> Reading:
-        """What has been counted by now.
-
-        Raises:
-            OSError: the process has ended.
-        """
+        """What has been counted by now; raises OSError once the process has ended."""
         before, now_ns = self._last, monotonic_ns()
         found = [now_ns, *before[1:]]
         for at, one in enumerate(self._open):
             if now_ns < one.due_ns:
                 continue
-            one.due_ns = now_ns + one.source.every_ns
+            one.due_ns = now_ns + one.every_ns
             try:
                 values = one.values()
             except OSError:
@@ -258,10 +250,12 @@ class RankCounters:
     def _take_up(self, sources: Iterable[Source]) -> None:
         for source in sources:
             try:
-                self._open.append(_Open(source))
+                source.open()
             except OSError:
                 if not self._open:
                     raise
+            else:
+                self._open.append(source)
 
     def close(self) -> None:
         for one in self._open:

@@ -43,11 +43,7 @@ class Executor(ABC):
         return "running" if self._clock else "armed"
 
     def start(self) -> None:  # noqa: B027 - most begin at their first `poll`
-        """Begin.
-
-        Raises:
-            CaptureError: it cannot even begin; the message is the reason.
-        """
+        """Begin; raises CaptureError, with the reason, where it cannot."""
 
     @abstractmethod
     def poll(self) -> CaptureResult | None:
@@ -62,11 +58,7 @@ class Executor(ABC):
         return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
     def verify(self, result: CaptureResult) -> CaptureResult:
-        """The result, once what it left is checked and repaired, where that was not examined as it was made.
-
-        Raises:
-            CaptureError: it is not what was promised; the message says why.
-        """
+        """The result, once its files are checked and repaired; raises CaptureError where they are not as promised."""
         return result
 
     def products(self) -> tuple[FileToStore, ...]:
@@ -79,11 +71,7 @@ class Executor(ABC):
 
 
 def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
-    """A client of the mailbox of a request's rank.
-
-    Raises:
-        CaptureError: it cannot be used.
-    """
+    """A client of the mailbox of a request's rank; raises CaptureError where it cannot be used."""
     try:
         return MailboxClient(mailbox)
     except (RingError, OSError) as error:
@@ -141,13 +129,10 @@ class InTurns(Executor):
 
 
 def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
-    """Check a plain Kineto JSON file against the request and what the trainer says it did.
+    """Check a plain Kineto JSON file against the request and what the trainer says it did; return its damage in words.
 
-    torch writes names as they are. Where that is no valid JSON the file is replaced by one that is; what was damaged is
-    returned in words.
-
-    Raises:
-        CaptureError: missing, too large, not JSON, without the promised steps, or of another rank.
+    torch writes names as they are: where that is no valid JSON, a valid file takes its place. Raises CaptureError where
+    it is missing, too large, not JSON, lacks a promised step, or is of another rank.
     """
     from sftriage.capture.trace_file import TraceFile  # not above: what reads JSON is wanted by few commands
 
@@ -172,11 +157,7 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
 
 
 def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) -> None:
-    """Check sampled stacks against the request and what the trainer says it did.
-
-    Raises:
-        CaptureError: missing, too large, no such file, or of other steps.
-    """
+    """Check sampled stacks as `verify_trace` does a trace; raises CaptureError where they are not as promised."""
     promised = _steps_of(result)
     try:
         check_size(request, "stacks", file.stat().st_size)
@@ -205,11 +186,7 @@ def check_size(request: CaptureRequest, what: str, size_bytes: int) -> None:
 
 
 class TorchCapture(Executor):
-    """One capture, from asking for it to the trace in the spool.
-
-    Raises:
-        CaptureError: the mailbox cannot be used.
-    """
+    """A capture by the trainer, which leaves a trace; raises CaptureError where the mailbox cannot be used."""
 
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
         super().__init__(request)
@@ -232,11 +209,7 @@ class TorchCapture(Executor):
             return False
 
     def start(self) -> None:
-        """Ask the rank. It looks at its next step.
-
-        Raises:
-            CaptureError: the rank is busy with another capture, or its mailbox is no more.
-        """
+        """Post the request; raises CaptureError where the rank has not answered another, or cannot be reached."""
         try:
             self._mailbox.post(self.request)
         except RingError as error:
@@ -284,11 +257,7 @@ class TorchCapture(Executor):
 
 
 class SampledCapture(TorchCapture):
-    """Python stacks that the trainer samples over some steps; no profiler runs.
-
-    Raises:
-        CaptureError: the mailbox cannot be used.
-    """
+    """Python stacks that the trainer samples over some steps; no profiler runs."""
 
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
         super().__init__(request, mailbox, spool)

@@ -41,9 +41,7 @@ class CaptureProgress:
 class MailboxClient(OpenFile):
     """The controller's end of a rank's mailbox.
 
-    Raises:
-        RingError: the file is foreign, truncated, of another version or byte order, or damaged. Every method raises it
-            when the file has become so.
+    Every method raises RingError where the file is foreign, truncated, damaged, or of another version or byte order.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -59,11 +57,7 @@ class MailboxClient(OpenFile):
             raise
 
     def post(self, request: CaptureRequest) -> int:
-        """Hand a request to the rank, and return its number.
-
-        Raises:
-            CaptureError: it is for another rank, too long, or an earlier one has no result yet.
-        """
+        """Hand over a request, and return its number; raises CaptureError where it does not fit, or another waits."""
         body = json.dumps(plain(request)).encode("ascii")
         if request.rank != self.info.rank:
             raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")

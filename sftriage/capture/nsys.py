@@ -68,10 +68,9 @@ class NsysPlace:
 
 
 class NsysCapture(InTurns):
-    """One capture, from asking for it to report and export in the spool.
+    """One capture, from its request to report and export in the spool.
 
-    Raises:
-        CaptureError: the rank's mailbox cannot be used, or the request makes no sense.
+    Raises CaptureError where the rank's mailbox cannot be used, or the request makes no sense.
     """
 
     def __init__(self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, look: RankLook) -> None:
@@ -411,13 +410,7 @@ _GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
 
 
 def parse_version(output: str) -> tuple[int, int, int]:
-    """The version in what ``nsys --version`` says.
-
-    ``launch --trace``, ``start --sample --cpuctxsw --output`` and ``stop`` are the same from the oldest one on.
-
-    Raises:
-        CaptureError: there is none, or it is older than what is needed.
-    """
+    """The version in what ``nsys --version`` says; raises CaptureError where there is none, or it is too old."""
     found = _VERSION.search(output)
     if found is None:
         raise CaptureError(f"nsys says no version that is understood: {output.strip()[:100]!r}")
@@ -428,12 +421,9 @@ def parse_version(output: str) -> tuple[int, int, int]:
 
 
 def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags of ``nsys start`` beside the session and the output: it samples nothing by default.
+    """Flags of ``nsys start`` that say what it samples: nothing by default; raises CaptureError for unknown options.
 
     Context switches follow sampling in nsys, so both flags are always there.
-
-    Raises:
-        CaptureError: an option that makes no sense.
     """
     unknown = sorted(set(options) - {"trace", "sample", "sqlite"})
     if unknown:
@@ -446,11 +436,7 @@ def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
-    """Check what is to be traced: nsys learns that at launch and at no other time.
-
-    Raises:
-        CaptureError: the rank was launched with less.
-    """
+    """Raise CaptureError where a rank was launched without what is to be traced: nsys learns that only at launch."""
     wanted = options.get("trace", tuple(launched))
     if not isinstance(wanted, (list, tuple)) or not wanted or any(name not in TRACES for name in wanted):
         raise CaptureError(f"option trace {wanted!r}: some of {', '.join(TRACES)}")
@@ -464,10 +450,8 @@ def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
 def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
     """The name and state of a rank's session in what ``nsys sessions list`` shows: that of its newest attempt.
 
-    It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know.
-
-    Raises:
-        CaptureError: there is none.
+    It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know. Raises
+    CaptureError where there is none.
     """
     named = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
     found = [

@@ -123,11 +123,7 @@ def main() -> int:
 
 
 def started(command: list[str], environment: dict[str, str]) -> Rank | None:
-    """The rank under nsys, which has begun; None where nsys does not start it.
-
-    Raises:
-        OSError: there is no nsys.
-    """
+    """The rank under nsys, which has begun, or None; raises OSError where there is no nsys."""
     end_s = time.monotonic() + START_S
     for _ in range(STARTS):
         release_registry()

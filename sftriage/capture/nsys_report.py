@@ -32,13 +32,9 @@ Run = Callable[[list[str | Path], float], Generator[None, None, Finished]]
 
 
 def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, str]]:
-    """The ``.nsys-rep`` of what nsys left, which is that already where nsys has found its importer.
+    """The ``.nsys-rep`` of what nsys left, and what the importer complains of ("": nothing); raises CaptureError.
 
-    And what the importer complains of, or "": what it does not know it leaves out, with all that comes after, as one
-    does that is older than the job's CUDA.
-
-    Raises:
-        CaptureError: there is no importer, or it makes no report.
+    What an importer does not know it leaves out, with all that comes after: an old one does so with the job's CUDA.
     """
     if raw.suffix != ".qdstrm":
         return raw, ""
@@ -61,11 +57,7 @@ def complaint_of(found: Finished) -> str:
 
 
 def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, ReportContents]]:
-    """The SQLite export of a report, scrubbed, and what is in it. So the report has been opened by nsys itself.
-
-    Raises:
-        CaptureError: it cannot be opened.
-    """
+    """The scrubbed SQLite export of a report, and what is in it; raises CaptureError where nsys cannot open it."""
     export = report.with_suffix(".sqlite")
     options = ("--type=sqlite", "--force-overwrite=true", f"--output={export}")
     found = yield from run([nsys, "export", *options, report], CONVERT_S)
@@ -124,11 +116,7 @@ def is_environment(text: str) -> bool:
 
 
 def examine(path: Path) -> ReportContents:
-    """Count what is in an export, and scrub it in place.
-
-    Raises:
-        CaptureError: it cannot be opened, is not an export of nsys, or cannot be written.
-    """
+    """Count what is in an export, and scrub it in place; raises CaptureError where that is not possible."""
     try:
         with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
             # Among what nsys keeps as text there is some that is none.
@@ -147,10 +135,9 @@ def examine(path: Path) -> ReportContents:
 
 
 def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str], complaint: str = "") -> None:
-    """Whether a report holds what was to be traced, and the steps that the trainer says it marked.
+    """Raise CaptureError where a report lacks what was to be traced, or steps that the trainer says it marked.
 
-    Raises:
-        CaptureError: it does not; the message says what is missing, and what the importer complained of.
+    The message says what is missing, and what the importer complained of.
     """
     why = f"; {unread(complaint)}" if complaint else ""
     missing = sorted(set(promised) - set(contents.steps))
@@ -228,11 +215,7 @@ def _quoted(name: str) -> str:
 
 
 def contents_of(output: str) -> ReportContents:
-    """What `main` printed.
-
-    Raises:
-        CaptureError: it printed something else, or the reason why it failed.
-    """
+    """What `main` printed; raises CaptureError where that is something else, or the reason why it failed."""
     try:
         found = json.loads(output.strip().splitlines()[-1])
         if "error" in found:

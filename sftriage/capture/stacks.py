@@ -87,11 +87,7 @@ def _flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float)
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with.
-
-    Raises:
-        OSError: it is gone, or not ours.
-    """
+    """The environment that a process was started with; raises OSError where it is gone, or not ours."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in entries if b"=" in entry)
 
@@ -105,11 +101,7 @@ def _seen(path: Path) -> tuple[int, int] | None:
 
 
 def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generator[None, None, list[Any]]:
-    """The threads of a rank by its own account, turn by turn, until ``end_s`` (`time.monotonic`).
-
-    Raises:
-        CaptureError: it does not answer; the message is the reason.
-    """
+    """The threads of a rank by its own account, turn by turn until ``end_s``; raises CaptureError without an answer."""
     asks, answer = (rings / info.file_name(kind) for kind in (ASKS, ANSWER))
     try:
         with os.fdopen(os.open(asks, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
@@ -139,8 +131,7 @@ STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 class StacksCapture(InTurns):
     """The stacks of one rank, as one JSON document in the spool. The request's steps and warm-up mean nothing here.
 
-    Raises:
-        CaptureError: an option that makes no sense.
+    Raises CaptureError for unknown options.
     """
 
     def __init__(self, request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, look: RankLook) -> None:
@@ -243,11 +234,7 @@ class StacksCapture(InTurns):
 
 
 def find_py_spy() -> Path:
-    """py-spy, beside our own Python or on the path.
-
-    Raises:
-        CaptureError: it is not there.
-    """
+    """py-spy, beside our own Python or on the path; raises CaptureError where it is not there."""
     beside = Path(sys.executable).with_name("py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
     if found is None:
@@ -256,11 +243,7 @@ def find_py_spy() -> Path:
 
 
 def threads_of(output: str) -> list[Any]:
-    """The threads in what ``py-spy dump --json`` says; it may warn first.
-
-    Raises:
-        CaptureError: there are none, or it was cut short.
-    """
+    """The threads in what ``py-spy dump --json`` says, after warnings; raises CaptureError where there are none."""
     begins = output.find("[")
     try:
         threads = json.loads(output[begins:]) if begins >= 0 else None

@@ -41,11 +41,7 @@ class TraceFile:
         return about.get("rank") if isinstance(about, dict) else None
 
     def read(self) -> Damage:
-        """Read it all.
-
-        Raises:
-            InputError: it is no trace, or is cut short.
-        """
+        """Read it all; raises InputError where it is no trace, or is cut short."""
         with self._trace.open("rb") as source, self._trace.open("rb") as self._source:
             # A trace as torch writes it begins with a space.
             if not source.peek(64).lstrip().startswith(b"{"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
@@ -87,19 +86,19 @@ def by_account(text: str, account: Account, longer_s: float, rest: str = "") -> 
     )
 
 
-@dataclass
 class _Search:
-    findings: Findings
-    sampled: StackSamples | None
-    beside: StackSamples | None
-    fault_steps: Collection[int]
-    over_s: float | None
-    on_device: bool
-
-    def __post_init__(self) -> None:
-        findings, over_s, on_device, suspect = self.findings, self.over_s, self.on_device, self.sampled
+    def __init__(
+        self,
+        findings: Findings,
+        suspect: StackSamples | None,
+        control: StackSamples | None,
+        fault_steps: Collection[int],
+        over_s: float | None,
+        on_device: bool,
+    ) -> None:
+        self.findings, self.sampled, self.beside = findings, suspect, control
         stage, beside = findings.stage, findings.control
-        self.steps = steps = frozenset(self.fault_steps) or None
+        self.steps = steps = frozenset(fault_steps) or None
         self.stage_s = findings.suspect.stage_s
         # What the whole stage took those that it is compared with.
         peers_s = None if over_s is None else min(self.stage_s, max(0.0, self.stage_s - over_s))
@@ -121,7 +120,7 @@ class _Search:
         self.account = accounting(self.counted, self.longer_s)
         self.spots = [] if suspect is None else spots(suspect, stage, steps)
         if findings.beside == "steps":
-            its = set(() if suspect is None else suspect.step_N) - set(self.fault_steps)
+            its = set(() if suspect is None else suspect.step_N) - set(fault_steps)
             self.others = [] if suspect is None or not its else spots(suspect, stage, its)
         else:
             self.others = (self.beside and (spots(self.beside, stage, steps) or spots(self.beside, stage))) or []

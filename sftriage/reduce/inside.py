@@ -60,10 +60,16 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple
     which what overlaps on one stream counts once: how long the device was at any of these, and how long it waited for
     its host, from the end of what came before to the end of all of this. None: nothing was launched, or too much.
     """
-    calls = _calls(trace, track, spans)
-    device = _device_events(trace)
-    if not len(calls) or device is None:
+    try:
+        of_process = trace.parts(EventQuery((RUNTIME,), tracks=trace.process(track)))
+        within = (part.at(spans.hold(part.start_E) & (part.link_E >= 0)) for part in of_process)
+        calls = gathered(within, MAX_LAUNCHES, "")
+        device = gathered(trace.parts(EventQuery(ON_DEVICE)), MAX_LAUNCHES, "")
+    except InputError:
         return {}, None, None
+    if not len(calls):
+        return {}, None, None
+    device = device.at(np.argsort(device.start_E, kind="stable"))
     inner_L, outer_L = _launchers(trace, track, spans, calls)
     order = np.argsort(calls.link_E, kind="stable")
     link_L = calls.link_E[order]
@@ -85,14 +91,6 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple
         before_ns, before = found.get(launcher, (0, 0))
         found[launcher] = before_ns + took_ns, before + n_calls
     return found, union(its.start_E, its.end_E).total_ns, idle_ns
-
-
-def _device_events(trace: Trace) -> Events | None:
-    try:
-        found = gathered(trace.parts(EventQuery(ON_DEVICE)), MAX_LAUNCHES, "")
-    except InputError:
-        return None
-    return found.at(np.argsort(found.start_E, kind="stable"))
 
 
 def _alone_ns(device: Events) -> Ints:
@@ -156,17 +154,6 @@ def _shown(trace: Trace, number: int) -> str:
     return "" if number < 0 else CONTROL.sub("?", _ENGINE.sub("", trace.names[number]))[:_MAX_NAME]
 
 
-def _calls(trace: Trace, track: int, spans: Intervals) -> Events:
-    found, n_found = [], 0
-    for part in trace.parts(EventQuery((RUNTIME,), tracks=trace.process(track))):
-        its = part.at(spans.hold(part.start_E) & (part.link_E >= 0))
-        found.append(its)
-        n_found += len(its)
-        if n_found > MAX_LAUNCHES:
-            break
-    return Events.joined(found)
-
-
 def _launchers(trace: Trace, track: int, spans: Intervals, calls: Events) -> tuple[Ints, Ints]:
     """The names of the innermost and the outermost operator around each launch; -1 where there is none (L)."""
     inner_L, outer_L = (np.full(len(calls), -1, dtype=np.int64) for _ in range(2))
@@ -204,7 +191,7 @@ def _outermost(start_M: Ints, end_M: Ints) -> Ints:
     return top_M
 
 
-_KIND_NAMES: Final[dict[int, Kind]] = {
+_KIND_OF: Final[dict[int, Kind]] = {
     ANNOTATION: "annotation",
     OPERATOR: "operator",
     PYTHON: "python",
@@ -316,21 +303,17 @@ def _shares(tally: Tally, steps: int, control: Tally | None, control_steps: int)
     self_C = tally.self_ns_C * 1e-9 / steps
     control_C = np.zeros_like(self_C) if control is None else control.self_ns_of(tally) * 1e-9 / control_steps
     more_C = self_C - control_C
-    at = np.flatnonzero(tally.self_ns_C)
-    if len(at) > MAX_SHARES:
-        # Those that are among the first however the names of equal ones come.
-        at = at[more_C[at] >= np.partition(more_C[at], -MAX_SHARES)[-MAX_SHARES]]
 
     def place(index: int) -> tuple[float, float, str]:
         return -float(more_C[index]), -float(self_C[index]), tally.key(index)[1]
 
     shares = []
-    for index in heapq.nsmallest(MAX_SHARES, at.tolist(), key=place):
+    for index in heapq.nsmallest(MAX_SHARES, np.flatnonzero(tally.self_ns_C).tolist(), key=place):
         kind, name, waits = tally.key(index)
         shares.append(
             Share(
                 name=name,
-                kind=_KIND_NAMES[kind],
+                kind=_KIND_OF[kind],
                 waits=waits,
                 self_s=float(self_C[index]),
                 calls=int(tally.calls_C[index]) / steps,
