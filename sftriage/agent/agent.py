@@ -84,42 +84,34 @@ class Switches:
         self._files.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class CapturePaths:
-    """Where captures find the trainers' rings and mailboxes, the spool, and, where it launched them, nsys."""
-
-    rings: Path
-    spool: Path
-    nsys: NsysPlace | None = None
-
-
-def executor_for(request: CaptureRequest, info: RingInfo, places: CapturePaths, look: RankLook) -> Executor:
+def executor_for(
+    request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, nsys: NsysPlace | None, look: RankLook
+) -> Executor:
     """The executor of a request, not yet started; raises CaptureError where there can be none."""
     if not request.takes_steps:
-        return StacksCapture(request, info, places.rings, places.spool, look)
-    mailbox = places.rings / info.file_name("mailbox")
+        return StacksCapture(request, info, rings, spool, look)
+    mailbox = rings / info.file_name("mailbox")
     if request.profiler != "nsys":
-        return _by_trainer(request, mailbox, places.spool)
-    if places.nsys is None:
+        return _by_trainer(request, mailbox, spool)
+    if nsys is None:
         raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
-    return NsysCapture(request, places.nsys, mailbox, places.spool, look)
+    return NsysCapture(request, nsys, mailbox, spool, look)
 
 
-def _adopted(request: CaptureRequest, info: RingInfo, places: CapturePaths) -> Executor:
+def _adopted(request: CaptureRequest, mailbox: Path, spool: Path, nsys: NsysPlace | None) -> Executor:
     """The executor of a request that an agent which is gone handed to its rank.
 
     The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
     """
-    mailbox = places.rings / info.file_name("mailbox")
     if not request.takes_steps:
-        for leftover in places.spool.glob(f"*{request.capture_id}.*"):
+        for leftover in spool.glob(f"*{request.capture_id}.*"):
             leftover.unlink(missing_ok=True)
         raise CaptureError("stacks are taken from outside")
     if request.profiler == "nsys":
-        if places.nsys is None:
+        if nsys is None:
             raise CaptureError("the note of how its rank was launched under nsys is gone")
-        return AbandonedNsys(request, places.nsys, mailbox, places.spool, lambda: None)
-    capture = _by_trainer(request, mailbox, places.spool)
+        return AbandonedNsys(request, nsys, mailbox, spool, lambda: None)
+    capture = _by_trainer(request, mailbox, spool)
     if capture.handed_over:
         return capture
     capture.cancel()
@@ -168,11 +160,14 @@ class _Running:
 class Captures:
     """Carries out the captures that are wanted of one host. Nothing here waits.
 
-    The store keeps their traces, with manifests that name the job and the run.
+    The store keeps their traces, with manifests that name the job and the run. ``nsys`` says how the ranks were
+    launched, where that was under nsys.
     """
 
-    def __init__(self, rings: RankRings, places: CapturePaths, store: LocalStore, *, job: str, run: str) -> None:
-        self._rings, self._places, self._store = rings, places, store
+    def __init__(
+        self, ranks: RankRings, rings: Path, spool: Path, nsys: NsysPlace | None, store: LocalStore, job: str, run: str
+    ) -> None:
+        self._rings, self._directory, self._spool, self._nsys, self._store = ranks, rings, spool, nsys, store
         self._job, self._run = job, run
         self._running: dict[str, _Running] = {}
         self._given_up: list[tuple[RingInfo, Executor]] = []
@@ -277,7 +272,7 @@ class Captures:
             try:
                 if info is None:
                     raise CaptureError("its rank has no ring here any more")
-                return info, _adopted(request, info, self._places)
+                return info, _adopted(request, self._directory / info.file_name("mailbox"), self._spool, self._nsys)
             except CaptureError as error:
                 raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
         if wanted.expires_s is not None and wanted.expires_s <= 0.0:
@@ -290,7 +285,8 @@ class Captures:
         if reason is not None:
             raise _NotBegunError("refused", reason)
         try:
-            executor = executor_for(request, info, self._places, lambda: self._rings.status(info))
+            look = partial(self._rings.status, info)
+            executor = executor_for(request, info, self._directory, self._spool, self._nsys, look)
         except CaptureError as error:
             raise _NotBegunError("refused", str(error)) from error
         try:
@@ -390,7 +386,7 @@ class Agent(RankRings):
     ) -> None:
         super().__init__(rings, steps, kept, do)
         self._switches = Switches(rings, self.writes)
-        self._captures = Captures(self, CapturePaths(rings, spool, nsys), store, job=job, run=run)
+        self._captures = Captures(self, rings, spool, nsys, store, job, run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True

@@ -119,13 +119,16 @@ class NsysCapture(InTurns):
 
     def _course(self) -> Course:
         """All of it, in order. A `yield` is where others have their turn."""
+        armed = self._place.armed
         yield from self._check()
-        if self._place.armed is None:
+        if armed is None:
             yield from self._find_session()
-            steps = yield from self._collect()
-            yield from self._stop()
         else:
-            steps = yield from self._collect_armed(self._place.armed)
+            self._drop_reports(armed)
+        yield from self._arm()
+        yield from self._start() if armed is None else self._wait_until_armed(armed)
+        steps = yield from self._collect()
+        yield from self._stop() if armed is None else self._take_report(armed)
         began_s = time.monotonic()
         yield from self._make(steps)
         self._timings_s["export"] = time.monotonic() - began_s
@@ -173,9 +176,7 @@ class NsysCapture(InTurns):
     def _session_in(self, listed: str) -> tuple[str, str]:
         return session_of(listed, self._place.prefix, self.request.rank)
 
-    def _collect(self) -> Generator[None, None, tuple[int, int]]:
-        """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
-        yield from self._arm()
+    def _start(self) -> Turns:
         began_s = time.monotonic()
         self._until(self._end_s + MARGIN_S)
         self._session = self._name
@@ -184,8 +185,19 @@ class NsysCapture(InTurns):
         )
         if found.status:
             raise CaptureError(f"nsys start: {found.problem()}")
+        self._timings_s["start"] = time.monotonic() - began_s
+
+    def _wait_until_armed(self, armed: Path) -> Turns:
+        """The agent cannot reach the session: nsys waits for the trainer's range; its report comes into the spool."""
+        while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
+            self._give_way()
+            if time.monotonic() >= self._end_s:
+                raise CaptureError(f"rank {self.request.rank} is not armed: it was not started so, or nsys has failed")
+            yield
+
+    def _collect(self) -> Generator[None, None, tuple[int, int]]:
+        """Wait for the steps, or for the end of the time-box."""
         started_s = time.monotonic()
-        self._timings_s["start"] = started_s - began_s
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
         self._began = self._look()
         if self._marking:
@@ -193,6 +205,8 @@ class NsysCapture(InTurns):
         end_s = self._end_s + (MARGIN_S if self._marking else 0.0)
         while not self._enough() and time.monotonic() < end_s:
             yield
+        if self._place.armed is not None and self._marked is None:
+            raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
         steps = self._covered()
         self._timings_s["run"] = time.monotonic() - started_s
         return steps
@@ -248,29 +262,12 @@ class NsysCapture(InTurns):
         first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
         return (first, last) if last >= first else None
 
-    def _collect_armed(self, armed: Path) -> Generator[None, None, tuple[int, int]]:
-        """The agent cannot reach the session: nsys waits for the trainer's range; its report comes into the spool."""
-        self._drop_reports(armed)
-        yield from self._arm()
-        while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
-            self._give_way()
-            if time.monotonic() >= self._end_s:
-                raise CaptureError(f"rank {self.request.rank} is not armed: it was not started so, or nsys has failed")
-            yield
-        self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
-        started_s = time.monotonic()
-        self._mailbox.allow(self.request.capture_id)
-        while not self._enough():
-            if time.monotonic() >= self._end_s + MARGIN_S:
-                raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
-            yield
-        steps = self._covered()
-        self._timings_s["run"] = time.monotonic() - started_s
+    def _take_report(self, armed: Path) -> Turns:
+        began_s = time.monotonic()
         report = yield from self._report_of(armed)
-        self._timings_s["stop"] = time.monotonic() - started_s - self._timings_s["run"]
+        self._timings_s["stop"] = time.monotonic() - began_s
         self._raw = self._made.with_suffix(report.suffix)
         shutil.move(report, self._raw)
-        return steps
 
     def _report_of(self, armed: Path) -> Generator[None, None, Path]:
         end_s = time.monotonic() + STOP_S

@@ -134,7 +134,7 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
         if time.monotonic() >= end_s:
             break
         # What it leaves of the session would be taken for the rank's.
-        session = RankSession(environment, bare_environment(environment))
+        session = RankSession(environment)
         session.run("shutdown", f"--session={session.name}")
     _say("nsys did not start this rank; it runs without it")
     return None
@@ -167,8 +167,8 @@ class Rank:
         self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
         self._pid = 0
         bare = bare_environment(environment)
-        self._armed = Armed(environment, bare) if environment.get("SFTRIAGE_NSYS_ARMED") else None
-        self._looks = self._armed or Deserted(environment, bare)
+        self._armed = Armed(environment) if environment.get("SFTRIAGE_NSYS_ARMED") else None
+        self._looks = self._armed or Deserted(environment)
         self._ours, self._theirs = _pair()
         self._alive_read, self._alive_write = os.pipe()
         self._standard = [os.dup(number) for number in range(3)]
@@ -294,9 +294,9 @@ class Rank:
 class RankSession:
     """Commands to this rank's session, in the environment of its launch: nsys finds it in no other."""
 
-    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.name = session_name(environment)
-        self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
+        self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare_environment(environment)
 
     def run(self, *words: str) -> tuple[int, str]:
         try:
@@ -321,8 +321,8 @@ class Deserted(RankSession):
     The agent's note says what it is for, and until when, by the host's monotonic clock, it is there at the most.
     """
 
-    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        super().__init__(environment, bare)
+    def __init__(self, environment: dict[str, str]) -> None:
+        super().__init__(environment)
         self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
         self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
 
@@ -347,8 +347,8 @@ class Armed(RankSession):
     keeps all reports to itself until the job ends.)
     """
 
-    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        super().__init__(environment, bare)
+    def __init__(self, environment: dict[str, str]) -> None:
+        super().__init__(environment)
         name = self.name.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"

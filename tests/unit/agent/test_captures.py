@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.agent import CapturePaths, executor_for, overlap
+from sftriage.agent.agent import executor_for, overlap
 from sftriage.capture.executor import SampledCapture, TorchCapture, verify_stacks, verify_trace
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
@@ -61,7 +61,7 @@ def executor(tmp_path):
     place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
     with Monitor(rank=0, world_size=1, rings=tmp_path, spool=tmp_path) as monitor:
         yield lambda profiler, place=place: executor_for(
-            request(profiler), monitor.info, CapturePaths(tmp_path, tmp_path, place), lambda: None
+            request(profiler), monitor.info, tmp_path, tmp_path, place, lambda: None
         )
 
 
