@@ -262,7 +262,6 @@ class Captures:
         self._tell(request, "accepted")
 
     def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
-        """The ring of a capture's rank, and its executor, begun now or by an earlier process."""
         request = wanted.request
         info = self._rings.ranks.get(request.rank)
         if wanted.resumed:
@@ -334,7 +333,6 @@ class Captures:
         )
 
     def _stored(self, capture_id: str) -> Report:
-        """The result of a stored capture by its manifest, once no process that made it is left."""
         manifest = self._store.manifest(capture_id)
         info = manifest.capture
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)

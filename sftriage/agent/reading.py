@@ -248,7 +248,7 @@ class RankRings:
 
     def status(self, info: RingInfo) -> RankStatus | None:
         """What one rank is doing now; None where that cannot be read."""
-        ring = next((one.ring for one in list(self._ranks.values()) if one.ring.info == info), None)
+        ring = next((ring for ring in self._open_rings() if ring.info == info), None)
         try:
             return None if ring is None else ring.status()
         except Exception:  # (whoever reads its steps gives it up)
@@ -257,25 +257,25 @@ class RankRings:
     @property
     def ranks(self) -> dict[int, RingInfo]:
         """The newest ring of each rank, by rank."""
-        infos = sorted((one.ring.info for one in list(self._ranks.values())), key=attrgetter("attempt"))
-        return {info.rank: info for info in infos}
+        return {info.rank: info for info in sorted(self.infos, key=attrgetter("attempt"))}
 
     @property
     def infos(self) -> list[RingInfo]:
-        return [one.ring.info for one in list(self._ranks.values())]
+        return [ring.info for ring in self._open_rings()]
 
     def alive(self, info: RingInfo) -> bool:
         """Whether the process of a rank is there: that one, and not another one that has started since."""
         of = info.rank, info.attempt
-        rings = [one.ring for one in list(self._ranks.values())]
-        return any(ring.writer_alive for ring in rings if (ring.info.rank, ring.info.attempt) == of)
+        return any(ring.writer_alive for ring in self._open_rings() if (ring.info.rank, ring.info.attempt) == of)
 
     def writes(self, pid: int, start_ticks: int) -> bool:
         """Whether a process is there, and writes one of the rings."""
-        rings = [one.ring for one in list(self._ranks.values())]
-        return any(
-            ring.writer_alive for ring in rings if (ring.info.pid, ring.info.pid_start_ticks) == (pid, start_ticks)
-        )
+        its = (one for one in self._open_rings() if (one.info.pid, one.info.pid_start_ticks) == (pid, start_ticks))
+        return any(ring.writer_alive for ring in its)
+
+    def _open_rings(self) -> list[Ring]:
+        # (another thread may take rings up meanwhile)
+        return [one.ring for one in list(self._ranks.values())]
 
     def close(self) -> None:
         for one in self._ranks.values():
@@ -340,5 +340,4 @@ class RankRings:
 
 
 def _about(info: RingInfo) -> tuple[int, tuple[StageSchema, int]]:
-    """A ring's generation, and what all ranks of one have in common."""
     return info.attempt, (info.schema, info.world_size)

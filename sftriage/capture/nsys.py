@@ -118,7 +118,6 @@ class NsysCapture(InTurns):
                 leftover.unlink()
 
     def _course(self) -> Course:
-        """All of it, in order. A `yield` is where others have their turn."""
         armed = self._place.armed
         yield from self._check()
         if armed is None:
@@ -196,7 +195,6 @@ class NsysCapture(InTurns):
             yield
 
     def _collect(self) -> Generator[None, None, tuple[int, int]]:
-        """Wait for the steps, or for the end of the time-box."""
         started_s = time.monotonic()
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
         self._began = self._look()

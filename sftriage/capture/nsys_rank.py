@@ -447,7 +447,6 @@ def _pair() -> tuple[int, int]:
 
 
 def _die(signum: int) -> None:
-    """Die of a signal, as the trainer did, without a core of our own."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         signal.signal(signum, signal.SIG_DFL)

@@ -372,7 +372,7 @@ class _Search:
 
 
 def _own_s(profile: StageProfile) -> float:
-    """What the device did of a stage by itself: a collective lasts until the last rank has come."""
+    """By itself: a collective lasts until the last rank has come."""
     return profile.device_own_s or 0.0
 
 

@@ -69,10 +69,3 @@ def test_sftriage_killed_while_a_range_is_open_is_taken_over_by_the_next(job, en
     steps_of(running, result, tmp_path / "again.sqlite")
     end(running)
     assert not list(running.directory.path.glob("nsys-*"))
-
-
-def test_ranks_that_are_to_wait_for_a_range_have_to_trace_ranges(start, tmp_path):
-    run = start("run", "--nsys-armed", "--nsys-trace", "osrt", "--out", tmp_path / "run", "--", "python", "train.py")
-    _, said = run.communicate(timeout=DEADLINE_S)
-    assert run.returncode == 2
-    assert "--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no nvtx" in said

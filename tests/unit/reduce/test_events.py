@@ -20,7 +20,7 @@ from sftriage.reduce.events import (
     Trace,
 )
 from sftriage.reduce.inside import find
-from sftriage.reduce.intervals import IntervalCollector, Intervals, Links, _nested, _one_by_one, self_time, union
+from sftriage.reduce.intervals import IntervalCollector, Intervals, Links, self_time, union
 from sftriage.reduce.stages import outside_ns
 from tests.unit.reduce.heavy import (
     ENGINE,
@@ -44,15 +44,6 @@ def test_numbers_come_back_as_they_were_whatever_their_range(numbers):
     assert packed.numbers().tolist() == numbers
     some = np.arange(0, len(numbers), 2)
     assert packed.numbers(some).tolist() == numbers[::2]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "size_bytes"),
-    [([7, 7, 7], 0), ([2**50, 2**50 + 255], 2), ([-1, 255], 4), ([0, 2**32 - 1], 8), ([0, 2**32], 16)],
-)
-def test_a_column_takes_what_its_range_takes(numbers, size_bytes):
-    above_E = Packed.of(np.array(numbers, dtype=np.int64)).above_E
-    assert (0 if above_E is None else above_E.nbytes) == size_bytes
 
 
 KINDS, NAMES, TRACKS = st.sampled_from([OPERATOR, RUNTIME, KERNEL]), st.integers(0, 4), st.integers(0, 2)
@@ -264,20 +255,6 @@ def test_each_moment_that_is_covered_belongs_to_the_event_that_began_last(events
         for t in range(begin, finish):
             open_then = [(s, -length) for s, length in events if s <= t < s + length]
             assert (start[owner], start[owner] - end[owner]) == max(open_then)
-
-
-@given(SPANS)
-def test_events_that_nest_are_split_at_once_as_one_by_one(events):
-    # GIVEN events in order, none of them empty
-    start, end = arrays([one for one in events if one[1]])
-    order = np.lexsort((-end, start))
-    start, end = start[order], end[order]
-    crossing = any(a < c < b < d for a, b in zip(start, end, strict=True) for c, d in zip(start, end, strict=True))
-    # THEN those that cross are not split at once, and the others as they would be one by one
-    at_once = _nested(start, end) if len(start) else None
-    assert (at_once is None) == (crossing or not len(start))
-    for some, others in zip(at_once or (), _one_by_one(start, end), strict=False):
-        assert some.tolist() == others.tolist()
 
 
 @given(SPANS, SPANS)

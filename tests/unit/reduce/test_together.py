@@ -12,19 +12,11 @@ from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 DAY_NS = 86_400 * 10**9
 
 
-def ranks(tmp_path, slow=None, **about):
-    return [
-        reduced(tmp_path / f"{rank}.json", job_events(rank, slow), rank=rank, world_size=4, **about)
-        for rank in range(4)
-    ]
-
-
-@pytest.mark.parametrize("slow", [0, 2])
-def test_the_accounting_on_all_traces_names_the_slow_rank(tmp_path, slow):
-    # GIVEN the traces of four ranks, one of them 20 ms late in data, in no order
-    window = together(ranks(tmp_path, slow)[::-1])
+def test_the_accounting_on_all_traces_names_the_slow_rank_in_whatever_order_they_come(tmp_path):
+    late = [reduced(tmp_path / f"{r}.json", job_events(r, slow=0), rank=r, world_size=4) for r in (3, 2, 1, 0)]
+    window = together(late)
     verdict, _ = judge(window, None, for_one_look(Settings()))
-    assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (slow,), "data")
+    assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (0,), "data")
     assert (window.first_step, window.last_step) == (100, 107)
 
 
