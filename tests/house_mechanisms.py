@@ -30,9 +30,7 @@ EXCEPTIONS = {
     ("runtime/many_hosts.py", "rename"): "the secret appears once the hub answers",
     ("traces/databases.py", "rename"): "puts a damaged file aside",
     ("traces/store.py", "rename"): "of directories",
-    **{
-        (f"fleet/{name}.py", "retry"): _NATS for name in ("hub", "incoming", "lease", "orders", "shipping", "transfers")
-    },
+    **{(f"fleet/{n}.py", "retry"): _NATS for n in ("hub", "incoming", "lease", "over_nats", "shipping", "transfers")},
 }
 """Uses that stay where they are, and why."""
 

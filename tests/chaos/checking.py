@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.controller.desired import EXPIRES_S
-from sftriage.fleet.orders import END_GRACE_S
+from sftriage.fleet.over_nats import END_GRACE_S
 from sftriage.model.captures import ENDED, CaptureRequest
 from sftriage.model.events import CaptureChanged, Event, TakenOver, WindowJudged
 from sftriage.model.verdicts import Verdict

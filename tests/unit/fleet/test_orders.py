@@ -1,12 +1,13 @@
 """A capture that is asked of a host ends once, whatever its host says or does not say."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from sftriage.fleet.hub import Subjects
 from sftriage.fleet.incoming import AgentMessage, Refusals
-from sftriage.fleet.orders import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
+from sftriage.fleet.over_nats import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, CaptureOrders
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import decode_orders
 from sftriage.mitigate.switching import Setting
@@ -34,19 +35,13 @@ class Asked(CaptureOrders):
     def __init__(self, tmp_path):
         self.now_s, self.held, self.gone = 100.0, False, set()
         self.refusals = Refusals()
-        fetching = Fetching(LocalStore(tmp_path), tmp_path)
-        where = {3: ("node-b", None)}
-        super().__init__(
-            Nowhere(),
-            Subjects("job"),
-            Lease(),
-            lambda wanted: where.get(wanted.request.rank, ("", None)),
-            lambda message: self.held,
-            fetching,
-            lambda agent, one: agent in self.gone,
-            lambda: self.now_s,
-            self.refusals,
+        fleet = SimpleNamespace(
+            place=lambda wanted: ("node-b" if wanted.request.rank == 3 else "", None),
+            holds=lambda message: self.held,
+            gone=lambda agent, one: agent in self.gone,
         )
+        fetching = Fetching(LocalStore(tmp_path), tmp_path)
+        super().__init__(fleet, Nowhere(), Subjects("job"), Lease(), fetching, lambda: self.now_s, self.refusals)
 
     def ordered(self, agent):
         return [one.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
