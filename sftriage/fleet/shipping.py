@@ -8,6 +8,7 @@ lost what it had is told again what the rings still hold.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -16,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Backoff, Loop
-from sftriage.errors import SftriageError
+from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
-from sftriage.fleet.transfers import Sending
+from sftriage.fleet.transfers import CountedFile, Transfer
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     Block,
@@ -37,9 +38,12 @@ from sftriage.fleet.wire import (
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.recorder.layout import RingInfo
+from sftriage.words.amounts import size
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+    from nats.js import JetStreamContext
+    from nats.js.object_store import ObjectStore
 
     from sftriage.agent.agent import Agent
     from sftriage.runtime.hosting import HostCaptures
@@ -61,6 +65,11 @@ their way, and of a small one all that the rings hold."""
 MAX_REPORTS = 32
 LAST_ANSWER_S = 6.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
+SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
+FULL = 10077
+"""The hub's error where a bucket has no room."""
+SLACK_BYTES = 1 << 20
+"""Room that the hub needs in a bucket beside the bytes of traces."""
 SAY_AFTER_S = 20.0
 """For how long the hub may be away before a person is told."""
 NO_GENERATION = -1
@@ -93,7 +102,7 @@ class HostEnd:
         kept: HostCaptures,
         log_leader: LogLeader,
     ) -> None:
-        self._agent, self._hub, self._places = agent, hub, places
+        self._agent, self._hub, self._places, self._kept = agent, hub, places, kept
         self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
         self._begun_file, self._log_leader, self._said_away = begun, log_leader, False
@@ -101,7 +110,6 @@ class HostEnd:
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
         self._reports: deque[Report] = deque()
-        self._traces = Sending(hub, places, kept, name, self._moved, self._is_wanted)
         # Who asks about GPUs of which ranks.
         self._gpu_asks: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
         # What is on its way: one reading of the rings at most.
@@ -408,13 +416,84 @@ class HostEnd:
             self._orders = orders
 
     async def _send(self, report: Report) -> None:
-        """Bring a stored capture to where the controller finds it, and report it then."""
+        """Bring a stored capture to where the controller finds it, and report that, or why it has failed."""
         run = RunName() if self._orders is None else self._orders.run
+        loop, capture_id, where = asyncio.get_running_loop(), report.result.capture_id, ""
         try:
-            self._queue(await self._traces.sent(report, run))
+            manifest, files = await loop.run_in_executor(None, self._kept.manifest, capture_id, run)
+            where = f" in {next(iter(files.values())).parent}" if files else ""
+            total_bytes = sum(path.stat().st_size for path in files.values())
+            copying = Transfer(report.result, f"uploading from {self._name}:", total_bytes, self._moved)
+            elsewhere = await loop.run_in_executor(None, self._kept.copied, capture_id, run, copying)
+            # (of what is in a store, only the manifest goes through the hub)
+            some = {} if elsewhere else files
+            sending = Transfer(report.result, f"sending from {self._name}:", total_bytes, self._moved)
+            while not await self._put(capture_id, manifest, some, sending):
+                await asyncio.sleep(SEND_AGAIN_S)
+                if not self._is_wanted(capture_id):
+                    raise CaptureError("it is waited for no longer")
+            report = replace(report, elsewhere=elsewhere)
+        except Exception as error:
+            why = f"it is stored on {self._name}{where}, and could not be sent: {error}"
+            report = replace(report, result=replace(report.result, state="failed", detail=why))
         finally:
             self._sending -= 1
+        self._queue(report)
+
+    async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
+        """Put a capture onto the hub; False if it has to be tried again."""
+        from nats.js.errors import APIError
+
+        if self._hub.connected_s is None:
+            return False
+        bucket, sent = self._places.traces, []
+        try:
+            traces = await _outgoing(self._hub.js, bucket)
+            if files:
+                most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
+                size_bytes = sum(path.stat().st_size for path in files.values())
+                if 0 <= most_bytes < size_bytes + SLACK_BYTES:
+                    # It would never find room there.
+                    why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes - SLACK_BYTES)})"
+                    raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
+            for name, path in files.items():
+                with path.open("rb") as file:
+                    whole = traces.put(f"{capture_id}/{name}", CountedFile(file, transfer))
+                    sent.append(await asyncio.wait_for(whole, OBJECT_S))
+            await traces.put(f"{capture_id}/", manifest)
+        except CaptureError:
+            raise
+        except (APIError, OSError) as error:
+            if isinstance(error, APIError) and error.err_code == FULL:
+                transfer.say("waiting for room on the hub, which is full of other traces")
+                # (of two that are there in part, neither would ever find room for the rest)
+                for info in sent:
+                    with contextlib.suppress(Exception):
+                        await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
+                return False
+            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
+                raise
+            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
+                raise
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        except Exception:
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        return True
 
     def _say(self, problem: str, kind: str = "") -> None:
         # (what all hosts say goes into one output, under SLURM)
         self._log_once("host %s: %s", self._name, problem, key=kind or problem)
+
+
+async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
+    from nats.js.errors import ObjectNotFoundError
+    from nats.js.object_store import ObjectStore
+
+    class Outgoing(ObjectStore):
+        async def get_info(self, *_: Any) -> Any:
+            raise ObjectNotFoundError
+
+    await js.stream_info(f"OBJ_{bucket}")
+    return Outgoing(bucket, f"OBJ_{bucket}", js)

@@ -1,9 +1,8 @@
-"""Captures between hosts: sent to the store of their run or through the hub, and fetched with every byte checked."""
+"""Captures between hosts: what is moved of them is counted, and what is fetched is checked byte by byte."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import io
 import logging
@@ -14,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
-from sftriage.fleet.hub import Hub, Subjects
+from sftriage.fleet.hub import Hub
 from sftriage.fleet.wire import NO_NAME, RunName
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
@@ -27,11 +26,8 @@ from sftriage.words.amounts import size
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
-    from nats.js import JetStreamContext
     from nats.js.api import ObjectInfo
     from nats.js.object_store import ObjectStore
-
-    from sftriage.runtime.hosting import HostCaptures
 
 TELL_S = 2.0
 """How long a transfer goes on before it is told of, and how often then."""
@@ -83,98 +79,6 @@ class CountedFile(io.BufferedIOBase):
 
 
 log = logging.getLogger("sftriage")
-
-SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
-FULL = 10077
-"""What the hub says where a bucket has no room."""
-SLACK_BYTES = 1 << 20
-"""What the hub needs of a bucket beside the bytes of the traces in it."""
-
-
-class Sending:
-    """Sends the captures that are ``kept`` on the host ``name``, and reports progress by ``tell``."""
-
-    def __init__(
-        self, hub: Hub, places: Subjects, kept: HostCaptures, name: str, tell: Tell, wanted: Callable[[str], bool]
-    ) -> None:
-        self._hub, self._places, self._kept, self._name = hub, places, kept, name
-        self._tell, self._wanted = tell, wanted
-
-    async def sent(self, report: Report, run: RunName) -> Report:
-        """What a report of a stored capture comes to: it is where the controller finds it, or has failed."""
-        loop, capture_id, where = asyncio.get_running_loop(), report.result.capture_id, ""
-        try:
-            manifest, files = await loop.run_in_executor(None, self._kept.manifest, capture_id, run)
-            where = f" in {next(iter(files.values())).parent}" if files else ""
-            total_bytes = sum(path.stat().st_size for path in files.values())
-            copying = Transfer(report.result, f"uploading from {self._name}:", total_bytes, self._tell)
-            elsewhere = await loop.run_in_executor(None, self._kept.copied, capture_id, run, copying)
-            # (of what is in a store, only the manifest goes through the hub)
-            some = {} if elsewhere else files
-            sending = Transfer(report.result, f"sending from {self._name}:", total_bytes, self._tell)
-            while not await self._put(capture_id, manifest, some, sending):
-                await asyncio.sleep(SEND_AGAIN_S)
-                if not self._wanted(capture_id):
-                    raise CaptureError("it is waited for no longer")
-            return replace(report, elsewhere=elsewhere)
-        except Exception as error:
-            why = f"it is stored on {self._name}{where}, and could not be sent: {error}"
-            return replace(report, result=replace(report.result, state="failed", detail=why))
-
-    async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
-        """Put a capture onto the hub; False if it has to be tried again."""
-        from nats.js.errors import APIError
-
-        if self._hub.connected_s is None:
-            return False
-        bucket, sent = self._places.traces, []
-        try:
-            traces = await _outgoing(self._hub.js, bucket)
-            if files:
-                most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
-                size_bytes = sum(path.stat().st_size for path in files.values())
-                if 0 <= most_bytes < size_bytes + SLACK_BYTES:
-                    # It would never find room there.
-                    why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes - SLACK_BYTES)})"
-                    raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
-            for name, path in files.items():
-                with path.open("rb") as file:
-                    whole = traces.put(f"{capture_id}/{name}", CountedFile(file, transfer))
-                    sent.append(await asyncio.wait_for(whole, OBJECT_S))
-            await traces.put(f"{capture_id}/", manifest)
-        except CaptureError:
-            raise
-        except (APIError, OSError) as error:
-            if isinstance(error, APIError) and error.err_code == FULL:
-                transfer.say("waiting for room on the hub, which is full of other traces")
-                # (of two that are there in part, neither would ever find room for the rest)
-                for info in sent:
-                    with contextlib.suppress(Exception):
-                        await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
-                return False
-            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
-                raise
-            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
-                raise
-            log.debug("a trace was not sent", exc_info=True)
-            return False
-        except Exception:
-            log.debug("a trace was not sent", exc_info=True)
-            return False
-        return True
-
-
-async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
-    from nats.js.errors import ObjectNotFoundError
-    from nats.js.object_store import ObjectStore
-
-    class Outgoing(ObjectStore):
-        async def get_info(self, *_: Any) -> Any:
-            raise ObjectNotFoundError
-
-    await js.stream_info(f"OBJ_{bucket}")
-    return Outgoing(bucket, f"OBJ_{bucket}", js)
-
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
 LOST_S = 30.0
