@@ -23,6 +23,7 @@ from sftriage.windows.gather import Shape
 from tests.chaos.checking import WORLD_SIZE, Action, Fault, Outcome, attempts, checked, faults
 from tests.disks import SmallDisk, small_disk
 from tests.integration.namespaces import BOTH, Hosts
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import verdicts
 from tests.needs import GCC
@@ -119,19 +120,12 @@ MOMENT_S = 8.0
 """How long it is waited for the moment in which something is to be killed."""
 AGAIN_S = 1.0
 """How long a supervisor waits before it starts again what has ended by itself."""
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: chaos}
-spec:
-  detection: {window_steps: 40, stride_steps: 20, warmup_steps: 5}
-  rules:
-    - name: slow
-      match: {scope: [rank], gain: ">= 20%"}
-      capture: {profiler: stacks, steps: 4, control_ranks: 0, max_seconds: 10}
-      cooldown: 10m
-  limits: {captures_per_hour: 10000, concurrent_ranks: 4, overhead_budget: 100%}
-"""
+POLICY = policy(
+    'name: slow, match: {scope: [rank], gain: ">= 20%"}, '
+    "capture: {profiler: stacks, steps: 4, control_ranks: 0, max_seconds: 10}, cooldown: 10m",
+    steps=(40, 20, 5),
+    limits="captures_per_hour: 10000, concurrent_ranks: 4, overhead_budget: 100%",
+)
 
 
 class Part:

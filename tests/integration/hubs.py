@@ -12,6 +12,7 @@ from sftriage.fleet.hub import Hub, HubAddress
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 from tests.integration.runs import verdicts
 
@@ -19,15 +20,8 @@ ROOT = Path(__file__).parents[2]
 SIMULATED = Path(__file__).parent / "jobs" / "simulated.py"
 WORLD_SIZE, SLOW, STEP_S = 4, 3, 0.05
 SHAPE = Shape(40, 20, 5)
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: killed}
-spec:
-  detection: {window_steps: 40, stride_steps: 20, warmup_steps: 5}
-  rules: [{name: slow, match: {gain: ">= 5%"}, capture: {steps: 2, warmup_steps: 0, max_seconds: 60}, cooldown: 10m}]
-  limits: {captures_per_run: 1}
-"""
+RULE = 'name: slow, match: {gain: ">= 5%"}, capture: {steps: 2, warmup_steps: 0, max_seconds: 60}, cooldown: 10m'
+POLICY = policy(RULE, steps=(40, 20, 5))
 PATIENT = "from sftriage.fleet import over_nats; over_nats.SILENT_S = 120.0"
 """On a busy machine, what was killed is not there again within the time after which a host is given up."""
 START = "import sys\n{patch}\nfrom sftriage.commands import main\nsys.argv[0] = 'sftriage'\nmain()"

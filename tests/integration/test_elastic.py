@@ -12,6 +12,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from tests.integration.namespaces import hosts_of
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures, named, verdicts
 
@@ -19,18 +20,12 @@ pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 ELASTIC = Path(__file__).parent / "jobs" / "elastic.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: elastic}
-spec:
-  detection: {window_steps: 40, stride_steps: 20, warmup_steps: 10}
-  rules:
-    - name: slow
-      match: {scope: [rank], gain: ">= 20% and >= 10ms"}
-      capture: {profiler: stacks, steps: 3, max_seconds: 20}
-  limits: {overhead_budget: "50%"}
-"""
+POLICY = policy(
+    'name: slow, match: {scope: [rank], gain: ">= 20% and >= 10ms"}, '
+    "capture: {profiler: stacks, steps: 3, max_seconds: 20}",
+    steps=(40, 20, 10),
+    limits="overhead_budget: 50%",
+)
 A, B, C = range(3)
 WARMUP_STEPS, RULE_S = 10, 0.01
 KEPT_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=10"

@@ -11,6 +11,7 @@ import pytest
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
 from tests.integration.namespaces import two_hosts
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures, named, verdicts
 
@@ -19,18 +20,10 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 JOB = f"job/{os.getpid()}"
 SLOW = 3
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: input}
-spec:
-  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
-  rules:
-    - name: slow-input
-      match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"}
-      capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}
-  limits: {captures_per_run: 1}
-"""
+POLICY = policy(
+    'name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"}, '
+    "capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}"
+)
 
 
 @pytest.fixture

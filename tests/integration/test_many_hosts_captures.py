@@ -13,6 +13,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
 from tests.integration.s3 import BUCKET, environment_of
@@ -37,19 +38,11 @@ open(sys.argv[1], "w").close()
 moto._thread.join()
 """
 READ = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: input}
-spec:
-  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
-  rules:
-    - name: slow-input
-      match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"}
-      capture: {profiler: auto, steps: 3, warmup_steps: 1, max_seconds: 60}
-      cooldown: 2s
-  limits: {captures_per_run: 20, captures_per_hour: 20, overhead_budget: 100%}
-"""
+POLICY = policy(
+    'name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"}, '
+    "capture: {profiler: auto, steps: 3, warmup_steps: 1, max_seconds: 60}, cooldown: 2s",
+    limits="captures_per_run: 20, captures_per_hour: 20, overhead_budget: 100%",
+)
 
 
 class Job:

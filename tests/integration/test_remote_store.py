@@ -18,15 +18,13 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import Objects, Patience, RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of, served
 from tests.unit.conftest import manifest_of
 
 URL = f"s3://{BUCKET}/team%20a"
-ASKS = (
-    "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: asks}\nspec:\n"
-    "  rules: [{name: any, match: {label: suspect, gain: '>= 99%'}}]\n  limits: {overhead_budget: 100%}\n"
-)
+ASKS = policy("name: any, match: {label: suspect, gain: '>= 99%'}", limits="overhead_budget: 100%")
 LARGE_BYTES = 20 * 2**20
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 

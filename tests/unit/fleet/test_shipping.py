@@ -13,17 +13,7 @@ from sftriage.model.captures import CaptureResult, Report
 from sftriage.windows.shipped import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group
-from tests.unit.fleet.test_orders import WANTED
-
-
-class Nowhere:
-    connected_s = 0.0
-
-    def start(self, what):
-        what.close()
-
-    def soon(self, what, *arguments):
-        pass
+from tests.unit.fleet.test_orders import WANTED, Nowhere
 
 
 class Agent:
