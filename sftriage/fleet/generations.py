@@ -29,8 +29,7 @@ log = logging.getLogger("sftriage")
 KEPT_GENERATIONS = 8
 GOES_ON_S = 10.0
 """A rank that takes steps so long after a generation began is of it: its collectives would wait for it for ever."""
-MARGIN_S = 5.0
-"""How far hosts may be wrong about when something was on the hub's clock."""
+MARGIN_S = 5.0  # how far hosts may be wrong about when something was on the hub's clock
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

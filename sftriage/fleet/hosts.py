@@ -17,8 +17,7 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.windows.shipped import ReadCounts, joined_statuses
 from sftriage.words.amounts import counted
 
-CLOCK_DRIFT = 1e-4
-"""By how much of a second a host's clock may go wrong in one."""
+CLOCK_DRIFT = 1e-4  # seconds that a host's clock may go wrong in a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,10 +180,8 @@ def _members(boot_id: str, infos: Mapping[int, RingInfo], generations: Generatio
     ]
 
 
-SETTLE_S = 2.0
-"""For how long nothing has to change before what has changed is said."""
-AWAY_S = 5.0
-"""For how long the hub may be away before that is said."""
+SETTLE_S = 2.0  # without a change before changes are printed
+AWAY_S = 5.0  # how long the hub may be away before that is printed
 MAX_NAMED = 4
 
 

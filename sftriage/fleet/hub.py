@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 PORT = 7422
-NATS_PORT = 4222
-"""Where a NATS server listens by default."""
+NATS_PORT = 4222  # a NATS server's default
 SCHEMES = ("nats", "tls", "ws", "wss")
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 """Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""

@@ -31,8 +31,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
 """Messages, and bytes of these, that wait here to be taken in; the others wait on the hub."""
 MAX_NAMED = 16
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
-GATHER_S = 0.1
-"""To ask for what has come takes as much, here and on the hub, for one message as for a hundred."""
+GATHER_S = 0.1  # to ask for what has come takes as much, here and on the hub, for one message as for a hundred
 
 
 class Refusals:
@@ -116,7 +115,14 @@ class Incoming:
         for _ in range(len(self._waiting)):
             message, data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
-            yield message, self._shipment(message.agent, data)
+            try:
+                shipment = decode_shipment(data)
+                if shipment.agent != message.agent:
+                    raise SftriageError("it says that it is another's")
+                yield message, shipment
+            except SftriageError as error:
+                self._refusals.note(message.agent, error)
+                yield message, None
 
     def settle(self, messages: Sequence[AgentMessage]) -> None:
         """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
@@ -188,16 +194,6 @@ class Incoming:
         self._open[sequence] = message
         self._waiting_bytes += len(received.data)
         self._waiting.append((message, received.data))
-
-    def _shipment(self, agent: str, data: bytes) -> Shipment | None:
-        try:
-            shipment = decode_shipment(data)
-            if shipment.agent != agent:
-                raise SftriageError("it says that it is another's")
-        except SftriageError as error:
-            self._refusals.note(agent, error)
-            return None
-        return shipment
 
 
 _NEVER = -MAX_COUNT

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-TTL_S, RENEW_S = 9.0, 3.0
-"""A lease that is not renewed for so long is another's to take."""
+TTL_S, RENEW_S = 9.0, 3.0  # of a lease: it ends if it is not renewed
 PATIENCE_S = 10.0
 WANT_TTL_S = 60.0
 TRACE_TTL_S = 3600.0
 MAX_AGE_S, MAX_STREAM_BYTES, MAX_TRACE_BYTES = 6 * 3600.0, 1 << 30, 4 << 30
-ACK_WAIT_S = 3600.0
-"""What comes again before it was acknowledged is known by its number; nobody waits for that."""
+ACK_WAIT_S = 3600.0  # a message that comes again is known by its number
 REMOVED_S, _STORE_FAILED = 5.0, 10049
 """A server that is busy may still be removing the files of what had the same name, and says so by this number."""
 _KEY = "leader"

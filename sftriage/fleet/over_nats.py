@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-SILENT_S = 10.0
-"""An agent that says nothing for so long has its ranks waited for no longer."""
-GONE_S = 60.0
-"""After so long, the job goes on without its host, or has ended there."""
+SILENT_S = 10.0  # after which windows do not wait for an agent's ranks
+GONE_S = 60.0  # after which the job goes on without an agent's host, or has ended there
 MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
 
@@ -314,14 +312,10 @@ class NatsFleet:
         self._incoming.settle(settled)
 
 
-REFRESH_S = 20.0
-"""How often orders are written again, so that they do not expire."""
-BEGIN_GRACE_S = 15.0
-"""How long after its time a capture's host may take to report that it has begun."""
-END_GRACE_S = 480.0
-"""How long after its time-box a capture's host may take to report how it ended."""
-UNHEARD_S = 60.0
-"""How long a controller that takes over waits for the host of a capture that it resumes."""
+REFRESH_S = 20.0  # how often orders are written again, so that they do not expire
+BEGIN_GRACE_S = 15.0  # how long after its time a capture's host may take to report that it has begun
+END_GRACE_S = 480.0  # how long after its time-box a capture's host may take to report how it ended
+UNHEARD_S = 60.0  # how long a controller that takes over waits for the host of a capture that it resumes
 LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 

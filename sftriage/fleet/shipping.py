@@ -66,14 +66,10 @@ MAX_REPORTS = 32
 LAST_ANSWER_S = 6.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
 SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
-FULL = 10077
-"""The hub's error where a bucket has no room."""
-SLACK_BYTES = 1 << 20
-"""Room that the hub needs in a bucket beside the bytes of traces."""
-SAY_AFTER_S = 20.0
-"""For how long the hub may be away before a person is told."""
-NO_GENERATION = -1
-"""A count that no ring has: of a process that is gone."""
+FULL = 10077  # the hub's error where a bucket has no room
+SLACK_BYTES = 1 << 20  # room that the hub needs in a bucket beside the bytes of traces
+SAY_AFTER_S = 20.0  # how long the hub may be away before that is logged
+NO_GENERATION = -1  # of a process that is gone
 
 
 def ship_s(world_size: int) -> float:

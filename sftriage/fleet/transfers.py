@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from nats.js.api import ObjectInfo
     from nats.js.object_store import ObjectStore
 
-TELL_S = 2.0
-"""How long a transfer goes on before it is told of, and how often then."""
+TELL_S = 2.0  # period of reports on a transfer
 
 Tell = Callable[[Report], None]
 
@@ -84,8 +83,7 @@ PATIENCE_S, AGAIN_S = 900.0, 2.0
 LOST_S = 30.0
 """For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
-_FOLDER = "fetch-"
-"""What the name of a folder begins with that a capture is fetched into."""
+_FOLDER = "fetch-"  # prefix of the folders that captures are fetched into
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bou
 from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, bounds
 
 VERSION = 1
-MAX_MESSAGE_BYTES = 1_000_000
-"""A NATS server takes a mebibyte by default, with headers and all."""
+MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all
 MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
 """Unpacked, and of what agents are asked and answer. What is made of it takes 64 times that at worst."""
 MAX_ROW_BYTES = 384 << 10
@@ -49,12 +48,10 @@ MAX_ROW_BYTES = 384 << 10
 even where nothing packs."""
 MAX_RINGS = 1 << 12
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
-MAX_KNOWN_BYTES = 8 << 10
-"""Rings are remembered as they are packed, up to so many of one host."""
+MAX_KNOWN_BYTES = 8 << 10  # limit up to which a host's rings are remembered as they are packed
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
-MAX_SECONDS = 1e12
-"""Every time in a message is below."""
+MAX_SECONDS = 1e12  # limit of every time in a message
 MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
 
 
@@ -241,8 +238,7 @@ class _Status(msgspec.Struct, frozen=True, array_like=True):
     doing: bytes
 
 
-_Short = tuple[tuple[int, ...], bool]
-"""Numbers as `as_range` makes them."""
+_Short = tuple[tuple[int, ...], bool]  # numbers as `as_range` makes them
 
 
 class _Switch(msgspec.Struct, frozen=True, array_like=True):
@@ -282,11 +278,6 @@ def _checked_switch(switch: _Switch) -> SwitchStatus:
     if len(room) != (len(ranks) if switch.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
         raise ValueError("a pipeline that cannot be")
     return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
-
-
-def _is_possible(setting: Setting) -> bool:
-    value, ahead_S = setting
-    return 0 <= value < MAX_VALUE and len(ahead_S) <= MAX_STAGES and all(0 < one < MAX_MOST for one in ahead_S)
 
 
 class _Shipment(msgspec.Struct, frozen=True, array_like=True):
@@ -337,8 +328,9 @@ def decode_orders(data: bytes) -> Orders:
     ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
     if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
         raise WireError("orders that cannot be")
-    if not all(map(_is_possible, orders.switches.values())):
-        raise WireError("settings that cannot be")
+    for value, ahead_S in orders.switches.values():
+        if not 0 <= value < MAX_VALUE or len(ahead_S) > MAX_STAGES or not all(0 < one < MAX_MOST for one in ahead_S):
+            raise WireError("settings that cannot be")
     return orders
 
 

@@ -28,8 +28,7 @@ from sftriage.traces.databases import METADATA, TEXT, Foreign, database_at, dist
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
 from sftriage.traces.stores import Store, StoreCondition
 
-Progress = Callable[[int, int], None]
-"""Told how many manifests have been read, and of how many."""
+Progress = Callable[[int, int], None]  # takes the number of manifests read, and of all
 
 _EXPLAINED_LATER = timedelta(hours=1)
 _MAX_UNEXPLAINED = 20
@@ -39,11 +38,8 @@ _BATCH = 500
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
-CONTROL_LABEL = "control"
-"""In place of what led to a capture, where the rank was captured to compare with."""
-
-FOLLOW_UP_LABEL = "follow-up"
-"""The same, where an earlier capture of the suspect left it open why it is slow; its manifest names that."""
+CONTROL_LABEL = "control"  # of a rank that was captured to compare with, in place of what led to the capture
+FOLLOW_UP_LABEL = "follow-up"  # the same, where an earlier capture left it open why the suspect is slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,18 +28,13 @@ from sftriage.traces.manifest import CONTROL
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 METADATA = sa.MetaData()
-VERSION = "0001"
-"""Version of these tables; raise it with every change to them."""
+VERSION = "0001"  # version of these tables; raise it with every change to them
 
 schema = sa.Table("sftriage_schema", METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
 
-CONNECT_S = 5
-STATEMENT_S = 10
-TRANSACTION_S = 20
-"""How long a shared database may take, to be reached, for a statement, and for all of a transaction."""
+CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # patience with a shared database
 
-BUSY_SECONDS = 10.0
-"""How long a SQLite file may be locked by another process."""
+BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
 
 # Written into the file, to recognise a foreign database.
 _APPLICATION_ID = 0x53465452

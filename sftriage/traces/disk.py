@@ -24,8 +24,7 @@ PATIENCE_S = 5.0
 RETRY_S = 0.5
 MAX_BYTES = 64 << 20
 """What may wait in memory: records of a hundred thousand steps of a small job, or of a few thousand of a large one."""
-_TASK_BYTES = 512
-"""Overhead of one task, beside what it writes."""
+_TASK_BYTES = 512  # overhead of one task, beside what it writes
 _ABOUT_NAMES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)
 }
@@ -45,8 +44,7 @@ class Counted:
 UNCOUNTED = Counted()
 REMOVED = "it has been removed"
 
-Do = Callable[..., None]
-"""Runs a write, as `Disk.do` does."""
+Do = Callable[..., None]  # runs a write, as `Disk.do` does
 
 
 def at_once(act: Callable[[], object], *_: object, **__: object) -> None:

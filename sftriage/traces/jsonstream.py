@@ -43,12 +43,9 @@ DROPPED = b'{"ph": "M", "name": "damaged event", "pid": 0, "tid": 0, "args": {}}
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_CUTS = 4
-"""Seams at which a piece is tried to be cut."""
-_JOINED = 16
-"""Parts into which an event may seem to fall: its name may hold what looks like the end of it."""
-_TAIL_BYTES = 4096
-"""Where the last seams of a piece are looked for first."""
+_CUTS = 4  # seams at which a piece is tried to be cut
+_JOINED = 16  # parts into which an event may seem to fall: its name may hold what looks like the end of it
+_TAIL_BYTES = 4096  # where the last seams of a piece are looked for first
 _MAX_VALUES = 100_000
 """Values of a damaged object that are read in all attempts: each place where a string may end is one."""
 _GAP: Final = re.compile(rb"[ \t\r\n,]*")
@@ -431,8 +428,7 @@ def _escaped(written: str) -> str:
     return written if whole(written.encode()) else json.dumps(written[1:-1], ensure_ascii=False)
 
 
-_Spans = tuple["_Spans", int, int] | tuple[()]
-"""From where to where there are strings, the last of them first."""
+_Spans = tuple["_Spans", int, int] | tuple[()]  # from where to where there are strings, the last of them first
 
 
 @dataclass(slots=True)

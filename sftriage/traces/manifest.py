@@ -40,8 +40,7 @@ from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What would do something to a terminal."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what would do something to a terminal
 
 
 def text(max_length: int) -> object:
@@ -217,8 +216,7 @@ class Findings(DocumentModel):
 
 
 SCHEMA_VERSION: Final = 1
-MAX_MANIFEST_BYTES = 4 * 1024 * 1024
-"""Room for a suspect of a hundred thousand ranks."""
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024  # room for a suspect of a hundred thousand ranks
 
 MANIFEST_NAME = "manifest.json"
 

@@ -53,8 +53,7 @@ PART_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 4
 _MAX_SAID = 300
 _QUERY = re.compile(r"(?<=[^\s?])\?\S*")
-_METADATA = "169.254.169.254"
-"""Where a cloud's machine gets its own credentials, once there are no others."""
+_METADATA = "169.254.169.254"  # gives a cloud's machine its own credentials
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})</Message>")
 _SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 # What obstore reads from the environment only as long as it is given no options of its own.
@@ -278,8 +277,7 @@ def message_of(error: BaseException) -> str:
 _READERS = 16
 _MAX_NAMED = 5
 
-_Names = dict[str, int]
-"""What lies in a capture's place: name and bytes."""
+_Names = dict[str, int]  # what lies in a capture's place: name and bytes
 
 
 class RemoteStore(Store):

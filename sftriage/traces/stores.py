@@ -39,8 +39,7 @@ from sftriage.traces.manifest import (
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import Catalogue
 
-MAX_PART_BYTES = 240
-"""What a file system takes as one name, and room for a suffix while it is written."""
+MAX_PART_BYTES = 240  # a file system's limit of a name, less a suffix while it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +166,9 @@ def copy_verified(
             raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
 
 
-PIN_NAME = "pinned"
-"""An empty file of this name beside a capture's manifest: retention leaves it alone."""
+PIN_NAME = "pinned"  # an empty file of this name beside a capture's manifest: retention leaves it alone
 
-Progress = Callable[[int], None]
-"""Told how many bytes have been copied so far."""
+Progress = Callable[[int], None]  # takes the number of bytes copied so far
 
 
 State = Literal["whole", "missing", "damaged", "unreadable"]

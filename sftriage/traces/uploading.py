@@ -29,8 +29,7 @@ from sftriage.traces.stores import PIN_NAME, chunks, verified
 
 log = logging.getLogger("sftriage")
 
-LOOK_S = 2.0
-"""Period of the look for what has come in or changed."""
+LOOK_S = 2.0  # period of the look for what has come in or changed
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 _SHORTEST_PAUSE_S = 0.05

@@ -99,8 +99,7 @@ def faults(seed: int, start: int) -> tuple[Fault, ...]:
     return tuple(found)
 
 
-SLACK_S = 5.0
-"""What a controller takes to come to it, and to put it on record."""
+SLACK_S = 5.0  # what a controller takes to come to it, and to put it on record
 
 
 @dataclass(frozen=True, slots=True)

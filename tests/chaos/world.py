@@ -114,12 +114,9 @@ SIMULATED = Path(__file__).parents[1] / "integration" / "jobs" / "simulated.py"
 HUB_PORT, LINK_PORT = 7422, 7423
 STEP_S, BEGIN_IN_S = 0.04, 2.0
 SLOW_DELAY_S, SLOW_BYTES_PER_S = 0.3, 200e3
-UP_S = 5.0
-"""From when on a part that was started is up."""
-MOMENT_S = 8.0
-"""How long it is waited for the moment in which something is to be killed."""
-AGAIN_S = 1.0
-"""How long a supervisor waits before it starts again what has ended by itself."""
+UP_S = 5.0  # from when on a part that was started is up
+MOMENT_S = 8.0  # how long to wait for the moment of a kill
+AGAIN_S = 1.0  # how long a supervisor waits before it starts again what has ended by itself
 POLICY = policy(
     'name: slow, match: {scope: [rank], gain: ">= 20%"}, '
     "capture: {profiler: stacks, steps: 4, control_ranks: 0, max_seconds: 10}, cooldown: 10m",
@@ -401,8 +398,7 @@ def _size(path: Path) -> int:
 
 SHAPE = Shape(40, 20, 5)
 CATCH_UP_S = 120.0
-LOSES = ("lose hub's store",)
-"""What the hub had is lost by it, and steps with it."""
+LOSES = ("lose hub's store",)  # what the hub had is lost by it, and steps with it
 
 
 def play(directory: Path, environment: dict[str, str], actions: Sequence[Action], seed: int) -> tuple[Outcome, str]:

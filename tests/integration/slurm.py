@@ -21,8 +21,7 @@ from tests.integration.processes import DEADLINE_S, wait_until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "nsenter")
 NODES = ("node-a", "node-b")
 DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
-KILL_WAIT_S = 120
-"""Between SIGTERM and SIGKILL: 30 s by default, of a machine that does nothing else."""
+KILL_WAIT_S = 120  # between SIGTERM and SIGKILL: 30 s by default, of a machine that does nothing else
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=node-a

@@ -12,8 +12,7 @@ from tests.integration.test_auto_seams import POLICY, SLOW_FROM, UNEDITED
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 A_STEP, SLOW = 8, 1
-EPOCHS = 8
-"""Of 40 steps: the rank is slow for ten seconds, of which it takes some until a host is asked for a capture."""
+EPOCHS = 8  # of 40 steps: the rank is slow for ten seconds, of which it takes some until a host is asked for a capture
 
 
 def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):

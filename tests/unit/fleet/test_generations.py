@@ -12,8 +12,7 @@ from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info
 
 EPOCH_S = 2e6
-CLOCKS_S = {"a": 1e6, "b": -50.0, "c": 0.0, "d": 7e3}
-"""What the hub's clock is ahead of those of hosts."""
+CLOCKS_S = {"a": 1e6, "b": -50.0, "c": 0.0, "d": 7e3}  # what the hub's clock is ahead of those of hosts
 
 
 class Job:
