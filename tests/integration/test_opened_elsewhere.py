@@ -76,11 +76,9 @@ class Job:
         policy.write_text(POLICY, encoding="utf-8")
         command = ["run", *self._options, "--policy", policy, "--out", self.run, "--"]
         command += [*(TORCHRUN if self._options else FORKED), 2, HERE / "jobs" / "slow_data.py"]
-        command = [sys.executable, "-m", "sftriage", *command, self._directory / "release", SLOW_S]
+        words = [sys.executable, "-m", "sftriage", *map(str, command), str(self._directory / "release"), str(SLOW_S)]
         with (self._directory / "output").open("wb") as output:
-            self._process = subprocess.Popen(
-                [str(word) for word in command], env=self._environment, stdout=output, stderr=output
-            )
+            self._process = subprocess.Popen(words, env=self._environment, stdout=output, stderr=output)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -140,10 +138,8 @@ def test_a_trace_says_itself_whose_it_is_and_why_it_exists(both):
         assert (about["rank"], about["world_size"], about["backend"]) == (one.capture.rank, 2, "gloo")
         assert about["pg_config"][0]["ranks"] == [0, 1]
         assert trace["sftriage.job"] == "launch"
-        assert [int(trace["sftriage.first_step"]), int(trace["sftriage.last_step"])] == [
-            one.capture.first_step,
-            one.capture.last_step,
-        ]
+        first, last = int(trace["sftriage.first_step"]), int(trace["sftriage.last_step"])
+        assert (first, last) == (one.capture.first_step, one.capture.last_step)
     # AND what led to it
     trigger = by_policy.trigger
     assert {name: traces[0][f"sftriage.{name}"] for name in ("policy", "rule", "stage", "window")} == {

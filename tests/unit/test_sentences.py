@@ -152,36 +152,25 @@ def verdicts() -> Rows:
     yield "suspect that evaluates and saves alone", verdict_sentence(judged(suspects=(saves,)))
     compiles = replace(RANK, alone=OwnWork("compilation", 0.9, 178, 29.4))
     yield "suspect that compiles alone", verdict_sentence(judged(suspects=(compiles,)))
-    yield (
-        "suspect that does something of its own alone",
-        verdict_sentence(judged(suspects=(replace(RANK, alone=OwnWork("mine", 0.9, 178, 29.4)),))),
-    )
+    does = replace(RANK, alone=OwnWork("mine", 0.9, 178, 29.4))
+    yield "suspect that does something of its own alone", verdict_sentence(judged(suspects=(does,)))
     waited = judged(suspects=(replace(RANK, descheduled_fraction=0.83),), numbers={"queued_s": 0.03, "preempted": 8.2})
     yield "suspect that waited for a CPU", verdict_sentence(waited)
     yield "suspect that waited for a CPU, explained", system_sentence(waited)
     for code, known in SAID.items():
         numbers = {name: 0.0302 if name.endswith("_s") else 31.0 for name in (*known, "queued_s", "preempted")}
-        yield (
-            f"suspect: {code}",
-            system_sentence(judged(suspects=(replace(RANK, system=(code, 0.83)),), numbers=numbers)),
-        )
+        held_up = replace(RANK, system=(code, 0.83))
+        yield f"suspect: {code}", system_sentence(judged(suspects=(held_up,), numbers=numbers))
     yield "suspect, and slower than ever", verdict_sentence(judged(regression=REGRESSED))
     for reason in REASONS:
         yield f"needs_evidence: {reason}", verdict_sentence(judged("needs_evidence", reason, suspects=()))
     of_kind = replace(REGRESSED, kind="eval", scope="some", stages=())
-    yield (
-        "needs_evidence: regressed, known",
-        verdict_sentence(judged("needs_evidence", "regressed", suspects=(), regression=REGRESSED)),
-    )
-    yield (
-        "needs_evidence: regressed, a kind of step",
-        verdict_sentence(judged("needs_evidence", "regressed", suspects=(), regression=of_kind)),
-    )
+    for what, regression in (("known", REGRESSED), ("a kind of step", of_kind)):
+        slower = judged("needs_evidence", "regressed", suspects=(), regression=regression)
+        yield f"needs_evidence: regressed, {what}", verdict_sentence(slower)
     yield "regression that has ended", verdict_sentence(replace(healthy, regression=replace(REGRESSED, until_step=700)))
-    yield (
-        "needs_evidence: two reasons",
-        verdict_sentence(judged("needs_evidence", "roaming", "no_baseline", suspects=())),
-    )
+    two = judged("needs_evidence", "roaming", "no_baseline", suspects=())
+    yield "needs_evidence: two reasons", verdict_sentence(two)
     numbers = {"still_s": 61.3, "typical_step_s": 0.02, "missing_ranks": 12.0}
     for reason in STALLS:
         named = (RANK, scopes["host"]) if reason in ("not_arrived", "died", "left_early", "no_rank_waits") else ()
@@ -266,12 +255,8 @@ def decisions() -> Rows:
         yield code, reason_sentence(decision)
         if resolves := resolution(decision):
             yield f"{code}, resolved by", resolves
-    yield (
-        "on a terminal",
-        outcome_sentence(
-            Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
-        ),
-    )
+    throttled = Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
+    yield "on a terminal", outcome_sentence(throttled)
     for outcome in get_args(Outcome):
         yield f"outcome: {outcome}", OUTCOMES[outcome]
     for face, headline in FACES.items():
@@ -287,10 +272,8 @@ def captures() -> Rows:
         yield f"capturing with {profiler}", capturing_sentence([requested(2, profiler)])
         beside = [requested(2, profiler), requested(3, profiler), requested(1, profiler, "control")]
         yield f"capturing with {profiler}, beside a control", capturing_sentence(beside)
-    yield (
-        "capturing with sampled stacks",
-        capturing_sentence([replace(requested(2, "stacks"), options={"sample_stacks": True})]),
-    )
+    sampled = replace(requested(2, "stacks"), options={"sample_stacks": True})
+    yield "capturing with sampled stacks", capturing_sentence([sampled])
     for state in get_args(CaptureState):
         if state in ("accepted", "armed", "running"):
             continue
@@ -402,7 +385,6 @@ def events(capsys) -> Rows:
 
 
 def causes() -> Rows:
-    """What a capture ends in, by the cause's code."""
     for code, does in DOES.items():
         if does:
             yield f"cause: {code}", f"... {does}."
@@ -414,7 +396,6 @@ def causes() -> Rows:
 
 
 def first_glance() -> Rows:
-    """The questions, and what is advised."""
     for question, text in QUESTIONS.items():
         yield f"question: {question}", text
     for face, text in {**HEALTH, "any other": SLOW}.items():
@@ -470,15 +451,8 @@ def in_rooms(*rooms: str) -> list[str]:
 
 
 def refusals() -> Rows:
-    for path in in_rooms(
-        "capture/*.py",
-        "recorder/*.py",
-        "profiling/*.py",
-        "sampling/*.py",
-        "agent/*.py",
-        "runtime/triage.py",
-        "traces/store.py",
-    ):
+    parts = (f"{package}/*.py" for package in ("capture", "recorder", "profiling", "sampling", "agent"))
+    for path in in_rooms(*parts, "runtime/triage.py", "traces/store.py"):
         called = "CaptureError", "_NotBegunError", "failed", "_fail", "_refuse", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):
             yield path, text
@@ -589,9 +563,6 @@ def test_no_code_is_without_a_row():
         r"rank \d+, \d+ ",
     ],
 )
-def test_what_no_sentence_says(capsys, wrong):
-    """One of something is no several, nothing is missing, ends twice, or is less than nothing."""
-    found = [
-        line for rows in (verdicts(), advice(), decisions(), captures()) for _, line in rows if search(wrong, line)
-    ]
-    assert found == []
+def test_what_no_sentence_says(wrong):
+    rows = (*verdicts(), *advice(), *decisions(), *captures())
+    assert [line for _, line in rows if search(wrong, line)] == []

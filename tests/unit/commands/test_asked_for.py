@@ -23,13 +23,13 @@ def run(tmp_path):
     return run_going_on(tmp_path / "run")
 
 
+ODD = ("two\nlines", "\x1b[2J", "ends\n", "\x85")
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("two\nlines", "the reason has control characters; one line of text, please"),
-        ("\x1b[2J", "the reason has control characters; one line of text, please"),
-        ("ends\n", "the reason has control characters; one line of text, please"),
-        ("\x85", "the reason has control characters; one line of text, please"),
+        *((odd, "the reason has control characters; one line of text, please") for odd in ODD),
         ("", "the reason is empty; one line of text, please"),
         ("x" * 501, "the reason is too long; 500 characters at most"),
         ("\udcff", "the reason is not text in UTF-8"),

@@ -44,13 +44,8 @@ def test_slurm_says_how_often_a_job_was_queued_again(tmp_path, monkeypatch):
     places = [
         host_directory("7", "node-a-0", {"SLURM_RESTART_COUNT": count}) for count in ("", "0", "1", "2", "nonsense")
     ]
-    assert [str(place.parent) for place in places] == [
-        "sftriage-runs/7.hosts",
-        "sftriage-runs/7.hosts",
-        "sftriage-runs/7-2.hosts",
-        "sftriage-runs/7-3.hosts",
-        "sftriage-runs/7.hosts",
-    ]
+    names = ("7", "7", "7-2", "7-3", "7")
+    assert [str(place.parent) for place in places] == [f"sftriage-runs/{name}.hosts" for name in names]
 
 
 def test_a_host_is_told_from_others_of_its_name_by_its_number():
@@ -92,9 +87,8 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
 def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
     monkeypatch.setattr(many_hosts, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
-    with pytest.raises(
-        UsageError, match=r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
-    ):
+    refusal = r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
+    with pytest.raises(UsageError, match=refusal):
         HubOptions("job", f"localhost:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(60.0)
     # THEN one of them is waited for, by whichever of its names; and an address, which they do not tell
     for host in ("n2.invalid", "127.0.0.1"):
@@ -108,9 +102,9 @@ def test_outside_of_a_job_of_slurm_its_hosts_are_not_known(monkeypatch):
     assert slurm_hosts() == []
 
 
-@pytest.mark.parametrize("name", ["7", "llama-3.1-70b", "v1.2_final", "A" * 64])
-def test_a_job_is_called_in_files_as_people_call_it(name):
-    assert file_name(name) == name
+def test_a_job_is_called_in_files_as_people_call_it():
+    names = ["7", "llama-3.1-70b", "v1.2_final", "A" * 64]
+    assert list(map(file_name, names)) == names
 
 
 @pytest.mark.parametrize(
