@@ -117,10 +117,7 @@ def capture(
     except (KeyError, OSError):
         user = "somebody"
     ask = ManualRequest(
-        request_id=secrets.token_hex(8),
-        ranks=tuple(dict.fromkeys(rank)),
-        who=user,
-        reason=reason,
+        *(secrets.token_hex(8), tuple(dict.fromkeys(rank)), user, reason),
         profiler=profiler,
         steps=steps,
         warmup_steps=warmup_steps,

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 def option(spec: str, text: str, shown: str | bool = True, **limits: Any) -> Any:
-    """An option of a command.
+    """An option of a command: its help ``text``, its default as ``shown``, and its limits (``min``, ``max``).
 
-    Args:
-        spec: its names and what it takes, as its help shows them: ``--namespace -n NAME``; by default the parameter's.
-        text: what its help says.
-        shown: its default as its help shows it.
-        limits: ``min`` and ``max``.
+    ``spec`` has its names and what it takes, as its help shows them: ``--namespace -n NAME``; by default the
+    parameter's name.
     """
     words = spec.split(" ")
     names = [word for word in words if word.startswith("-")]

@@ -133,13 +133,10 @@ def serve_page(
     name: str | None = None,
     start: Starter | None = None,
 ) -> None:
-    """Say where the page is and what is on it (``shown``), and serve it until Ctrl-C; then ``stopping`` is set.
+    """Print where the page is and what it shows, and serve it until Ctrl-C; UsageError where it cannot listen there.
 
-    ``about`` gives what else is said of its address as JSON; ``start`` shows the link, to the page's part ``where``.
-    ``name`` is one by which others reach this machine.
-
-    Raises:
-        UsageError: it cannot listen there.
+    ``about`` gives what JSON adds to its address; ``start`` opens the link, to the page's part ``where``. Others reach
+    this machine by ``name``. At the end, ``stopping`` is set.
     """
     from sftriage.web.serving import address, is_loopback, listen, serve, tunnel
 

@@ -12,13 +12,10 @@ FAULT_STAGES = ("data", "forward", "backward", "optimizer", "other")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A way to make one rank slow.
+    """A way to make one rank slow, and what it is in words.
 
-    Attributes:
-        stage: in which it is slow; "" where all of its stages are.
-        codes: what may rightly be said to be the cause (`sftriage.traces.manifest.CauseCode`).
-        function: the function of the job that is at fault, without its class; "" where no line of its own thread is.
-        says: what it is, in words.
+    ``stage`` is slow, or all of them if "". ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`), and
+    ``function`` is at fault, without its class; "" where no line of the thread that trains is.
     """
 
     stage: str

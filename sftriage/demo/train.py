@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -35,13 +35,7 @@ SLOW_S = 0.04
 
 
 class Trainer:
-    """What a rank does besides its training, in some of its stages.
-
-    Args:
-        names: which of `sftriage.demo.faults.CAUSES`.
-        folder: where it may write.
-        network: what it trains.
-    """
+    """What a rank does besides training its network: causes of `sftriage.demo.faults.CAUSES`, in some stages."""
 
     def __init__(self, names: Collection[str], folder: Path, network: nn.Module) -> None:
         self._folder, self._network = folder, network
@@ -190,11 +184,6 @@ class Sequences(Dataset[Tensor]):
         return torch.tensor(tokens)
 
 
-def batches(samples: Sequences, rank: int, ranks: int) -> Iterator[Tensor]:
-    """Endless batches of a rank's share of the samples."""
-    yield from DataLoader(samples, BATCH, sampler=range(rank, len(samples), ranks))
-
-
 def pause_for(faults: list[Fault], stage: str, *, rank: int) -> None:
     """Be slow here, if this rank is to be."""
     for fault in faults:
@@ -210,7 +199,7 @@ def train(steps: int, faults: list[Fault], causes: list[CausedFault], fault_step
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     samples = Sequences()
-    source = batches(samples, rank, dist.get_world_size())
+    source = iter(DataLoader(samples, BATCH, sampler=range(rank, len(samples), dist.get_world_size())))
     mine = [one.name for one in causes if one.rank == rank]
     trainer, healthy = Trainer(mine, folder, network), Trainer((), folder, network)
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:

@@ -138,26 +138,24 @@ class Annotations:
         if manifest.sampled:
             findings = self._found_in_samples(manifest, samples, control, its, attempt)
         else:
-            findings = self._found_in_traces(manifest, None if control is None or control.sampled else control)
+            one, other = self._reduced(manifest), None
+            if control is not None and not control.sampled:
+                other = self._reduced(control)
+            stage = stage_in_question(None, manifest, None, one, other)
+            if other is not None and stage not in other.schema.stages:
+                other = None
+            findings = find(one, stage, other, known_faulty(manifest))
         findings = findings.model_copy(update={"counted": self._counted(manifest, findings, attempt)})
         beside = its if findings.control is not None and findings.beside == "rank" else None
         cause = explained(findings, manifest, samples, beside)
         self._note(manifest, findings.model_copy(update={"cause": cause}))
         torch_call = samples is not None and in_torch(samples, findings.stage)
-        missing = left_open(
-            cause.code, operators=not manifest.sampled, stacks=samples is not None, torch_call=torch_call
-        )
+        sources = {"operators": not manifest.sampled, "stacks": samples is not None}
+        missing = left_open(cause.code, **sources, torch_call=torch_call)
         # (with the control's trace there may be more to say, or the same again)
         if self._told.get(manifest.capture_id) != (cause.code, missing):
             self._told[manifest.capture_id] = (cause.code, missing)
             self._causes.append((manifest, cause, missing))
-
-    def _found_in_traces(self, manifest: Manifest, control: Manifest | None) -> Findings:
-        one, other = self._reduced(manifest), None if control is None else self._reduced(control)
-        stage = stage_in_question(None, manifest, None, one, other)
-        if other is not None and stage not in other.schema.stages:
-            other = None
-        return find(one, stage, other, known_faulty(manifest))
 
     def _found_in_samples(
         self,
@@ -226,27 +224,19 @@ class Annotations:
             # By now the last of its steps has been logged, and whatever else was captured with it is stored.
             attempt, *_ = self._uncosted.pop(capture_id)
             self._note_steps(capture_id, attempt)
-            self._look_again(capture_id, attempt)
+            try:
+                manifest = self.store.manifest(capture_id)
+            except (SftriageError, OSError) as error:
+                log.info("capture %s is not looked into again: %s", capture_id, error)
+                continue
+            if manifest.findings is not None and manifest.findings.counted is None:
+                self._look_into(manifest, attempt)
         # Those that were noted before learn that there is one more.
         sharing += touched
-        info = CostInfo(
-            first_step=cost.first_step,
-            last_step=cost.last_step,
-            cost_s=cost.cost_s,
-            before_s=cost.before_s,
-            captures=len(sharing),
-        )
+        about = {name: getattr(cost, name) for name in ("first_step", "last_step", "cost_s", "before_s")}
+        info = CostInfo(**about, captures=len(sharing))
         for capture_id in sharing:
             self._have_noted(capture_id, info)
-
-    def _look_again(self, capture_id: str, attempt: int) -> None:
-        try:
-            manifest = self.store.manifest(capture_id)
-        except (SftriageError, OSError) as error:
-            log.info("capture %s is not looked into again: %s", capture_id, error)
-            return
-        if manifest.findings is not None and manifest.findings.counted is None:
-            self._look_into(manifest, attempt)
 
     def _note_steps(self, capture_id: str, attempt: int) -> None:
         """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""

@@ -9,7 +9,6 @@ from sftriage.errors import UsageError
 
 URL_VARIABLE = "SFTRIAGE_CATALOGUE"
 FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
-MAX_URL_BYTES = 4096
 
 
 def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
@@ -34,8 +33,7 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
     if not (name := os.environ.get(FILE_VARIABLE)):
         return None
     try:
-        with Path(name).open("rb") as file:
-            return file.read(MAX_URL_BYTES).decode().strip()
+        return Path(name).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: {error.strerror}") from error
     except UnicodeDecodeError:

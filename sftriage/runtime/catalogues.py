@@ -38,7 +38,6 @@ class CatalogueCaptures:
 
     @property
     def place(self) -> str:
-        """Where they were looked for."""
         return self.catalogue.name if self.store is None else self.store.place
 
     def find(self, wanted: CaptureQuery) -> list[CaptureRow]:
@@ -107,8 +106,7 @@ def captures_of(
 
     Raises:
         UsageError: there is no such run, or a URL is none.
-        CatalogueError: the catalogue that is shared cannot be reached or used.
-        StoreError: the store cannot be reached, and the catalogue has never seen it.
+        CatalogueError, StoreError: the shared catalogue, or a store that no catalogue knows, cannot be reached.
     """
     shared = catalogue_url(catalogue, from_environment=run is None)
     if shared is not None and run is None and store is None:

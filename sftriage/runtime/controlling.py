@@ -72,11 +72,7 @@ class KeptRows:
     """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory."""
 
     def __init__(
-        self,
-        steps: Path,
-        kept: KeptSteps | None,
-        disk: Disk,
-        clock: Callable[[], float] = time.monotonic,
+        self, steps: Path, kept: KeptSteps | None, disk: Disk, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._steps, self._kept, self._disk, self._clock = steps, kept, disk, clock
         self._held: OrderedDict[tuple[int, str], _Held] = OrderedDict()

@@ -45,11 +45,9 @@ LOOK_S, RETRY_S = 2.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What is kept of a run, and where.
+    """How much of a job's steps is kept (by default all), and the URL of a store for copies of its captures.
 
-    Attributes:
-        store: URL for copies of its captures; with ``drop_local`` local traces go once their copy is verified.
-        steps: how much is kept of the job's steps; by default all.
+    With ``drop_local`` local traces go once their copy is verified.
     """
 
     store: str | None = None
@@ -57,7 +55,6 @@ class Keeping:
     steps: KeptSteps | None = None
 
     def info(self, run_id: str, job: str, command: tuple[str, ...], files: PolicyFiles, rings: Path) -> RunInfo:
-        """The record of a run that begins now."""
         loaded = files.current.loaded
         return RunInfo(
             run_id=run_id,
@@ -210,13 +207,10 @@ def pusher(directory: RunDirectory) -> Callable[[], None]:
 
 
 class SharedIndexing(Sink):
-    """Keeps a shared catalogue up to date with a run's store.
+    """Keeps a shared catalogue up to date with a run's store; UsageError if its URL is wrong or its driver missing.
 
     It compares what the store holds with what the catalogue was last known to hold, so the next comparison makes good
     what was missed while the catalogue was away.
-
-    Raises:
-        UsageError: the URL is none, or what is needed to talk to it is not installed.
     """
 
     name = "catalogue"

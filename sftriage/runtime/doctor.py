@@ -323,7 +323,11 @@ def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ..
     """Which profilers a capture could use, as far as is known without one."""
     torch_works = bool(trainers) and all(one["kineto"] for one in trainers)
     nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
-    attaching = os.geteuid() == 0 or _ptrace_scope() == 0
+    try:
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        scope = 0
+    attaching = os.geteuid() == 0 or scope == 0
     why_no_spy = "" if attaching else "the kernel lets nobody attach to a process (ptrace_scope)"
     return (
         CaptureWorks("torch", torch_works, "" if torch_works else "no trainer has a torch with Kineto"),
@@ -331,13 +335,6 @@ def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ..
         CaptureWorks("nsys", bool(nsys), "" if nsys else "nsys is not on PATH"),
         CaptureWorks("py-spy", bool(spy and attaching), why_no_spy if spy else "not installed: pip install py-spy"),
     )
-
-
-def _ptrace_scope() -> int:
-    try:
-        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
 
 
 _MUCH = 0.2
@@ -412,9 +409,8 @@ def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
 def _elsewhere(found: JobFound, lines: tuple[str, ...]) -> Iterator[Missing]:
     share = found.stages.get("other", 0.0)
     if share >= _MUCH:
-        yield Missing(
-            f"{share:.0%} of the steps is in no stage (other): what is done between those that are seen", lines
-        )
+        what = f"{share:.0%} of the steps is in no stage (other)"
+        yield Missing(f"{what}: what is done between those that are seen", lines)
 
 
 _UNSEEN = {

@@ -166,7 +166,6 @@ class Processes:
         self._looked = False
 
     def look(self, launcher: int) -> None:
-        """Look at the processes there are now."""
         for pid in {launcher, *_below(launcher)} - self.torch:
             with contextlib.suppress(OSError):
                 place = Path(f"/proc/{pid}")

@@ -242,7 +242,6 @@ class AgentHost:
         return True
 
     def left_within(self, patience_s: float) -> bool:
-        """Whether its trainers are gone, by then."""
         deadline_s = time.monotonic() + patience_s
         while (there := trainers_alive(self._rings)) and time.monotonic() < deadline_s:
             time.sleep(0.1)

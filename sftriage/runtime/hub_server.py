@@ -51,16 +51,10 @@ def make_secret(path: Path) -> None:
 
 
 class HubServer:
-    """A server that listens on one address until it is closed, or this process ends.
+    """A server on one host and port, until it is closed or this process ends; UsageError where it cannot start.
 
-    Args:
-        address: host and port.
-        store: directory for its files.
-        secret: a file with ``USER:PASSWORD``, or a token.
-        tls: a directory with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted.
-
-    Raises:
-        UsageError: it cannot be started; the message says why.
+    ``store`` is a directory for its files, ``secret`` a file with ``USER:PASSWORD`` or a token, and ``tls`` a directory
+    with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted.
     """
 
     def __init__(self, address: tuple[str, int], store: Path, secret: Path, tls: Path | None = None) -> None:

@@ -41,10 +41,8 @@ class Launcher:
     job goes on.
 
     Attributes:
-        told: the last of INT, TERM, HUP and QUIT that told the job to end; None for none.
-        told_s: time of its first SIGTERM, on the monotonic clock.
-        ended: set once the job has ended.
-        status: its exit status as a shell gives it (128 + a signal); None while it runs.
+        told: the last of INT, TERM, HUP and QUIT that the job got; ``told_s`` is when its first SIGTERM came.
+        ended: set once the job has ended, and ``status`` as a shell gives it (128 + a signal).
         hurried: Ctrl-C has come since it ended: wait for nothing more.
     """
 

@@ -52,18 +52,11 @@ SEE_OFF_S, END_S = 11.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """Where a job's hub is.
+    """Where a job's hub is; UsageError where the options contradict one another, or something is missing.
 
-    Attributes:
-        job_id: the job's name there, the same on all of its hosts.
-        hub: the host that starts it, with a port after a colon or without one.
-        nats: URL of a NATS server that runs already.
-        credentials: a file with them, or a directory of such files (see `sftriage.fleet.hub.HubAddress`); by default a
-            file that the host that starts the hub makes.
-        tls: a directory with ``ca.pem``, and on the host that starts the hub ``cert.pem`` and ``key.pem``.
-
-    Raises:
-        UsageError: they contradict one another, or something is missing.
+    ``job_id`` is the job's name there, the same on all of its hosts. ``hub`` names the host that starts it (HOST or
+    HOST:PORT), ``nats`` the URL of a server that runs already. ``credentials`` and ``tls`` are as in
+    `sftriage.fleet.hub.HubAddress`; by default the host that starts the hub makes credentials.
     """
 
     job_id: str
@@ -103,7 +96,6 @@ class HubOptions:
 
     @property
     def address(self) -> HubAddress:
-        """Where to connect to."""
         ca = None if self.tls is None else self.tls / CA_FILE
         if self.nats is not None:
             return HubAddress(self.nats, self.credentials, ca)
@@ -143,11 +135,7 @@ class HubOptions:
             return True
 
     def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the file of `secret` where a host starts the hub, until ``over``.
-
-        Raises:
-            UsageError: there will be none; the message says what to do.
-        """
+        """Wait for the file of `secret` where a host starts the hub, until ``over``; UsageError if none will come."""
         host, port = self.server
         began_s, up_s, hinted = time.monotonic(), float("inf"), False
         while not (self.hub is None or self.secret.is_file() or over()):
@@ -169,7 +157,6 @@ class HubOptions:
             time.sleep(hosting.LOOK_S)
 
     def arguments(self) -> list[str]:
-        """Where the hub is, as options of a command."""
         found = ["--nats", self.nats or ""] if self.hub is None else ["--hub", self.hub]
         found += [] if self.credentials is None else ["--creds", str(self.credentials)]
         return found + ([] if self.tls is None else ["--tls", str(self.tls)])

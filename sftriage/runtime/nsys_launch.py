@@ -38,13 +38,10 @@ _ELASTIC_PROGRAMS = ("torchrun", "accelerate")
 
 
 class NsysLaunch:
-    """A run whose ranks start under nsys.
+    """A run whose ranks start under nsys, in sessions called ``sft-<run>-<rank>.<attempt>``.
 
-    Args:
-        run_id: names the sessions: ``sft-<run>-<rank>.<attempt>``.
-        traces: value of nsys's ``--trace``, fixed from the start.
-        directory: a private directory; it gets one for temporary files, if programs may run there.
-        armed: every rank waits for a range that its trainer opens, and nobody has to reach its session.
+    ``traces`` is nsys's ``--trace``; ``directory`` is private, and gets a directory for temporary files if programs may
+    run there. If ``armed``, every rank waits for a range that its trainer opens.
 
     Raises:
         UsageError: nsys is missing, too old or hangs, does not know a trace, or armed ranks do not trace nvtx.

@@ -217,7 +217,14 @@ def confirm(
 ) -> Confirmation:
     """Compare traces with what was recorded of the same steps; InputError where that is nothing."""
     for one in reductions:
-        _refuse_strangers(one, signal)
+        trace = one.trace
+        if one.origin != "sftriage" and trace.capture_id is None:
+            foreign = "sftriage did not capture it, so its step numbers are the profiler's own and not the run's"
+            raise InputError(f"{trace.source}: {foreign}")
+        if trace.job is not None and trace.job != signal.job:
+            raise InputError(f"{trace.source}: of job {trace.job!r}; the run is of {signal.job!r}")
+        if trace.rank is None:
+            raise InputError(f"{trace.source}: it does not say its rank; give it with --rank FILE=RANK")
     first = min(int(one.steps.number_N.min()) for one in reductions)
     last = max(int(one.steps.number_N.max()) for one in reductions)
     recorded = signal.steps(first, last)
@@ -232,18 +239,6 @@ def confirm(
         verdict, _ = judge(replace(whole, capturing_N=None), None, for_one_look(settings))
         verdicts_agree = _named(verdict) == _named(accounted.verdict)  # type: ignore[arg-type]  # there is one
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
-
-
-def _refuse_strangers(one: Reduction, signal: Signal) -> None:
-    trace = one.trace
-    if one.origin != "sftriage" and trace.capture_id is None:
-        raise InputError(
-            f"{trace.source}: sftriage did not capture it, so its step numbers are the profiler's own and not the run's"
-        )
-    if trace.job is not None and trace.job != signal.job:
-        raise InputError(f"{trace.source}: of job {trace.job!r}; the run is of {signal.job!r}")
-    if trace.rank is None:
-        raise InputError(f"{trace.source}: it does not say its rank; give it with --rank FILE=RANK")
 
 
 def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None) -> Agreement:

@@ -485,6 +485,5 @@ class FailedTurns:
             self._do(append, "failures", waits=False)
 
     def report(self) -> None:
-        """Log how many there were, if any."""
         if self.count:
             log.error("triage failed %d times in this run; the tracebacks are in %s", self.count, self._path)
