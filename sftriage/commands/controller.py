@@ -156,10 +156,7 @@ def of_cluster(
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.launcher import Notes
 
-    try:
-        job = JobRef.of_id(job_id)
-    except ValueError as error:
-        raise UsageError(f"--job-id: {error}") from None
+    job = shared.meant("--job-id", JobRef.of_id, job_id)
     # Jobs of two namespaces may share a name, and their stores.
     name = f"{job.namespace}/{job.name}"
     keeping = keep.of(name)

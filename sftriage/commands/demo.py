@@ -87,8 +87,7 @@ def demo(
         notices().print(f"The job failed with exit status {status}:\n{tail}")
         raise typer.Exit(status)
     progress.finish()
-    about = local.directory, local.files.current.detection, steps, faults, fault_step
-    outcome = DemoOutcome(*about, progress.ended)
+    outcome = DemoOutcome(local.directory, local.files.current.detection, steps, faults, fault_step, progress.ended)
     if as_json:
         print_json(outcome.values())
     else:

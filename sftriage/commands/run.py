@@ -93,19 +93,14 @@ def run(
         from sftriage.runtime.copies import checked_catalogue
         from sftriage.runtime.local import job_name
 
-        paths, name = [find(name) for name in policy or ["default"]], job_name(job, command)
-        how: dict[str, Any] = {"out": out, "keeping": keep.of(name), "auto": auto, **nsys.launch()}
+        name = job_name(job, command)
+        about = whole, name, [find(one) for one in policy or ["default"]]
+        how: dict[str, Any] = {"out": out, "keeping": keep.of(name), "auto": auto, "required": required}
+        how |= nsys.launch()
         if options is None:
-            shared = checked_catalogue(catalogue)
-            return _on_this_host(whole, name, paths, metrics, required=required, catalogue=shared, **how)
-        forwarded = {
-            **arguments(keep),
-            "--store": how["keeping"].store,
-            "--catalogue": catalogue,
-            **arguments(metrics),
-            "--nsys": True if how["nsys_trace"] else None,
-        }
-        return _on_many_hosts(whole, name, paths, options, forwarded, required=required, **how)
+            return _on_this_host(*about, metrics, catalogue=checked_catalogue(catalogue), **how)
+        forwarded = {**arguments(keep), "--store": how["keeping"].store, "--catalogue": catalogue, **arguments(metrics)}
+        return _on_many_hosts(*about, options, {**forwarded, "--nsys": True if how["nsys_trace"] else None}, **how)
 
     try:
         status = supervise(launcher, whole, prepare, required=required)
@@ -262,16 +257,12 @@ def agent(
         raise typer.Exit(128 + signal.SIGINT)
     name = name or host_name(os.environ)
     where = (directory or host_directory(options.job_id, name, os.environ)).absolute()
-    host = AgentHost(rings, where, job, options.job_id, options.address, name, keeping)
-    host.start()
-    told = over = False
-    try:
+    with contextlib.closing(AgentHost(rings, where, job, options.job_id, options.address, name, keeping)) as host:
+        host.start()
         told = not host.watch(lambda: notes.told is not None)
         # (whoever ends a job ends its trainers too, in the same moment)
         over = host.finish() if not told else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
-    finally:
-        host.close()
-        if over:
-            tidy_rings(rings)
-    if told and not over:
+    if over:
+        tidy_rings(rings)
+    elif told:
         raise typer.Exit(128 + signal.SIGINT)
