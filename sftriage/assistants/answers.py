@@ -280,8 +280,8 @@ def _run(places: RunLookup, run: RunDirectory) -> dict[str, Any]:
     about = {
         "run": run.path.name,
         "goes_on": view.going,
-        "health": glance.outlook.face,
-        "says": glance.outlook.sentence,
+        "health": glance.face,
+        "says": glance.sentence,
     }
     info = (
         {} if view.info is None else {"job": view.info.job, "began": view.info.created_at, "policy": view.info.policy}

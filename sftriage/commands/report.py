@@ -73,15 +73,15 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
         from sftriage.reports.texts import markdown
 
         return markdown(told, made)
-    from sftriage.web.report import chart_of, flames_of, html
+    from sftriage.web.charts import StepRange, timeline
+    from sftriage.web.report import flames_of, html
     from sftriage.web.run_page import heat_steps
 
-    chart = chart_of(told, dict(view.became), view.asks)
-    steps = heat_steps(None if chart is None else chart.axis, told.windows)
+    axis = StepRange().axis(view.rows)
+    steps = heat_steps(axis, view.rows)
     heat = None if steps is None else source.heat(*steps)
     heat = heat if isinstance(heat, HeatMap) else None
-    if heat is not None:
-        chart = chart_of(told, dict(view.became), view.asks, heat)
+    chart = timeline(view.rows, axis, view.became, view.asks, heat)
     flames = flames_of(source.store, [one.manifest for one in told.captures if one.manifest.capture.role == "suspect"])
     return html(told, made, time.time, chart, heat, flames=flames)
 

@@ -175,7 +175,7 @@ def _head(report: RunReport) -> Iterator[str]:
     glance = report.glance
     if glance is None:
         return
-    yield f"**{_text(glance.outlook.headline)}.** {_text(glance.outlook.sentence)}"
+    yield f"**{_text(glance.headline)}.** {_text(glance.sentence)}"
     if glance.cause is not None:
         yield from ("", f"**{_text(decisions.caused(glance.cause))}**")
     yield ""

@@ -18,7 +18,7 @@ from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.following import RequestRow, WindowRow
-from sftriage.runs.glance import Glance, Outlook, glance_of, telling_row
+from sftriage.runs.glance import Glance, glance_of, telling_row
 from sftriage.runs.report import MAX_CAPTURES, Frontier, frontier_of
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
@@ -73,11 +73,6 @@ class Picture:
     decisions: tuple[DecisionGroup, ...] = ()
     captures: tuple[CaptureView, ...] = ()
     captured: int = 0
-
-    @property
-    def outlook(self) -> Outlook | None:
-        """How the job stands; None before it was judged."""
-        return None if self.glance is None else self.glance.outlook
 
 
 def picture(view: View, place: str) -> Picture:
@@ -137,7 +132,7 @@ def _as_it_stands(view: View, one: CaptureView, stored: Manifest | Damaged | Non
 
 def picture_values(shown: Picture) -> dict[str, Any]:
     """A picture as JSON values."""
-    view, info, stands = shown.view, shown.view.info, shown.outlook
+    view, info, stands = shown.view, shown.view.info, shown.glance
     newest = view.rows[-1] if view.rows else None
     return {
         "type": "picture",
@@ -152,9 +147,9 @@ def picture_values(shown: Picture) -> dict[str, Any]:
         "since_step": stands and stands.since_step,
         "since_until_step": stands and stands.until_step,
         **{name: stands and getattr(stands, name) for name in ("since_s", "sentence", "done", "resolves")},
-        "answers": shown.glance and shown.glance.answers,
-        "next": shown.glance and shown.glance.steps,
-        "cause": shown.glance and shown.glance.cause and shown.glance.cause.model_dump(mode="json"),
+        "answers": stands and stands.answers,
+        "next": stands and stands.steps,
+        "cause": stands and stands.cause and stands.cause.model_dump(mode="json"),
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if shown.telling is None else shown.telling.suspects,

@@ -205,7 +205,7 @@ def _head(shown: Picture, width: int, now_s: float) -> list[Text]:
 def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
     if shown.state == "waiting":
         return "Waiting for a run", "bold cyan"
-    stands = shown.outlook
+    stands = shown.glance
     over = "" if shown.state != "ended" else ", the run has ended"
     if stands is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
@@ -220,18 +220,18 @@ def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
 def _about(shown: Picture, width: int) -> list[list[Text]]:
     if shown.state == "waiting":
         return [_wrapped(f"It is followed as soon as it begins: {shown.place}", width)]
-    stands = shown.outlook
+    stands = shown.glance
     if stands is None:
         return [_wrapped("The first window is judged when the steps of the warm-up are over.", width)]
     said = [_wrapped(stands.sentence, width)]
     if stands.disturbed:
         said.append(_wrapped("A capture disturbed the newest windows; this is what was before them.", width, "dim"))
     if stands.face != "healthy":
-        if shown.glance is not None and shown.glance.cause is not None:
-            said.append(_wrapped(f"Why: {caused(shown.glance.cause)}", width, "bold"))
+        if stands.cause is not None:
+            said.append(_wrapped(f"Why: {caused(stands.cause)}", width, "bold"))
         said.append(_wrapped(f"{stands.done}.", width))
-        steps = shown.glance.steps if shown.glance is not None else ()
-        said += [_wrapped(f"Next: {' '.join(filter(None, (one.text, one.command)))}", width, "cyan") for one in steps]
+        texts = (" ".join(filter(None, (one.text, one.command))) for one in stands.steps)
+        said += [_wrapped(f"Next: {one}", width, "cyan") for one in texts]
     if shown.view.losses.by_suspect:
         told = losses_words(shown.view.losses, on_devices=on_devices(shown.view))
         said.append(_wrapped(f"{told[:1].upper()}{told[1:]}.", width, "dim"))

@@ -28,18 +28,47 @@ from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_ho
 from sftriage.words.decisions import caused
 from sftriage.words.verdicts import explained
 
+Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
+
+MAX_SHOWN = 4
+"""Captures, and candidates, that are named one by one."""
+
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """How the job stands: its ``face`` in one word, and a sentence of the newest verdict that says something.
+class Answer:
+    """The answer to a question (`words.run.QUESTIONS` has it): a few words, and lines that say more."""
 
-    It stands so since ``since_step``, or since a step from there to ``until_step``; that was first seen at ``since_s``
-    (seconds since the epoch). Of a trouble, ``named`` is who and where, "" while nobody is, and ``captures`` are those
-    that it has led to, newest first.
-    ``done`` is what was done about the newest window and why, and ``resolves`` what would resolve a hold-off.
-    ``before`` is the last window that named somebody, where the job is healthy now or nobody is named any more.
-    ``disturbed``: a capture disturbed the newest window. Of a run that nobody watches any more, ``unknown_since`` is
-    the last step that was judged, and all but the face is how it stood then.
+    question: Question
+    text: str
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Something to do: in words, the command that does it, or "", and the capture that it is about, or ""."""
+
+    text: str
+    command: str = ""
+    capture_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """How a run stands, the answers in the order of their questions, and what to do next, the most useful first.
+
+    Attributes:
+        face: how the job stands, in one word; ``sentence`` is that of the newest verdict that says something.
+        since_step: it stands so since then, or since a step from there to ``until_step``, first judged at ``since_s``
+            (seconds since the epoch).
+        named: of a trouble, the suspect and its stage; "" while none is named.
+        done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
+        captures: those that the trouble has led to, newest first.
+        before: the last window that named a suspect, where the job is healthy now or none is named any more.
+        disturbed: a capture disturbed the newest window.
+        unknown_since: of a run that is not watched any more, the last step that was judged; all but the face is how
+            the job stood then.
+        lost_s: what the trouble has cost of every rank's time; None where there is none, or it is not known.
+        cause: why the job is slow, where a capture of the suspect has shown that.
     """
 
     face: words.Face
@@ -54,6 +83,10 @@ class Outlook:
     before: WindowRow | None = None
     disturbed: bool = False
     unknown_since: int | None = None
+    answers: tuple[Answer, ...] = ()
+    steps: tuple[NextStep, ...] = ()
+    lost_s: float | None = None
+    cause: CauseInfo | None = None
 
     @property
     def headline(self) -> str:
@@ -62,13 +95,11 @@ class Outlook:
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
-        """The captures of the present trouble that have come to nothing."""
+        """The captures of the present trouble that left no trace."""
         return tuple(one for one in self.captures if one.lost)
 
 
-def outlook(
-    rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[RequestRow] = ()
-) -> Outlook:
+def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[RequestRow] = ()) -> Glance:
     """How a job stands that has been judged at least once, from its windows and what became of captures, by id.
 
     Of the ``asks``, which no window led to, those that a capture of the present trouble led to belong to it.
@@ -80,7 +111,7 @@ def outlook(
             if row.attempt != since.attempt or (row.label != "healthy" and row.reasons != DISTURBED):
                 break
             since = row if row.label == "healthy" else since
-        return Outlook(
+        return Glance(
             "healthy",
             telling.sentence,
             since_step=since.first_step,
@@ -99,7 +130,7 @@ def outlook(
         if ask.beside and any(one.capture_id == ask.beside for one in asked):
             asked = [*ask.asked, *asked]
     captures = statuses(asked, results)
-    return Outlook(
+    return Glance(
         face=_face(telling, captures),
         sentence=telling.sentence,
         since_step=since_step,
@@ -159,49 +190,10 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
     return "held" if row.outcome == "hold" else "suspect"
 
 
-Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
-
-MAX_SHOWN = 4
-"""Captures, and candidates, that are named one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a question (`words.run.QUESTIONS` has it): a few words, and lines that say more."""
-
-    question: Question
-    text: str
-    more: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """Something to do: in words, the command that does it, or "", and the capture that it is about, or ""."""
-
-    text: str
-    command: str = ""
-    capture_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """How a run stands, the answers in the order in which they are asked, and what to do next, the most useful first.
-
-    ``lost_s`` is what the present trouble has cost of every rank's time; None where there is none, or nobody can tell.
-    ``cause`` is why it is slow, where a capture of who is named has shown that.
-    """
-
-    outlook: Outlook
-    answers: tuple[Answer, ...] = ()
-    steps: tuple[NextStep, ...] = ()
-    lost_s: float | None = None
-    cause: CauseInfo | None = None
-
-
 def glance_of(view: View) -> Glance:
     """The first glance at a run, judged or not yet."""
     if not view.rows:
-        return Glance(_unjudged(view), steps=tuple(_watching(view)) if view.unwatched else ())
+        return replace(_unjudged(view), steps=tuple(_watching(view)) if view.unwatched else ())
     stands = outlook(view.rows, view.became, view.asks)
     telling = telling_row(view.rows)
     since, rows = stands.since_step, view.rows if stands.face != "healthy" else ()
@@ -221,24 +213,24 @@ def glance_of(view: View) -> Glance:
         step, before = view.rows[-1].last_step, f"{words.triage_off(view.failing)} " if view.failing else ""
         sentence = f"{before}At step {step:,}, when it was last judged: {stands.sentence}"
         stands = replace(stands, face="unknown", unknown_since=step, sentence=sentence)
-    return Glance(stands, answers, steps, lost_s, cause)
+    return replace(stands, answers=answers, steps=steps, lost_s=lost_s, cause=cause)
 
 
-def _unjudged(view: View) -> Outlook:
+def _unjudged(view: View) -> Glance:
     if view.problem:
-        return Outlook("no_run", view.problem)
+        return Glance("no_run", view.problem)
     if view.info is None:
-        return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
+        return Glance("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
     if view.unwatched:
-        return Outlook("unknown", "Nobody watches it any more, and no window had been judged.")
+        return Glance("unknown", "Nobody watches it any more, and no window had been judged.")
     if view.failing:
-        return Outlook("unknown", words.triage_off(view.failing))
+        return Glance("unknown", words.triage_off(view.failing))
     if not view.going:
-        return Outlook("no_run", "The run has ended before its first window was full.")
-    return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
+        return Glance("no_run", "The run has ended before its first window was full.")
+    return Glance("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
 
 
-def _healthy(view: View, stands: Outlook) -> Answer:
+def _healthy(view: View, stands: Glance) -> Answer:
     was = words.HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, words.SLOW)
     if view.unknown:
         before = f"at step {view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
@@ -246,7 +238,7 @@ def _healthy(view: View, stands: Outlook) -> Answer:
     return Answer("healthy", was)
 
 
-def _since(view: View, stands: Outlook) -> Answer:
+def _since(view: View, stands: Glance) -> Answer:
     before, more = stands.before, ["no trouble so far"] if stands.face == "healthy" else []
     if before is not None:
         more = [f"trouble before, up to step {before.last_step:,}: {before.named}"]
@@ -257,7 +249,7 @@ def _since(view: View, stands: Outlook) -> Answer:
     return Answer("since", since, tuple(more))
 
 
-def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
+def _who(view: View, stands: Glance, telling: WindowRow) -> Answer:
     if stands.face == "healthy":
         return Answer("who", "nobody")
     if stands.named:
@@ -272,7 +264,7 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
     return Answer("who", "nobody is named", (f"candidates, none of them sure enough: {named}",) if named else ())
 
 
-def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
+def _sure(view: View, stands: Glance, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
     clock = ["by the devices' clock"] if telling.clock == "device" else []
     steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
     if stands.face == "healthy":
@@ -289,7 +281,7 @@ def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[Win
     return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
 
 
-def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None) -> Answer:
+def _cost(view: View, stands: Glance, telling: WindowRow, lost_s: float | None) -> Answer:
     captures_s, more = captures_cost_s(view.notes), []
     if telling.label == "stalled":
         lost_s = telling.exposed_s
@@ -339,7 +331,7 @@ def captures_cost_s(notes: Sequence[Note]) -> float:
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
-def _lost_s(trouble: Sequence[WindowRow], stands: Outlook, telling: WindowRow) -> float | None:
+def _lost_s(trouble: Sequence[WindowRow], stands: Glance, telling: WindowRow) -> float | None:
     """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
 
     Of the latter, one that says nothing is as the others.
@@ -362,19 +354,19 @@ def _lost_s(trouble: Sequence[WindowRow], stands: Outlook, telling: WindowRow) -
     return lost_s
 
 
-def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
+def _stored(view: View, stands: Glance) -> Iterator[Manifest]:
     wanted = {one.capture_id: one for one in stands.captures}
     stored = [one for one in view.captures if isinstance(one, Manifest) and one.capture_id in wanted]
     yield from sorted(stored, key=lambda one: wanted[one.capture_id].role != "suspect")
 
 
-def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
+def _causes(view: View, stands: Glance) -> Iterator[CauseInfo]:
     for one in _stored(view, stands):
         if one.cause is not None and one.cause.code != "unknown":
             yield one.cause
 
 
-def _captured(view: View, stands: Outlook) -> Answer:
+def _captured(view: View, stands: Glance) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
     captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
     captures += [f"rank {one.rank}: under way" for one in stands.captures if one.result is None]
@@ -412,7 +404,7 @@ def _watching(view: View) -> Iterator[NextStep]:
         yield NextStep(text, f"sftriage analyze {directory}")
 
 
-def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | None) -> Iterator[NextStep]:
+def _to_do(view: View, stands: Glance, telling: WindowRow, cause: CauseInfo | None) -> Iterator[NextStep]:
     if stands.face == "healthy":
         yield from _lived_with(view)
         return

@@ -93,7 +93,6 @@ class RunReport:
         about: what else says which one it is.
         glance: how the run stands; None of a capture alone.
         frontier: where the time of its last steps went.
-        windows: of the run, in order.
         captures: the newest first, and ``left_out`` how many more there are.
     """
 
@@ -102,7 +101,6 @@ class RunReport:
     captures: tuple[CaptureNote, ...]
     glance: Glance | None = None
     frontier: Frontier | None = None
-    windows: tuple[WindowRow, ...] = ()
     left_out: int = 0
 
 
@@ -126,7 +124,6 @@ def run_report(view: View) -> RunReport:
         about=tuple(about),
         glance=glance_of(view),
         frontier=frontier_of(view.rows) if view.rows else None,
-        windows=view.rows,
         captures=tuple(capture_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
         left_out=max(0, len(stored) - MAX_CAPTURES),
     )

@@ -8,13 +8,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.model.captures import CaptureResult
-from sftriage.runs.following import RequestRow
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
 from sftriage.runs.report import RunReport
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import Store, beside
-from sftriage.web.charts import Timeline, axis_of, bars_of, timeline
+from sftriage.web.charts import Timeline, bars_of
 from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates
 
@@ -37,15 +35,6 @@ def shades_of(heat: HeatMap) -> tuple[str, ...]:
             outlines[shade_C[start]].append(f"M{start} {row}h{end - start}v1h{start - end}z")
             start = end
     return tuple("".join(one) for one in outlines[1:])
-
-
-def chart_of(
-    report: RunReport, results: dict[str, CaptureResult], asks: Sequence[RequestRow], heat: HeatMap | None = None
-) -> Timeline | None:
-    """The timeline of a run's windows, by their steps where a map of these is at hand; None of none."""
-    rows = report.windows
-    axis = axis_of(rows, 0, max(row.last_step for row in rows)) if rows else None
-    return timeline(rows, axis, results, asks, heat)
 
 
 def flames_of(store: Store, captures: Sequence[Manifest]) -> dict[str, FlameGraph]:

@@ -102,7 +102,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     def face() -> str:
         clock.now_s += LOOKS_S
         triage.turn()
-        return glance_of(source.view()).outlook.face
+        return glance_of(source.view()).face
 
     assert face() == "healthy"
     # WHEN what it needs of its agents raises, turn after turn
@@ -114,7 +114,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     monkeypatch.setattr(triage._fleet, part, raises)
     # THEN the run is not known to be well, with the reason
     assert [face() for _ in range(3)] == ["unknown"] * 3
-    stands = glance_of(source.view()).outlook
+    stands = glance_of(source.view())
     assert "Triage is off" in stands.sentence
     assert "OverflowError: int too big to convert" in stands.sentence
     assert "OverflowError" in directory.failures.read_text()
