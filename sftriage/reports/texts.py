@@ -231,7 +231,6 @@ class ReplayReport:
         return "\n".join([*aligned, "", *self._summary()]) + "\n"
 
     def values(self) -> dict[str, Any]:
-        """All of it as plain values."""
         return {
             "policies": list(self.policies),
             "recording": self.recording,

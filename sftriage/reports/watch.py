@@ -200,7 +200,6 @@ class FollowedRun:
 
     @property
     def place(self) -> str:
-        """Where the run is, or is waited for."""
         found = self._source.directory or self._run
         return "the first in this directory" if found is None else place(found)
 

@@ -14,7 +14,7 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -373,18 +373,15 @@ def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
-Lines = Callable[[int, int], list[Text]]
-"""What to draw, for a width and a height."""
-
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 _KEYS_AT_ONCE = 64
 
 
 class Screen:
-    """Takes the terminal's other screen as long as the block lasts, and gives back the one that was there."""
+    """Shows ``lines`` of a width and height on the terminal's other screen until the block ends."""
 
-    def __init__(self, console: Console, lines: Lines) -> None:
+    def __init__(self, console: Console, lines: Callable[[int, int], list[Text]]) -> None:
         self._live = Live(
             get_renderable=lambda: Text("\n").join(lines(console.width, console.height)),
             console=console,
@@ -393,32 +390,28 @@ class Screen:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._terminated = self._suspended = False
+        self._signals: set[int] = set()
         self._open = contextlib.ExitStack()
         self._keys: int | None = None
         self._woken = -1
 
     def __enter__(self) -> Screen:
-        """Take the terminal."""
         with contextlib.ExitStack() as taken:
             self._woken = taken.enter_context(_wakened())
-            taken.enter_context(_handling({signal.SIGWINCH: _nothing, signal.SIGTERM: self._terminate}))
-            taken.enter_context(_handling({signal.SIGTSTP: self._suspend}))
+            caught = signal.SIGWINCH, signal.SIGTERM, signal.SIGTSTP
+            taken.enter_context(_handling(dict.fromkeys(caught, lambda signum, _: self._signals.add(signum))))
             taken.callback(self._leave)
             self._take()
             self._open = taken.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give it back."""
+    def __exit__(self, *_: object) -> None:
         self._open.close()
 
     @property
     def terminated(self) -> bool:
-        """Somebody else has asked for the end (SIGTERM)."""
-        return self._terminated
+        """SIGTERM has come."""
+        return signal.SIGTERM in self._signals
 
     def wait(self, timeout_s: float) -> bool:
         """Draw, and wait for a key, another size, or the time to pass; whether the end is asked for.
@@ -431,14 +424,14 @@ class Screen:
         ready, _, _ = select.select(listened, [], [], timeout_s)
         if self._woken in ready:
             os.read(self._woken, _KEYS_AT_ONCE)
-        if self._suspended:
+        if signal.SIGTSTP in self._signals:
             self._step_aside()
         if self._keys is not None and self._keys in ready:
             keys = os.read(self._keys, _KEYS_AT_ONCE)
             if not keys:
                 self._keys = None
-            return self._terminated or b"q" in keys
-        return self._terminated
+            return self.terminated or b"q" in keys
+        return self.terminated
 
     def _take(self) -> None:
         self._keys = _own_terminal()
@@ -455,17 +448,11 @@ class Screen:
 
     def _step_aside(self) -> None:
         """Ctrl-Z: the shell gets its screen back, until it lets us go on."""
-        self._suspended = False
+        self._signals.discard(signal.SIGTSTP)
         self._leave()
         with _handling({signal.SIGTSTP: signal.SIG_DFL}):
             os.kill(os.getpid(), signal.SIGTSTP)
         self._take()
-
-    def _terminate(self, _signum: int, _frame: FrameType | None) -> None:
-        self._terminated = True
-
-    def _suspend(self, _signum: int, _frame: FrameType | None) -> None:
-        self._suspended = True
 
 
 def _own_terminal() -> int | None:
@@ -475,10 +462,6 @@ def _own_terminal() -> int | None:
         return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
     except (OSError, ValueError, AttributeError):
         return None
-
-
-def _nothing(_signum: int, _frame: FrameType | None) -> None:
-    """To be woken is enough."""
 
 
 @contextlib.contextmanager

@@ -40,7 +40,6 @@ class DecisionGroup:
 
     @property
     def time_s(self) -> float:
-        """When the newest was taken."""
         return self.row.time_s
 
 
@@ -54,7 +53,6 @@ class Noted:
 
     @property
     def time_s(self) -> float:
-        """When it was."""
         return self.note.time_s
 
 

@@ -179,7 +179,6 @@ class JournalTail:
     _appended: Appended = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing has been read."""
         self._appended = Appended(self.path, self._take, self._restart)
 
     def follow(self) -> bool:

@@ -90,7 +90,6 @@ class Glance:
 
     @property
     def headline(self) -> str:
-        """The face in words."""
         return words.face_words(self.face, self.unknown_since)
 
     @property

@@ -53,7 +53,6 @@ class Journal:
         self._torn_at = self._after_whole_lines()
 
     def append(self, event: Event) -> None:
-        """Put an event on record."""
         line = encode(event) + b"\n"
         self._do(partial(self._write, line), "journal", counted(event, len(line)))
 
@@ -62,7 +61,6 @@ class Journal:
         self._do(partial(write_atomically, path, text), path.name, latest=True)
 
     def events(self) -> Iterator[Event]:
-        """What is on record, in order: see `read_journal`."""
         return read_journal(self._path)
 
     def last_word(self, event: Event) -> None:
@@ -72,7 +70,6 @@ class Journal:
             self._write(encode(event) + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)

@@ -217,7 +217,6 @@ class RankCoverage:
 
     @property
     def lacking(self) -> int:
-        """Ranks of which nothing is known."""
         return max(0, self.world_size - self.ranks)
 
 

@@ -81,7 +81,6 @@ class View:
 
     @property
     def windows(self) -> int:
-        """How many windows have been judged."""
         return len(self.rows) + self.dropped
 
     @property
@@ -90,7 +89,6 @@ class View:
         return self.unwatched or self.failing != ""
 
     def has_ended(self) -> bool:
-        """Whether it is a run that has ended."""
         return self.info is not None and not self.going
 
     def asked_by(self, capture_id: str) -> WindowRow | RequestRow | None:
@@ -145,7 +143,6 @@ class RunSource:
         return None if self._opened is None else self._opened.run.path
 
     def view(self) -> View:
-        """The run as it is now."""
         with self._lock:
             if self._opened is None and (run := self._find()) is not None and run.info_file.is_file():
                 self._opened = _Opened(run)
@@ -183,7 +180,6 @@ class RunSource:
             self._late_maps += 1
 
     def capture(self, capture_id: str) -> Manifest | Damaged | None:
-        """One stored capture."""
         with self._lock:
             return None if self._opened is None else self._opened.shelf.get(capture_id)
 
@@ -284,7 +280,6 @@ class Followed:
 
     @property
     def newest(self) -> StartedRun | None:
-        """The newest run."""
         return self.runs[0] if self.runs else None
 
 

@@ -86,7 +86,6 @@ class WorkerHeat:
 
     @property
     def shown(self) -> int:
-        """How many workers it has."""
         return len(self.dps) * len(self.rows)
 
 
@@ -172,7 +171,6 @@ class WhatIf:
         }
 
     def lines(self) -> Iterator[str]:
-        """What a person reads first."""
         found, operations = self.found, self.operations
         shared_out, named = found.m_w is not None, operations.named
         if named is not None:

@@ -78,7 +78,6 @@ class Exposed(Collector):
         self._inner, self._labels, self._lock = inner, dict(labels), lock
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics."""
         with self._lock:
             found = list(self._inner.collect())
         for metric in found:
@@ -107,7 +106,6 @@ class TextFile:
         self._loop: Loop | None = None
 
     def serve(self, registry: CollectorRegistry) -> None:
-        """Write now and from now on."""
         self._loop = Loop(
             *("metrics-file", partial(write_to_textfile, str(self._path), registry), WRITE_EVERY_S),
             failing=f"metrics: {self._path} cannot be written",
@@ -117,7 +115,6 @@ class TextFile:
         self._loop.start()
 
     def close(self) -> None:
-        """Write once more, how it ended."""
         if self._loop is not None:
             self._loop.stop(CLOSE_GRACE_S, last_turn=True)
 
@@ -318,12 +315,10 @@ class Metrics(Sink):
         return self._families[name].labels(*labels) if labels else self._families[name]
 
     def start(self) -> None:
-        """Let the metrics go out."""
         for way in self._ways:
             way.serve(self.registry)
 
     def take(self, seen: Event | Sight) -> None:
-        """Count what has happened."""
         # What one event changes is exposed as a whole.
         with self._lock:
             match seen:
@@ -358,7 +353,6 @@ class Metrics(Sink):
                         self._of("disk_lost", kind).inc(number)
 
     def close(self) -> None:
-        """The run is over: the last values go out."""
         with self._lock:
             self._of("run_active").set(0)
             self._of("stalled").set(0)

@@ -67,12 +67,10 @@ class SpanSink(Sink):
         self._ended: dict[str, SpanContext] = {}
 
     def start(self) -> None:
-        """Begin the run's span."""
         self._provider.add_span_processor(self._processor())
         self._run = self._tracer.start_span("run", Context(), start_time=_ns(self._now_s))
 
     def take(self, seen: Event | Sight) -> None:
-        """Make a span of an event that has one."""
         if isinstance(seen, WindowJudged | CaptureChanged | CauseFound | JobSeen):
             self._now_s = max(self._now_s, seen.decision.time_s if isinstance(seen, WindowJudged) else seen.time_s)
         match seen:
@@ -192,7 +190,6 @@ class Telling(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Hand over no more."""
         self._exporter.shutdown()
 
 

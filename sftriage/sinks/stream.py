@@ -61,7 +61,6 @@ class Stream:
         self._lanes.append(_Lane(sink, self._capacity))
 
     def start(self) -> None:
-        """Begin to tell."""
         self._started = True
         for lane in self._lanes:
             lane.thread = start_thread(lane.sink.name, lane.run)

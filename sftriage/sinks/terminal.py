@@ -52,7 +52,6 @@ class LineSink(Sink):
         self.windows = self.captures = 0
 
     def take(self, seen: Event | Sight) -> None:
-        """Say what is new in it."""
         match seen:
             case WindowJudged():
                 self._judged(seen.verdict, seen.decision)
@@ -147,7 +146,6 @@ class Reporter(LineSink):
         self._console = console
 
     def say(self, text: str) -> None:
-        """One line."""
         print_line(self._console, f"sftriage: {text}")
 
 
@@ -165,7 +163,6 @@ class Progress(Reporter):
         self.ended: list[CaptureResult] = []
 
     def live(self, what: str) -> AbstractContextManager[object]:
-        """Show the live line while the job runs."""
         if not self._console.is_terminal:
             return nullcontext()
         self._status = self._console.status(what)
@@ -182,5 +179,4 @@ class Progress(Reporter):
         self.ended.append(result)
 
     def say(self, text: str) -> None:
-        """One line that stays."""
         self._console.print(text, soft_wrap=True)

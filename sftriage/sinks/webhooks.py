@@ -254,7 +254,6 @@ class Webhooks(Sink):
                 log.error("notify %s: %s; nobody is told", _named(webhook), error)
 
     def take(self, seen: Event | Sight) -> None:
-        """Have those told whom the rules want told, each once."""
         match seen:
             case PolicyChanged(kind="changed"):
                 self.start()

@@ -59,7 +59,6 @@ class Axis:
         return cls(each, total, tuple(placed))
 
     def stretch(self, attempt: int) -> Stretch | None:
-        """The steps of one attempt."""
         return next((one for one in self.stretches if one.attempt == attempt), None)
 
     def column(self, attempt: int, step: int) -> int | None:
@@ -241,13 +240,11 @@ class StepRange:
 
     @property
     def query(self) -> str:
-        """The span as part of an address."""
         values = {"last": self.last, "from": self.first_step, "to": self.last_step}
         return urlencode({name: value for name, value in values.items() if value is not None})
 
     @property
     def whole(self) -> bool:
-        """It is all of the run."""
         return self == StepRange()
 
     def select(self, rows: Sequence[WindowRow]) -> tuple[WindowRow, ...]:

@@ -92,7 +92,6 @@ class Side:
 
     @property
     def rows(self) -> int:
-        """How high it is."""
         return 1 + max((box.row for box in self.boxes), default=-1)
 
 

@@ -106,7 +106,6 @@ class Page(ABC, Generic[Source]):
         """What there is by now; its ``version`` changes with whatever a page shows."""
 
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
-        """A page made of a template."""
         around = {"now_s": self._now_s(), "root": self.root, **self._around(view)}
         return HTMLResponse(self._templates.get_template(template).render(view=view, **around, **values), status_code)
 
@@ -141,7 +140,6 @@ class Page(ABC, Generic[Source]):
             self._streams -= 1
 
     def static(self, request: Request) -> Response:
-        """One of the page's own files."""
         name = request.path_params["name"]
         if name not in self._static:
             raise HTTPException(404, "There is no such file.")
@@ -155,7 +153,6 @@ class Page(ABC, Generic[Source]):
         return self.refusal(self.blank, status, str(status), detail)
 
     def refusal(self, view: object, status: int, title: str, detail: str) -> Response:
-        """The page that says what is the matter."""
         return self.html("refused.html", view, status, layout=self.layout, title=title, detail=detail)
 
 

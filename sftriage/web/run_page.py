@@ -96,7 +96,6 @@ class RunPage(Page[RunSource]):
         ]
 
     def change(self) -> dict[str, Any]:
-        """How much there is by now."""
         view = self._source.view()
         version = self._around(view)["version"]
         return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
@@ -109,7 +108,6 @@ class RunPage(Page[RunSource]):
         return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
 
     def overview(self, request: Request) -> Response:
-        """How the job stands."""
         view, span = self._source.view(), StepRange.of(request.query_params)
         rows = span.select(view.rows)
         axis = span.axis(rows)
@@ -298,7 +296,6 @@ class RunsPage(Page[StartedRuns]):
         return [newest, Mount("/runs/{run_id}", app=self._of_run)]
 
     def change(self) -> dict[str, Any]:
-        """How much there is by now of the newest run."""
         return self._newest().change()
 
     def _newest(self) -> RunPage:

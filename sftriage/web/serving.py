@@ -220,7 +220,6 @@ class Gate:
         self._app, self._access, self._methods = app, access, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse it."""
         if scope["type"] != "http":
             # Nobody here speaks WebSocket.
             await send({"type": "websocket.close", "code": 1008})
@@ -331,7 +330,6 @@ class _Server(uvicorn.Server):
         self._stopping = stopping
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal to stop has come."""
         self._stopping.set()
         super().handle_exit(sig, frame)
 
@@ -375,7 +373,6 @@ class BackgroundServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Answer from now on."""
         self._thread = start_thread("http", self._server.run, [self._listening])
 
     def close(self, wait_s: float | None = None) -> None:
@@ -478,11 +475,9 @@ class MetricsEndpoint:
         self._close = self._listening.close
 
     def serve(self, registry: CollectorRegistry) -> None:
-        """Answer from now on, in a daemon thread."""
         server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=METRICS_GRACE_S)
         server.start()
         self._close = server.close
 
     def close(self) -> None:
-        """Listen no more."""
         self._close()

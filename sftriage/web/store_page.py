@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -114,7 +113,6 @@ class StoreSource:
 
     @property
     def place(self) -> str:
-        """Where they are."""
         return self._view.place
 
     def view(self) -> StoreView:
@@ -219,7 +217,6 @@ class Filter:
 
     @property
     def query(self) -> str:
-        """The filter as part of an address."""
         return urlencode(self.texts)
 
 
@@ -252,27 +249,28 @@ class StorePage(Page[StoreSource]):
     """The page about a store. A capture's address is its key: job and run as they are written there, and its id."""
 
     layout = "store_base.html"
-
-    @cached_property
-    def _stacks(self) -> StackDownloads:
-        return StackDownloads()
+    _stacks = StackDownloads()
 
     def _routes(self) -> list[Route]:
         return [
             Route("/", self._captures),
             Route("/captures/{job}/{run}/{capture_id}", self._capture),
-            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self._artefact),
-            Route(f"/captures/{{job}}/{{run}}/{{capture_id}}/{FOLDED_NAME}", self._folded),
+            Route(
+                "/captures/{job}/{run}/{capture_id}/files/{name}",
+                lambda request: file_of(request, *self._found(request)),
+            ),
+            Route(
+                f"/captures/{{job}}/{{run}}/{{capture_id}}/{FOLDED_NAME}",
+                lambda request: self._stacks.folded(*self._found(request)),
+            ),
         ]
 
     def change(self) -> dict[str, Any]:
-        """How much there is by now."""
         view = self._source.view()
         return {"version": view.version, "captures": len(view.rows)}
 
     @property
     def blank(self) -> StoreView:
-        """The view on which a refusal is shown."""
         return StoreView(self._source.place)
 
     def _captures(self, request: Request) -> Response:
@@ -296,8 +294,8 @@ class StorePage(Page[StoreSource]):
         )
 
     def _capture(self, request: Request) -> Response:
+        manifest, store = self._found(request)
         with reading_stored():
-            manifest, store = self._found(request)
             of_run = self._source.find(CaptureQuery(job=manifest.job, run=manifest.run))
         others = [(_link(row), row) for row in of_run if row.capture_id != manifest.capture_id]
         return self.html(
@@ -316,16 +314,6 @@ class StorePage(Page[StoreSource]):
             beside=others[:MAX_BESIDE],
         )
 
-    def _artefact(self, request: Request) -> Response:
-        with reading_stored():
-            manifest, store = self._found(request)
-        return file_of(request, manifest, store)
-
-    def _folded(self, request: Request) -> Response:
-        with reading_stored():
-            manifest, store = self._found(request)
-        return self._stacks.folded(manifest, store)
-
     def _asked_with(self, manifest: Manifest, of_run: Sequence[CaptureRow]) -> Iterator[tuple[Manifest, Store]]:
         """The captures of a run that the same window led to, other than one: read as they are asked for."""
         window = manifest.trigger.window
@@ -341,7 +329,8 @@ class StorePage(Page[StoreSource]):
             place = CaptureKey.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
         except InputError as error:
             raise HTTPException(404, "There is no such capture.") from error
-        return self._source.capture(place)
+        with reading_stored():
+            return self._source.capture(place)
 
 
 def _address(place: CaptureKey) -> str:

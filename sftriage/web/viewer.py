@@ -67,12 +67,10 @@ class ServedTrace:
 
     @property
     def path(self) -> str:
-        """The file's path."""
         return f"/{self.secret}/{self.name}"
 
     @property
     def url(self) -> str:
-        """Its whole address."""
         return f"http://{HOST}:{self.port}{self.path}"
 
     @property

@@ -302,7 +302,6 @@ class Check:
 
     @property
     def met(self) -> bool:
-        """Whether the number reaches its threshold."""
         return self.value >= self.threshold
 
 
