@@ -43,7 +43,6 @@ class Finished:
     output: str
 
     def problem(self) -> str:
-        """Its last line, as a reason."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return (lines[-1] if lines else f"exit status {self.status}")[:300]
 
@@ -181,7 +180,6 @@ class Supervised:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     @property
@@ -195,7 +193,6 @@ class Supervised:
         self._keeper = start_thread(f"keeps-{self._what}", self._keep)
 
     def terminate(self) -> None:
-        """Tell it to end."""
         self._process.terminate()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -209,7 +206,6 @@ class Supervised:
         self._process.wait(timeout_s)
 
     def close(self) -> None:
-        """End it."""
         self._closing.set()
         end(self._process, self._end_s)
         while self._keeper is not None and self._keeper.is_alive():

@@ -37,7 +37,6 @@ class Backoff:
         return longest_s * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin with the shortest pause again."""
         self.failures = 0
 
 
@@ -77,11 +76,9 @@ class Loop:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin with a turn."""
         self._thread = start_thread(self._name, self._run)
 
     def wake(self) -> None:
-        """Begin the next turn now."""
         self._wake.set()
 
     def stop(self, timeout_s: float, *, last_turn: bool = False) -> bool:

@@ -27,12 +27,10 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has a pid now."""
         return cls(pid, start_ticks(pid) or 0)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return start_ticks(self.pid) == self.start_ticks
 
 

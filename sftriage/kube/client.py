@@ -102,7 +102,6 @@ class ClusterObjects:
         return self.ask("POST", path, {"apiVersion": API_VERSION, "kind": kind.kind, **body}, fieldValidation="Strict")
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
-        """One object."""
         return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
@@ -263,12 +262,10 @@ class ObjectWatch(Generic[Kept]):
         """Set once all of them have been listed."""
 
     def kept(self) -> list[Kept]:
-        """What is kept of all of them now."""
         with self._lock:
             return list(self._kept.values())
 
     def start(self) -> None:
-        """List and watch, until the end."""
         self._loop.start()
 
     def end(self, patience_s: float = 0.0) -> bool:

@@ -175,7 +175,6 @@ class PodState:
 
     @classmethod
     def of(cls, body: Body) -> PodState:
-        """The state of a pod."""
         job = _annotated(body)
         if job is None and (found := job_of(body)) is not None:
             job = found.job
@@ -198,11 +197,9 @@ class JobPods:
 
     @property
     def watched(self) -> bool:
-        """Whether there is anything to watch."""
         return self.count > len(self.missing)
 
     def condition(self) -> Now:
-        """Whether sftriage is in all of them."""
         if not self.missing:
             return Now("Injected", "True", "Injected", REPORT_WORDS["injected"])
         names = ", ".join(self.missing[:_NAMED]) + (", …" if len(self.missing) > _NAMED else "")
@@ -219,7 +216,6 @@ class Deployed:
 
     @classmethod
     def of(cls, body: Body) -> Deployed:
-        """What a Deployment of a controller says."""
         return cls(_annotated(body), annotations_of(body).get(WANTED_ANNOTATION, ""))
 
 
@@ -279,7 +275,6 @@ class Controllers:
         return found
 
     def begin(self) -> None:
-        """Begin to watch, in threads of their own."""
         for one in list(self._watches):
             one.start()
 

@@ -134,14 +134,12 @@ class JobRef:
         return None if found is None else (*found, name)
 
     def metadata(self, **about: Any) -> dict[str, Any]:
-        """The metadata of one of its objects."""
         annotations = {JOB_ID_ANNOTATION: self.job_id, **about.pop("annotations", {})}
         labels = {JOB_LABEL: self.object_name, **about.pop("labels", {})}
         found = {"name": self.object_name, "namespace": self.namespace, "labels": labels, "annotations": annotations}
         return {**found, **about}
 
     def report(self, owners: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """Its TriageReport, without a status."""
         about = self.metadata(**({"ownerReferences": list(owners)} if owners else {}))
         return {"apiVersion": API_VERSION, "kind": REPORTS.kind, "metadata": about, "spec": {"job": self.name}}
 

@@ -276,7 +276,6 @@ class Mirror(Sink):
         )
 
     def begin(self) -> None:
-        """Begin, in threads of its own."""
         self._captures.start()
         self._loop.start()
 

@@ -156,7 +156,6 @@ class Kind(NamedTuple):
 
     @property
     def crd(self) -> str:
-        """The name of its definition."""
         return f"{self.plural}.{GROUP}"
 
 

@@ -94,12 +94,10 @@ class Reconciler:
         self._there = asyncio.Event()
 
     def look(self, kind: str, namespace: str | None) -> None:
-        """Reconcile a kind in a namespace soon."""
         self._waiting.add((kind, namespace or ""))
         self._there.set()
 
     async def run(self) -> None:
-        """Reconcile for ever."""
         while True:
             await self._there.wait()
             await asyncio.sleep(_SETTLE_S)

@@ -86,7 +86,6 @@ class Standing:
 
     @property
     def changed(self) -> bool:
-        """Whether its status says something else than is so."""
         return dict(status_of(self.body)) != self.status.plain()
 
 

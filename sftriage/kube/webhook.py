@@ -159,7 +159,6 @@ class KeptSettings:
         self._settings = InjectionSettings() if path is None else read_settings(path)
 
     def __call__(self) -> InjectionSettings:
-        """The settings now."""
         if self._path is not None and (seen := _seen(self._path)) not in ((), self._seen):
             self._seen = seen
             try:

@@ -63,7 +63,6 @@ class Pipeline:
 
     @property
     def undelayed(self) -> Pipeline:
-        """The same with no delay on any link."""
         return replace(self, delay_L=(0.0,) * len(self.delay_L))
 
 

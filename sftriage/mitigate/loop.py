@@ -88,12 +88,10 @@ class Trial:
 
     @property
     def kept(self) -> bool:
-        """Whether it helps."""
         return self.told.state == "kept"
 
     @property
     def is_on(self) -> bool:
-        """Whether the remedy is wanted now."""
         return not self.interrupted and (self.kept or PARTS[len(self.parts) - (not self.is_over)])
 
     def of(self, now: JobNow) -> SwitchStatus | None:
@@ -112,7 +110,6 @@ class Trial:
         )
 
     def setting(self, switch: SwitchStatus) -> Setting:
-        """What is wanted of it."""
         if not self.is_on or self.told.rank not in switch.ranks:
             return Setting()
         ahead_S = self.told.ahead_S
@@ -148,7 +145,6 @@ class RemedyLoop:
         return loop
 
     def wanted(self, switches: Sequence[SwitchStatus]) -> Mapping[str, Setting]:
-        """What is to be in force in each group."""
         trials = self.trials
         return {one.name: trials[one.name].setting(one) if one.name in trials else Setting() for one in switches}
 

@@ -75,12 +75,10 @@ class Request(NamedTuple):
 
     @property
     def word(self) -> int:
-        """It in one word."""
         return self.number << 48 | self.round << 16 | self.value
 
     @classmethod
     def of(cls, word: int) -> Request:
-        """The request that a word is."""
         return cls(word >> 48 & 0x7FFF, word >> 16 & 0xFFFFFFFF, word & 0xFFFF)
 
 
@@ -96,7 +94,6 @@ class Setting(NamedTuple):
 
     @classmethod
     def of_plan(cls, ahead_S: Sequence[int]) -> Setting:
-        """Stages so far ahead."""
         return cls(PLANNED | crc32(bytes(ahead_S)) & (PLANNED - 1), tuple(ahead_S))
 
 
@@ -147,7 +144,6 @@ class SwitchStatus:
 
     @property
     def ranks_here(self) -> Iterable[int]:
-        """The ranks that this is told by."""
         return map(self.ranks.__getitem__, self.here) if self.here else self.ranks
 
     def next_request(self, value: int) -> Request | None:
@@ -349,7 +345,6 @@ class MultiHostSwitch(Switch):
     _due, _cast_ns, _rounds_apart = 1, 0, 1
 
     def begin(self, step: int) -> int:
-        """See `Switch.begin`."""
         words = self._words
         self._round += 1
         if self._counted is not None:
@@ -399,16 +394,13 @@ class SwitchFile(files.OpenFile):
 
     @property
     def name(self) -> str:
-        """What the group is called."""
         return self.group or self.path.name
 
     @property
     def maker_alive(self) -> bool:
-        """Whether the rank that made it is there."""
         return bool(start_ticks(self.maker[0]) == self.maker[1])
 
     def status(self) -> SwitchStatus:
-        """How the group stands."""
         found = self.read_at(self.size_bytes - REQUEST_AT, REQUEST_AT)
         if len(found) != self.size_bytes - REQUEST_AT:
             raise RingError(f"{self.path}: truncated")

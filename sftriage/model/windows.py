@@ -183,7 +183,6 @@ class JobStatus:
 
     @property
     def ranks(self) -> tuple[RankStatus, ...]:
-        """They one by one: for a few of them."""
         return tuple(
             RankStatus(
                 *(rank, self.hosts[host], self.schema.stages[stage] if stage >= 0 else None),
@@ -196,7 +195,6 @@ class JobStatus:
         )
 
     def only(self, some: IntArray | BoolArray) -> JobStatus:
-        """Some of the ranks."""
         return replace(self, doing_VR=self.doing_VR[:, some])
 
 
