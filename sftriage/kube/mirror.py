@@ -46,7 +46,7 @@ from sftriage.kube.objects import (
     status_of,
 )
 from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, event_body, event_name, news, report_status
-from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
@@ -175,13 +175,10 @@ def _request(spec: TraceCaptureSpec, request_id: str) -> ManualRequest:
         ranks=(spec.rank,),
         who=_line("somebody" if spec.requested_by is None else spec.requested_by.username),
         reason=_line(spec.reason),
-        profiler=spec.profiler,
-        steps=spec.steps,
-        warmup_steps=spec.warmup_steps,
         max_seconds=float(spec.max_seconds),
         max_bytes=spec.max_trace_bytes,
-        samples_per_second=spec.samples_per_second,
         options={of: chosen for of, chosen in options.items() if chosen},
+        **spec.model_dump(include={"profiler", "steps", "warmup_steps", "samples_per_second"}),
     )
 
 
@@ -191,7 +188,7 @@ def _line(text: str) -> str:
 
 def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
     why, by = row.triggers.get(one.capture_id), row.by if isinstance(row, RequestRow) else ""
-    trigger = _trigger(why)
+    fired = why if why is not None and why.rule and why.policy and why.label in NAMING else None
     spec: dict[str, Any] = {
         "job": job,
         "rank": one.rank,
@@ -202,29 +199,15 @@ def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[st
         "max_seconds": min(max(math.ceil(one.max_seconds), 1), 3600),
         "max_bytes": f"{min(max(one.max_bytes // 2**20, 1), 2**16)}Mi",
     }
-    if trigger is not None:
+    if fired is not None:
+        trigger = CaptureTrigger.model_validate(fired, from_attributes=True)
         spec["trigger"] = trigger.model_dump(mode="json", exclude_none=True)
     elif by:
         spec["requested_by"] = Requester(username=by[:1024]).model_dump(mode="json", exclude_unset=True)
     spec["reason"] = spec["reason"][:2000]
-    stalled = trigger is not None and trigger.label == "stalled"
     # (of a rank that stands still, stacks are taken once: a number of steps would mean nothing)
-    idle = {where[-1] for where, _ in in_capture(spec, stalled=stalled)}
+    idle = {where[-1] for where, _ in in_capture(spec, stalled=fired is not None and fired.label == "stalled")}
     return {word: value for word, value in spec.items() if word not in idle}
-
-
-def _trigger(why: Trigger | None) -> CaptureTrigger | None:
-    if why is None or not why.rule or not why.policy or why.label not in NAMING:
-        return None
-    return CaptureTrigger(
-        policy=why.policy,
-        rule=why.rule,
-        label=why.label,
-        stage=why.stage,
-        first_step=max(0, why.first_step),
-        last_step=max(0, why.last_step),
-        gain_s=why.gain_s,
-    )
 
 
 log = logging.getLogger(__name__)
