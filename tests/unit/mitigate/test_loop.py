@@ -79,39 +79,56 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     assert all(later - first >= ALLOWED.steps for first, later in pairwise(firsts))
 
 
-@pytest.mark.parametrize("helps_s", [0.0, -0.02, 0.009])
-def test_one_that_does_not_help_enough_is_undone_and_not_tried_again_for_a_while(helps_s):
-    job = Job(helps_s=helps_s)
-    assert job.turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
-    # AND once the cooldown is over, it is
-    job.time_s += ALLOWED.cooldown_s
-    assert job.turns(1)[2:] == [("trying", "worthwhile")]
+TRIED, HELPS = "trying worthwhile", "kept helps"
+NO_HELP, ADVISED = "undone no_help", "advised not_allowed"
+FEW = Mitigate.model_construct(remedies=(), min_saving="2%")
+COURSES: dict[str, tuple[dict, list[tuple[dict, int, list[str]]]]] = {
+    "it changes nothing": ({"helps_s": 0.0}, [({}, 40, [TRIED, NO_HELP])]),
+    "it costs": ({"helps_s": -0.02}, [({}, 40, [TRIED, NO_HELP])]),
+    "it saves less than 2%": ({"helps_s": 0.009}, [({}, 40, [TRIED, NO_HELP]), ({"time_s": 4700.0}, 1, [TRIED])]),
+    "the policy does not say mitigate": ({"allowed": None}, [({}, 20, [ADVISED])]),
+    "the policy names no remedy": ({"allowed": FEW}, [({}, 20, [ADVISED])]),
+    "nobody is late": ({"straggler": None}, [({}, 3, [])]),
+    "a host is late": ({"straggler": replace(LATE, ranks=(4, 5))}, [({}, 3, [])]),
+    "it is late by less than the break-even": ({"straggler": replace(LATE, late_s=0.03)}, [({}, 3, [])]),
+    "nothing has been exchanged yet": ({}, [({"group": replace(GROUP, exchange_s=0.0)}, 3, [])]),
+    "it is in no group": ({}, [({"group": replace(GROUP, ranks=tuple(range(8, 16)))}, 3, [])]),
+    "of three, nobody wins": ({}, [({"group": replace(GROUP, ranks=(3, 4, 5))}, 3, [])]),
+    "an exchange is next to nothing of a step": ({}, [({"group": replace(GROUP, exchange_s=0.01)}, 3, [])]),
+    # (nothing is tried before all ranks are known to do as usual)
+    **{
+        f"before all do as usual: {about}": (
+            {"switches": False},
+            [({"group": replace(GROUP, **about)}, 3, []), ({"group": GROUP}, 1, [TRIED])],
+        )
+        for about in ({"value": 3}, {"value": None}, {"request": UNLIKE}, {"request": Request(7, 43, 3)})
+    },
+    # (nothing was shown against it: it may be tried at once)
+    "the job begins anew": (
+        {},
+        [
+            ({}, 40, [TRIED, HELPS]),
+            ({"group": replace(GROUP, name="rank-0.1.switch")}, 1, ["undone restarted"]),
+            ({}, 1, [TRIED]),
+        ],
+    ),
+    "its ranks do not switch": (
+        {"switches": False},
+        [({}, int(SWITCH_S), [TRIED]), ({}, 3, ["undone not_switched"])],
+    ),
+}
 
 
-@pytest.mark.parametrize("allowed", [None, Mitigate.model_construct(remedies=(), min_saving="2%")])
-def test_without_the_policys_word_there_is_advice_once_and_nothing_else(allowed):
-    job = Job(allowed)
-    assert job.turns(20) == [("advised", "not_allowed")]
-    assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
-
-
-@pytest.mark.parametrize(
-    ("straggler", "group"),
-    [
-        (None, GROUP),
-        (replace(LATE, ranks=(4, 5)), GROUP),  # a host: there is one straggler's place
-        (replace(LATE, late_s=0.03), GROUP),  # before the break-even
-        (LATE, replace(GROUP, exchange_s=0.0)),  # nothing has been exchanged yet
-        (LATE, replace(GROUP, ranks=tuple(range(8, 16)))),  # it is in no group
-        (LATE, replace(GROUP, ranks=(3, 4, 5))),  # of three, nobody wins
-        (LATE, replace(GROUP, exchange_s=0.01)),  # next to nothing of a step
-    ],
-)
-def test_what_a_remedy_is_not_tried_for(straggler, group):
-    job = Job(straggler=straggler)
-    job.group = group
-    assert job.turns(3) == []
+@pytest.mark.parametrize(("options", "course"), COURSES.values(), ids=COURSES)
+def test_what_comes_of_a_straggler(options, course):
+    """GIVEN a job WHEN some of it changes, and turns go on THEN remedies come to these states, the last in force."""
+    job = Job(**options)
+    for change, turns, expected in course:
+        vars(job).update(change)
+        known = len(job.told)
+        assert [" ".join(one) for one in job.turns(turns)[known:]] == expected
+    in_force = bool(job.told) and job.told[-1].state in ("trying", "kept")
+    assert job.loop.wanted([job.group]) == {job.group.name: Setting(6 if in_force else 0)}
 
 
 @pytest.mark.parametrize("turns", [3, 40])
@@ -134,24 +151,6 @@ def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reaso
     assert job.loop.wanted([GROUP]) == {GROUP.name: Setting()}
     # AND a straggler that has moved is another one, which is tried
     assert job.turns(1)[known + 1 :] == ([("trying", "worthwhile")] if reason == "moved" else []) or not job.allowed
-
-
-@pytest.mark.parametrize("stands", [{"value": 3}, {"value": None}, {"request": UNLIKE}, {"request": Request(7, 43, 3)}])
-def test_nothing_is_tried_before_all_ranks_are_known_to_do_as_usual(stands):
-    job = Job(switches=False)
-    job.group = replace(GROUP, **stands)
-    assert job.turns(3) == []
-    job.group = GROUP
-    assert job.turns(1) == [("trying", "worthwhile")]
-
-
-def test_a_job_that_began_anew_has_nothing_in_force():
-    job = Job()
-    job.turns(40)
-    job.group = replace(GROUP, name="rank-0.1.switch")
-    assert job.turns(1)[2:] == [("undone", "restarted")]
-    # AND it may be tried at once: nothing was shown against it
-    assert job.turns(1)[3:] == [("trying", "worthwhile")]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +190,6 @@ def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_o
     # GIVEN a group of which some host says nothing WHEN it does again THEN that goes on record, and not before
     assert loop.after(replace(job.now(), switches=[])) == (loop, None)
     assert loop.after(job.now())[1].reason == "interrupted"
-
-
-def test_ranks_that_do_not_switch_are_not_waited_for_for_ever():
-    job = Job(switches=False)
-    job.turns(int(SWITCH_S))
-    assert [one.reason for one in job.told] == ["worthwhile"]
-    assert job.turns(3)[1:] == [("undone", "not_switched")]
 
 
 @pytest.mark.parametrize(("turns", "state"), [(3, "trying"), (40, "kept")])
@@ -280,10 +272,6 @@ def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
     assert [job.turns(1) for _ in range(SLOW_STEPS // 3)][-2:] == [[], [("advised", "not_allowed")]]
 
 
-def test_a_remedy_of_a_pipeline_that_does_not_help_is_undone():
-    assert pipelined(helps_s=0.0).turns(40) == [("trying", "worthwhile"), ("undone", "no_help")]
-
-
 @pytest.mark.parametrize("turns", [3, 40])
 @pytest.mark.parametrize(
     ("there_s", "back_s", "reason"),
@@ -304,22 +292,22 @@ def test_it_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
     assert job.turns(1)[known:] == ([] if reason is None else [("undone", reason)])
 
 
-@pytest.mark.parametrize(
-    ("allowed", "stages", "expected"),
-    [
-        (None, STAGES, [("advised", "not_allowed")]),
-        (ALLOWED, STAGES, [("advised", "not_allowed")]),
-        # 1F1B alone has room
-        (LINK_ALLOWED, tuple(one._replace(most=4 - at) for at, one in enumerate(STAGES)), [("advised", "no_room")]),
-        # no link stands out
-        (LINK_ALLOWED, tuple(one._replace(there_s=0.01, back_s=0.01) for one in STAGES), []),
-        # not all stages have measured yet
-        (LINK_ALLOWED, (*STAGES[:3], StageTimes(0.0, 0.0, 0.0, 0.0, 8)), []),
-    ],
-)
-def test_where_nothing_can_be_done_about_a_link_it_is_named_once(allowed, stages, expected):
-    job = pipelined(allowed, stages)
-    assert job.turns(50) == expected
+ROOMLESS = tuple(one._replace(most=4 - at) for at, one in enumerate(STAGES))
+ALIKE = tuple(one._replace(there_s=0.01, back_s=0.01) for one in STAGES)
+LINKS = {
+    "it does not help": ({"helps_s": 0.0}, [TRIED, NO_HELP]),
+    "the policy does not say mitigate": ({"allowed": None}, [ADVISED]),
+    "the policy names another remedy": ({"allowed": ALLOWED}, [ADVISED]),
+    "there is room for 1F1B alone": ({"stages": ROOMLESS}, ["advised no_room"]),
+    "no link stands out": ({"stages": ALIKE}, []),
+    "a stage has not measured": ({"stages": (*STAGES[:3], StageTimes(0.0, 0.0, 0.0, 0.0, 8))}, []),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), LINKS.values(), ids=LINKS)
+def test_where_nothing_can_be_done_about_a_link_it_is_named_once(options, expected):
+    job = pipelined(**options)
+    assert [" ".join(one) for one in job.turns(50)] == expected
     assert job.loop.wanted([job.group]) == {PIPELINE.name: Setting()}
 
 
