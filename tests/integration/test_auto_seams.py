@@ -81,7 +81,6 @@ def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_a
     # GIVEN a script as somebody has it, and a data set that becomes slow on rank 1
     launcher, a_step, stage, sync, *kinds = SLOWED[script]
     trains = (UNEDITED / f"{script}.py", tmp_path)
-    # WHEN it runs
     told = train((*launcher, *trains), slowed(1, a_step, SLOW_FROM), (*FORKED, launcher[-1], *trains))
     # THEN that rank is suspected of that stage, and was captured
     assert (1, stage) in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
@@ -114,7 +113,6 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(train, 
     # GIVEN a script that knows nothing of sftriage, and a data set that becomes slow on one rank
     script, slow, a_step, stages, sync, cohorts = HYBRID[which]
     command = (*FORKED, len(cohorts), UNEDITED / f"{script}.py", tmp_path)
-    # WHEN it runs
     told = train(command, slowed(slow, a_step, 2 * SLOW_FROM), command)
     # THEN that rank is suspected of that stage
     assert (slow, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
@@ -143,10 +141,8 @@ def test_a_rank_whose_peers_wait_in_exchanges_of_the_scripts_own_is_named(train,
 
 
 def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
-    # GIVEN a script that trains for longer than it is looked at WHEN
     job = start("doctor", "--json", "--steps", 5, "--", *TORCHRUN, UNEDITED / "gpt.py", tmp_path)
     said, told = job.communicate(timeout=240)
-    # THEN
     assert job.returncode == 0, told
     found = json.loads(said)
     fired = {one["name"]: one["fired"] for one in found["seams"]}
@@ -164,10 +160,8 @@ def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
 
 
 def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start, tmp_path):
-    # GIVEN a script that does everything in its own way WHEN
     job = start("doctor", "--", *TORCHRUN, UNEDITED / "own_way.py")
     said, told = job.communicate(timeout=240)
-    # THEN
     assert job.returncode == 1, told
     assert "missing: no step of a torch.optim.Optimizer was seen: no step is recorded" in said
     assert "monitor = sftriage.Monitor()" in said
@@ -193,7 +187,6 @@ WRONG = {
 @pytest.mark.parametrize("how", WRONG)
 def test_what_doctor_says_of_a_script_that_does_everything_wrong_mends_it(start, how):
     script = UNEDITED.parent / "wrong.py"
-    # GIVEN a script that does everything wrong WHEN doctor looks at it
     said, told = start("doctor", "--json", "--", *THREE_FORKED, script, how, "wrong").communicate(timeout=240)
     # THEN all of it is said, and nothing else
     missing = [one["what"] for one in json.loads(said)["missing"]]
@@ -208,7 +201,6 @@ def test_what_doctor_says_of_a_script_that_does_everything_wrong_mends_it(start,
 
 
 def test_doctor_says_that_a_script_failed(start, tmp_path):
-    # GIVEN a script with an error WHEN
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint('words of its own')\nraise SystemExit(3)\n")
     said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)

@@ -36,7 +36,6 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
     # GIVEN a program that hangs, and has started another one
     note = tmp_path / "pid"
     program = BoundedProgram(["sh", "-c", f"sleep 100 & echo $! > {note}.new; mv {note}.new {note}; wait"], 1.0)
-    # WHEN its time is up
     with pytest.raises(CaptureError, match=r"sh hung: no answer within 1 s"):
         ended(program)
     # THEN neither of them is there
@@ -210,7 +209,6 @@ def test_one_that_is_killed_is_started_again_until_it_is_closed():
     start = Started(SLEEPING)
     child = Supervised("sleeper", start, was_killed)
     child.keep()
-    # WHEN it is killed
     os.kill(child.pid, signal.SIGKILL)
     # THEN another one is there
     start.wait_for(2)

@@ -83,7 +83,6 @@ def injected(folder: Path, environment: dict[str, str], module: str, code: str) 
 
 @pytest.mark.parametrize("part", FAULTS)
 def test_a_part_of_triage_that_fails_or_hangs_leaves_the_job_alone(start, tmp_path, environment, part):
-    # GIVEN a part of triage that hangs or fails
     broken = injected(tmp_path / "site", environment, *FAULTS[part])
     # WHEN a job is run THEN it runs, and ends with its own status
     run = start("run", "--out", tmp_path / "run", "--", sys.executable, LOOP, 2, 40, STATUS, env=broken)
@@ -94,7 +93,6 @@ def test_a_part_of_triage_that_fails_or_hangs_leaves_the_job_alone(start, tmp_pa
 
 
 def test_a_disk_that_hangs_to_the_end_keeps_nothing(start, tmp_path):
-    # GIVEN a job whose run directory is on a disk that hangs
     with served_disk(tmp_path) as disk:
         over = tmp_path / "over"
         job = f"{sys.executable} {LOOP} 2 100 0; echo up; read word; touch {over}; exit {STATUS}"
@@ -193,7 +191,6 @@ sys.exit(7)
 
 
 def test_every_signal_of_the_jobs_reaches_it_and_ends_nothing_else(start, tmp_path):
-    # GIVEN a job that handles all signals there are
     (tmp_path / "traps.py").write_text(TRAPS, encoding="utf-8")
     told = tmp_path / "told"
     numbers = [*map(int, FORWARDED)]
@@ -223,7 +220,6 @@ AT_START = {
 
 @pytest.mark.parametrize("moment", AT_START)
 def test_a_signal_at_any_moment_of_the_start_is_obeyed(start, tmp_path, environment, moment):
-    # GIVEN a signal that comes at some moment of the start
     broken = injected(tmp_path / "site", environment, *AT_START[moment])
     went_on = tmp_path / "went-on"
     # THEN the job is not started, or ends by it
@@ -236,7 +232,6 @@ def test_a_signal_at_any_moment_of_the_start_is_obeyed(start, tmp_path, environm
 
 
 def test_a_run_directory_that_is_removed_is_one_line(tmp_path, environment):
-    # GIVEN a job under watch
     out, release = tmp_path / "run", tmp_path / "release"
     said = tmp_path / "said"
     job = f"{sys.executable} {LOOP} 2 3000 0; exit {STATUS}"

@@ -114,9 +114,7 @@ def test_a_rank_that_cannot_answer_costs_some_seconds_and_says_why(trainer, tmp_
     else:
         sleeping = Path(f"/proc/{process.pid}/wchan")
         wait_until(lambda: "nanosleep" in sleeping.read_text())
-    # WHEN
     capture, found = captured(tmp_path, max_seconds=1)
-    # THEN
     assert found.state == "failed", found.detail
     assert "not installed: pip install 'sftriage[stacks]'; the trainer does not answer: it is stopped" in found.detail
     capture.close()
@@ -128,7 +126,6 @@ def test_signals_come_to_the_program_and_nothing_is_left_when_it_ends(trainer, t
     process = trainer(f"{takes}; print('ready', flush=True); os.read(0, 1)")
     assert process.stdout.readline() == "ready\n"
     time_s = time.monotonic()
-    # WHEN it is told to end
     process.terminate()
     # THEN it does at once, and its pipe is gone
     assert process.wait(30) == 3

@@ -134,7 +134,6 @@ def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_
     assert all(int(field(status, "SigBlk"), 16) & 1 << signal.SIGTERM - 1 for status in asleep.values())
     list(batches)
     assert woken == {pid: field(status, "voluntary_ctxt") for pid, status in asleep.items()}
-    # WHEN an epoch is captured
     with capture() as captured:
         list(batches)
     samples = captured.read()

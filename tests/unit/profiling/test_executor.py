@@ -165,7 +165,6 @@ def rig(tmp_path, make_info, session, monkeypatch):
 def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_at, recorded):
     # GIVEN a job, and a request to catch what comes back, that arrives before some step
     rig.step(armed_at)
-    # WHEN it goes on
     result = rig.captured(40, steps=steps, warmup_steps=warmup, period_steps=period, phase=phase)
     # THEN the steps that hold it are recorded, and while it was waited for no profiler was in the way
     assert (result.state, result.first_step, result.last_step) == ("stored", recorded[0], recorded[-1])
@@ -187,7 +186,6 @@ def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session
     # GIVEN a job at step 2, and a request for two steps after one of warm-up
     rig.step(2)
     rig.ask()
-    # WHEN it goes on
     rig.step()
     assert rig.client.progress().state == "armed"
     rig.step()
@@ -227,7 +225,6 @@ def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
         monkeypatch.delitem(sys.modules, "torch")
     rig.guard._job_has_profiler = own_profiler
     rig.step(2)
-    # WHEN stacks alone are asked for
     result = rig.captured(2, lambda: until_sampled(rig), **STACKS)
     rig.step(3)
     # THEN these two steps are sampled, no profiler was touched, and the job's own need not make way
@@ -365,7 +362,6 @@ def test_a_capture_that_is_called_off_or_makes_way_is_stopped_and_discarded(rig,
 
 @pytest.mark.parametrize("where", ["prepare", "start", "begin", "end", "stages", "stop", "export"])
 def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, where):
-    # GIVEN a profiler that breaks somewhere
     session.breaks = where
     forward = rig.recording.stages["forward"]
 
@@ -469,13 +465,11 @@ def test_a_request_that_comes_too_late_is_answered(rig):
     ids=["training ends", "the recorder breaks"],
 )
 def test_an_export_that_hangs_is_not_waited_for(rig, monkeypatch, waits_s, end):
-    # GIVEN an export that hangs
     going = threading.Event()
     monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(30) and None)
     monkeypatch.setattr(executor, "LAST_EXPORT_S", waits_s)
     rig.ask(steps=1, warmup_steps=0)
     rig.step()
-    # WHEN training ends, or goes on without the recorder
     end(rig)
     # THEN the ring is closed, and the export may still answer when it is done
     assert rig.reader.status().closed
@@ -527,7 +521,6 @@ BLANKS = ["prepare", "start 0", "stop", "export 0"] * 2
 def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
     rig, sized, steps, max_bytes, recorded, detail
 ):
-    # GIVEN a capture of many steps WHEN the job goes on
     result = rig.captured(3 + min(steps, 20), steps=steps, max_bytes=max_bytes)
     # THEN one step was recorded beforehand, and as many as fit after it
     log = sized.log
@@ -549,7 +542,6 @@ def test_a_step_that_is_too_large_by_itself_is_known_before_it_is_captured(rig, 
 def test_what_a_step_takes_is_learnt_once(rig, sized):
     # GIVEN a process that was captured before
     assert rig.captured(4, steps=2, max_bytes=100_000).state == "stored"
-    # WHEN many steps are asked for
     sized.log.clear()
     result = rig.captured(8, capture_id="c-2", steps=20, max_bytes=3000)
     # THEN nothing is recorded beforehand, and as many are as fit
@@ -585,7 +577,6 @@ def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforeha
     monkeypatch.setattr(executor, "TorchSession", SlowSession)
     SlowSession.log = []
     SlowSession.takes_s = [0.0, 9.0, blank_s, step_s]
-    # WHEN the job goes on
     result = rig.captured(15, steps=asked, options=options, max_bytes=100_000)
     # THEN as many steps are recorded as do not take too long, and the result says why there are no more
     cut = f"{recorded} of {asked} steps: more would hold the rank up for over 2 s"

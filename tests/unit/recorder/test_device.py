@@ -369,9 +369,7 @@ def test_a_step_with_more_boundaries_than_are_sensible_ends_device_time_alone(jo
 
 
 def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, caplog):
-    # GIVEN a job that has run for a step
     train(job, device)
-    # WHEN CUDA fails
     device.broken = True
     train(job, device)
     recorded = device.recorded
@@ -560,7 +558,6 @@ def test_a_job_without_cuda_or_whose_torch_is_half_imported_is_not_marked(start,
 def test_whether_cuda_is_in_use_is_looked_up_in_the_first_steps_only(
     start, device, monkeypatch, caplog, initialised, device_time
 ):
-    # GIVEN a rank, which may have device time
     looked_up = []
     monkeypatch.setattr(device, "is_initialized", lambda: looked_up.append(1) or initialised)
     job = start(device_time=device_time)

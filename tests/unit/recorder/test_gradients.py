@@ -115,7 +115,6 @@ def learnt(watched, clock, model):
 
 
 def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watched, clock, model):
-    # GIVEN a model of four layers
     assert hooked(model) == 8
     # THEN all but the last few hooks go off after some steps, and every step says 2 + 4 * 10 ns
     assert train(watched, clock, model, steps=LEARNING_STEPS) == [42] * LEARNING_STEPS
@@ -243,12 +242,12 @@ def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(w
 
 
 def test_steps_without_backward_are_no_surprise(watched, clock, learnt, caplog):
-    # GIVEN a model that was model, then a long evaluation
+    # GIVEN a learnt model, then a long evaluation
     for _ in range(30):
         with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
             clock.passes(3)
     assert {record.ready_ns for record in watched.steps()} == {None}
-    # THEN nothing is model anew, and training goes on as before
+    # THEN nothing is learnt anew, and training goes on as before
     assert hooked(learnt) == KEPT
     assert train(watched, clock, learnt) == [42]
     assert caplog.records == []
@@ -256,7 +255,7 @@ def test_steps_without_backward_are_no_surprise(watched, clock, learnt, caplog):
 
 @pytest.mark.parametrize("change", ["skipped", "frozen"])
 def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watched, clock, learnt, change):
-    # GIVEN a model that was model WHEN its first layers, whose gradients come last, are unused or frozen
+    # GIVEN a learnt model WHEN its first layers, whose gradients come last, are unused or frozen
     if change == "skipped":
         learnt.skipped = {0, 1, 2}
     else:
@@ -297,7 +296,6 @@ def test_an_order_that_changes_is_seen_by_those_that_were_kept(watch, clock):
     ("frozen", "steps", "before"), [(1, LEARNING_STEPS, 32), (1, 1, 32), (4, 3, None)], ids=["learnt", "early", "all"]
 )
 def test_thawed_layers_are_noticed_though_the_known_ones_still_come(watch, clock, frozen, steps, before):
-    # GIVEN a model whose first layers are frozen
     watched, model = watch(), Chain(clock)
     model.layers[:frozen].requires_grad_(False)
     watched.monitor.watch(model)
@@ -345,7 +343,7 @@ def audit_steps(monkeypatch) -> int:
 
 
 def test_what_nothing_else_shows_an_audit_finds(watched, clock, learnt, audit_steps):
-    # GIVEN a model that was model, and a layer with a name of its own that was not there then
+    # GIVEN a learnt model, and a layer with a name of its own that was not there then
     learnt.layers.insert(0, nn.Linear(3, 3))
     found = []
     for _ in range(audit_steps + 1):
@@ -429,7 +427,6 @@ def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(wa
 
 
 def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watched, clock, caplog):
-    # GIVEN a hook that fails
     def broken() -> int:
         raise RuntimeError("a bug")
 
@@ -507,7 +504,6 @@ def test_closing_or_dropping_the_monitor_takes_the_hooks_off(tmp_path, clock, en
 
 
 def test_a_watched_model_can_be_collected_and_watching_ends_with_one_warning(watched, clock, caplog):
-    # GIVEN a watched model that the job lets go of
     model = Chain(clock)
     watched.monitor.watch(model)
     train(watched, clock, model, steps=LEARNING_STEPS)
@@ -521,7 +517,6 @@ def test_a_watched_model_can_be_collected_and_watching_ends_with_one_warning(wat
 
 
 def test_a_watched_model_can_be_copied_saved_and_swapped(watch, clock):
-    # GIVEN a watched model
     watched, model = watch(), Chain(clock)
     model.clock = [None]
     watched.monitor.watch(model)
@@ -544,7 +539,6 @@ def test_a_watched_model_can_be_copied_saved_and_swapped(watch, clock):
 
 
 def test_a_forked_child_trains_on_unheard(watched, clock, model):
-    # GIVEN a child forked in the middle of a step
     with watched.monitor.step(), watched.monitor.stage("backward"):
         child = os.fork()
         if not child:
@@ -557,7 +551,6 @@ def test_a_forked_child_trains_on_unheard(watched, clock, model):
                 os._exit(0 if ok else 1)
         assert os.waitpid(child, 0)[1] == 0
         clock.passes(1)
-    # THEN the parent's step has no moment of it
     assert watched.step().ready_ns is None
 
 
@@ -593,7 +586,6 @@ def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplo
 
 
 def test_a_model_sharded_after_watch_is_let_go_of(watched, clock, learnt, caplog, audit_steps):
-    # GIVEN a watched model whose parameters are replaced by shards
     learnt.layers[0].weight = DTensor(torch.zeros(3, 3))
     for _ in range(audit_steps + 1):
         train(watched, clock, learnt)
@@ -667,7 +659,6 @@ a_visit = st.lists(st.integers(0, 20), min_size=1, max_size=KEPT, unique=True).m
 
 @given(steps=st.lists(st.tuples(st.lists(a_visit, max_size=3), st.booleans()), max_size=200))
 def test_a_moment_is_known_only_if_its_visits_were_seen_to_end_so(steps):
-    # GIVEN steps in which anything happens
     order = GradientOrder()
     seen = set()
     for visits, thawed in steps:

@@ -29,9 +29,7 @@ def schemas(draw):
 
 @given(schema=schemas(), host=st.text(max_size=300), blocks=st.integers(1, 1 << 20))
 def test_a_header_says_the_same_when_it_is_read(make_info, schema, host, blocks):
-    # GIVEN any schema, and a host of any name
     info = make_info(schema=schema, host=bounded_text(host))
-    # WHEN its header is written and read
     header = encode_header(RING_MAGIC, info, log_words=blocks * BLOCK_WORDS)
     # THEN nothing has changed, and the header has its fixed size
     assert decode_header(RING_MAGIC, header, "x") == Header(info, log_words=blocks * BLOCK_WORDS)

@@ -70,7 +70,6 @@ def forge(trainer: Mailbox, body: bytes) -> None:
 
 def test_a_request_goes_out_and_its_result_comes_back(ends, tmp_path):
     trainer, client = ends
-    # GIVEN a mailbox with nothing in it
     assert (trainer.take(), client.poll(), client.progress().answered) == (None, None, True)
     # WHEN a request is posted THEN the doorbell rings and the trainer takes it, once
     assert client.post(REQUEST) == 1
@@ -94,7 +93,6 @@ def test_a_mailbox_is_private_and_takes_the_place_of_one_left_over(tmp_path, mak
 
 
 def test_one_request_at_a_time(ends):
-    # GIVEN a request without an answer
     trainer, client = ends
     client.post(REQUEST)
     # THEN no other can take its place, until it is answered

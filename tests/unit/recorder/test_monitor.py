@@ -38,7 +38,6 @@ def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
     # GIVEN torchrun's environment, and a directory for rings in it
     for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
-    # WHEN a monitor is made without arguments
     with Monitor() as monitor:
         use(monitor)
         # THEN its ring and mailbox are there, and say so
@@ -209,7 +208,6 @@ def test_a_full_disk_is_one_warning_and_leaves_nothing_behind(tmp_path, caplog, 
 
 
 def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
-    # GIVEN a monitor that records rank 3
     first = Monitor(rings=tmp_path, rank=3, world_size=4)
     # WHEN another one is made for the same rank THEN it is inert, and says why
     second = Monitor(rings=tmp_path, rank=3, world_size=4)

@@ -22,7 +22,6 @@ def spend(clock, monitor, name: str, ns: int) -> None:
 
 
 def test_a_step_is_its_stages_and_the_rest_is_other(watch, clock):
-    # GIVEN a step of four stages with time between them
     watched = watch()
     with watched.monitor.step():
         clock.passes(1)
@@ -38,7 +37,6 @@ def test_a_step_is_its_stages_and_the_rest_is_other(watch, clock):
 
 
 def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock):
-    # GIVEN a step whose forward fails
     watched = watch()
 
     def fails() -> None:
@@ -54,7 +52,6 @@ def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock)
     record = watched.step()
     assert (record.durations_ns, record.complete) == ((0, 10, 0, 0, 1), False)
     assert watched.misuse == 0
-    # AND the next step starts clean
     with watched.monitor.step():
         clock.passes(3)
     assert (watched.step().durations_ns, record.step) == ((0, 0, 0, 0, 3), 0)
@@ -96,7 +93,6 @@ def test_a_step_begun_inside_a_step_closes_the_open_one_as_incomplete(watch, clo
 
 
 def test_time_outside_steps_is_between(watch, clock):
-    # GIVEN a stage used between two steps
     watched = watch()
     with watched.monitor.step():
         clock.passes(5)
@@ -180,7 +176,6 @@ operations = st.lists(
 @example(steps=[[("enter", "forward", 1), ("enter", "forward", 0), ("leave", "forward", 0)]])
 @example(steps=[[("enter", "forward", 1), ("enter", "data", 5), ("enter", "forward", 0), ("leave", "forward", 3)]])
 def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock, steps):
-    # GIVEN steps that enter and leave stages in any order at all
     watched, misuse = watch(STAGES, ("backward", "forward")), 0
     for sequence in steps:
         account = Account("forward", "backward")
@@ -209,7 +204,6 @@ def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock
 
 
 def test_an_error_inside_turns_the_recorder_off_and_training_goes_on(watch, clock, caplog, monkeypatch):
-    # GIVEN a recorder that has recorded one step
     watched = watch()
     with watched.monitor.step():
         pass
@@ -364,7 +358,6 @@ def test_a_note_that_makes_no_sense_is_counted_warned_of_once_and_never_raises(w
 
 
 def test_a_note_outside_a_step_or_from_another_thread_is_misuse(watch):
-    # GIVEN notes before a step, in it but from another thread, and after it
     watched = watch()
     monitor = watched.monitor
     monitor.note(kind="before")
@@ -388,7 +381,6 @@ def test_an_inert_monitor_takes_any_note(caplog):
 
 
 def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
-    # GIVEN a job that makes up a kind for every step
     watched = watch()
     for number in range(120):
         with watched.monitor.step(kind=f"k{number}"):
@@ -411,7 +403,6 @@ def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
 )
 @example(said=[(None, MAX_VALUE), (None, MAX_VALUE + 1)])
 def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, said):
-    # GIVEN what is said of a step as it begins, and while it is open
     watched = watch()
     kind, work = "", 0
     with watched.monitor.step(None, *(said[0] if said else ())):

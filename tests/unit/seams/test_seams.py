@@ -107,7 +107,6 @@ def train(steps=6, model=None, *, optimizer=None, after=lambda step: None):
 
 
 def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in, rings):
-    # WHEN
     seams = put_in()
     train(6)
     # THEN steps are numbered as the loop counts them, and all stages of each have taken time
@@ -257,7 +256,6 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
     put_in()
     for _ in range(4):
         step()
-    # WHEN
     raising.append(where)
     with pytest.raises(OwnError) as raised:
         step()
@@ -295,7 +293,6 @@ def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happe
     real = AutomaticMonitor.stage
     monkeypatch.setattr(AutomaticMonitor, "stage", lambda self, name: Broken() if name == stage else real(self, name))
     put_in()
-    # WHEN a script trains
     with caplog.at_level(logging.WARNING, "sftriage"):
         losses = train(20)
     # THEN one line says so, nothing is raised, and the other stages are recorded as ever
@@ -351,7 +348,6 @@ def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings,
 
     put_in()
     model = network()
-    # WHEN
     train(10, model, after=after)
     mine[0].close()
     # THEN from there on only that one records, and no hook is left
@@ -399,7 +395,6 @@ def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
     ("steps", "hook"), [(5, hooks._Hook), pytest.param(12, FORM.seam, marks=c_form)], ids=["at first", "in its stride"]
 )
 def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, hook):
-    # GIVEN a model that is recorded
     put_in()
     model = network()
     train(steps, model)
@@ -500,13 +495,11 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
 @c_form
 @pytest.mark.parametrize("model_of", [network, lambda: Twice()], ids=["a model", "one that calls itself"])
 def test_a_function_that_calls_a_model_in_its_stride_is_compiled_whole(put_in, rings, model_of):
-    # GIVEN
     seams = put_in()
     model = model_of()
     train(10, model)
     assert seams.steps.entered["forward"] == 8
     assert {type(one) for one in model._forward_pre_hooks.values()} == {FORM.seam}
-    # WHEN
     torch._dynamo.reset()
     compiled = torch.compile(lambda value: model(value) * 2, backend="eager", fullgraph=True)
     # THEN the compiler reads the model through its hooks, and it goes on to be seen
@@ -595,7 +588,6 @@ def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
     train()
     assert not list(rings.glob("*"))
     put_in()
-    # WHEN
     train()
     # THEN it is recorded beside those that are seen, also one that the seams do not have
     with open_ring(rings / "rank-0.0.ring") as ring:
@@ -785,9 +777,7 @@ def test_a_model_of_which_only_parts_are_called_to_evaluate_is_seen_at_the_next_
                     model[0](batch)
             model.train()
 
-    # WHEN
     train(7, model, after=evaluate)
-    # THEN
     assert {one.step: one.kind for one in recorded(rings) if one.kind} == {4: "evaluation"}
     assert seams.fired["evaluation"]
 
@@ -808,7 +798,6 @@ def test_a_framework_says_where_steps_end_and_which_numbers_they_have(rings, mon
             optimizer.step()
         seams.steps.ended(number + 1)
     seams.stop()
-    # THEN
     assert [one.step for one in recorded(rings)] == [102, 103, 104, 105]
     # AND what is trained next has seams of its own
     assert patches.lead() is not seams
@@ -829,10 +818,8 @@ def test_a_framework_that_copies_batches_to_a_device_has_a_stage_for_it(put_in, 
     put_in()
     model = network().to("meta")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # WHEN
     for (batch,) in loader(5):
         model(framework.send_to_device(batch, "meta")).square().mean().backward()
         optimizer.step()
-    # THEN
     records = recorded(rings, stages=("data", "h2d", *STAGES[1:]))
     assert [all(one.durations_ns) for one in records] == [True] * 3
