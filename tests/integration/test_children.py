@@ -5,20 +5,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from sftriage.base import children
 from sftriage.base.children import LET_GO, MOST_QUICK, BoundedProgram, Supervised, run_bounded, was_killed
+from sftriage.base.process import start_ticks
 from sftriage.errors import CaptureError, UsageError
 from sftriage.runtime.launcher import FORWARDED, Launcher
+from tests.integration.processes import wait_until
 
 
 def ended(program):
-    while (finished := program.poll()) is None:
-        time.sleep(0.005)
-    return finished
+    return wait_until(program.poll)
 
 
 def test_a_program_tells_its_status_and_its_output():
@@ -40,17 +39,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
         ended(program)
     # THEN neither of them is there
     pid = int(note.read_text(encoding="ascii"))
-    end_s = time.monotonic() + 30
-    while True:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            break
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:  # noqa: PTH123  # may be gone between two words
-            if stat.read().split()[2] == "Z":
-                break
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_until(lambda: start_ticks(pid) is None, DEADLINE_S)
 
 
 def test_one_that_cannot_be_started_is_a_reason(tmp_path):

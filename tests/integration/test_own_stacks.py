@@ -63,11 +63,7 @@ def captured(directory: Path, capture_id: str = "c-1", max_seconds: float = 20):
     with open_ring(ring) as opened:
         request = CaptureRequest(capture_id, 0, "stacks", 1, 0, max_seconds=max_seconds, max_bytes=10**6)
         capture = StacksCapture(request, opened.info, directory, directory, lambda: None)
-    end_s = time.monotonic() + 60
-    while (found := capture.poll()) is None:
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
-    return capture, found
+    return capture, wait_until(capture.poll, 60)
 
 
 @pytest.mark.parametrize("hangs", HANGS)

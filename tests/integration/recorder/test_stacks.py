@@ -23,6 +23,7 @@ from sftriage.reduce.spots import spots
 from sftriage.sampling import sampler
 from sftriage.sampling.sampler import WORKERS, StackSampler
 from tests import needs
+from tests.integration.processes import wait_until
 
 DEADLINE_S = 30.0
 SLEEPS_S = 0.002
@@ -117,13 +118,6 @@ def field(status, name):
     return next(line.split()[1] for line in status.read_text().splitlines() if line.startswith(name))
 
 
-def ends(condition):
-    until_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
-
-
 def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_path):
     # GIVEN a loader whose workers last, with a thread of ours each that sleeps in the kernel, whatever signal comes
     batches = loader(persistent_workers=True)
@@ -160,7 +154,7 @@ def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_
     assert again.workers[0].time_ns_W[0] > samples.workers[0].time_ns_W[-1]
     # AND with the last user their threads end, and they work on
     WORKERS.leave()
-    ends(lambda: not any(status.exists() for status in asleep.values()))
+    wait_until(lambda: not any(status.exists() for status in asleep.values()))
     assert len(list(batches)) == 10
     WORKERS.attend()
 
@@ -187,7 +181,7 @@ def test_a_worker_that_is_killed_costs_its_samples_alone(capture, ended_in_peace
         (pid, _), (other, _) = threads_of(next(batches)), threads_of(next(batches))
         # WHEN one of two is killed in the middle of a capture
         os.kill(pid, signal.SIGKILL)
-        ends(lambda: start_ticks(pid) is None)
+        wait_until(lambda: start_ticks(pid) is None)
     samples = captured.read()
     # THEN the other's samples are there
     assert [one.pid for one in samples.workers] == [other]
@@ -264,7 +258,7 @@ def test_a_child_of_a_worker_is_none_of_ours(ended_in_peace):
         os.kill(pid, signal.SIGKILL)
         # THEN the trainer sees that the worker is gone
         (channel,) = WORKERS._channels
-        ends(channel.over)
+        wait_until(channel.over)
     finally:
         os.kill(child, signal.SIGKILL)
 
