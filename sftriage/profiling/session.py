@@ -215,7 +215,9 @@ class TorchSession(Session):
     def prepare(self) -> None:
         began_s = monotonic()
         with self._guard.ours():
-            if _compiler_loaded():
+            # (in `vars`, which neither imports the compiler nor waits for an import under way)
+            compiler = vars(sys.modules["torch"]).get("_inductor")
+            if compiler is not None and "config" in vars(compiler):
                 self._profile.prepare_trace()
             else:
                 # prepare_trace() would import torch's compiler, to ask for a setting that matters only to its users:
@@ -369,12 +371,6 @@ def torch_distributed() -> Any:
     distributed = sys.modules.get("torch.distributed")
     there = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if there else None
-
-
-def _compiler_loaded() -> bool:
-    """Whether the job has imported ``torch._inductor``, without importing it or waiting for an import under way."""
-    inductor = vars(sys.modules["torch"]).get("_inductor")
-    return inductor is not None and "config" in vars(inductor)
 
 
 def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:

@@ -252,8 +252,7 @@ class Optimizers:
 
     def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
         optimizer = sys.modules["torch.optim.optimizer"]
-        for one in self._handles:
-            one.remove()
+        self.take_out()
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(begins),
             optimizer.register_optimizer_step_post_hook(ended),

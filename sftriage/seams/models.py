@@ -18,9 +18,6 @@ _GRAPH = "GraphModule"
 
 C10D = "torch.distributed.distributed_c10d"
 
-_MESH = ("torch.distributed.device_mesh", "DeviceMesh")
-_STAGE = ("torch.distributed.pipelining.stage", "_PipelineStageBase")
-
 # By the names of device meshes and process groups: the stages of a pipeline, and the parts of a tensor.
 _DIMENSIONS = {
     "pp": re.compile(r"(mesh_)?(pp|pipe|pipeline|stage)(_.*)?", re.IGNORECASE),
@@ -71,7 +68,8 @@ def copiers() -> list[tuple[Any, str]]:
 def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
     """The stages in which torch has every rank take part; ``clipping`` says that gradients are clipped across ranks."""
     parts = [part for model in models for part in model.modules()]
-    if any(_is(part, name) for part in parts for name in _FSDP) or any(map(_sharded, parts)):
+    sharded = any(is_sharded(one) for model in models for one in model.parameters())
+    if sharded or any(_is(part, name) for part in parts for name in _FSDP):
         return ("forward", "backward", "optimizer") if clipping else ("forward", "backward")
     return ("backward",) if any(_is(part, _DDP) for part in parts) else ()
 
@@ -89,8 +87,9 @@ def is_sharded(value: object) -> bool:
 
 def part_types() -> tuple[type, ...]:
     """The imported types whose objects say which part of a job this rank is."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in (_MESH, _STAGE))
-    return tuple(one for one in found if one is not None)
+    mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
+    return tuple(one for one in (mesh, stage) if one is not None)
 
 
 def coordinates_of(living: Iterable[Any]) -> dict[str, int]:
@@ -148,10 +147,6 @@ def _note(found: dict[str, int], name: str, at: int) -> None:
     for dimension, pattern in _DIMENSIONS.items():
         if pattern.fullmatch(name):
             found.setdefault(dimension, at)
-
-
-def _sharded(module: Any) -> bool:
-    return any(map(is_sharded, module.parameters(recurse=False)))
 
 
 def _is(module: Any, name: str) -> bool:
