@@ -6,13 +6,12 @@
                         │                         │
                         └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
-Armed for a step that comes back, it leaves the profiler alone until that step. Armed for many steps, it first records
-one (`Probe`) to learn how many fit into the allowed bytes, and leave a trace whose stop and export do not hold the rank
-up for too long: a trace cannot be cut to size afterwards. A step looks much like the next, and so does what it leaves.
+Armed for a recurring step, it leaves the profiler alone until that step. Armed for many steps, it first records one
+(`Probe`) to learn how many fit into the allowed bytes without a stop and export that hold the rank up for too long.
 
 torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
-cannot be cut short; only the export runs in a background thread. The trainer's own setting says where the trace goes.
-The agent compresses it. Stacks alone need no profiler. Nsight Systems records from outside: here its steps are marked.
+cannot be cut short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records
+from outside: here its steps are marked.
 """
 
 from __future__ import annotations
@@ -56,19 +55,18 @@ PROBED_STEPS = 10
 options, which multiply what a step leaves, any capture of more than one step has."""
 
 MAX_STALL_S = 2.0
-"""How long the stop and the export of a capture may be expected to hold its rank up, and with it its group.
+"""How long the stop and the export of a capture may hold its rank up, and with it its group; longer ones are cut.
 
-Torch reads every event that it recorded when it stops, and again when it writes the trace, and keeps the GIL for both:
-20 to 60 us and 1.3 kB an operator. A longer capture is cut short to this.
+Torch reads every event when it stops, and when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
 """
 
 _ROOM_FRACTION = 0.9
 """Of the bytes allowed, what is planned with: no step is quite like another."""
 
 _GROWTH = 1.5
-"""A step in a larger trace holds the rank up for so much longer than in the one it was measured in.
+"""How much longer a step holds the rank up in a larger trace than in the measured one.
 
-Measured with 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
+With 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
 """
 
 _BLANKS = 2

@@ -1,14 +1,14 @@
 """Device time: how long the GPU was at each stage of a step. On CUDA the host's time shows only launches.
 
 At each stage boundary an event goes into the stream; the GPU notes the time when it gets there. Some steps later, when
-the last event of a step has been reached, the differences go into the log, between two steps, with the job's number of
-the step. Nothing here waits for the device: a step that was not read in time goes without.
+a step's last event was reached, the differences go into the log, between two steps. Nothing here waits for the device:
+a step that was not read in time has no device time.
 
-It times the stream that is current when the step begins, and what other streams make it wait for, such as NCCL's. The
-moment of the last gradient is an event in the stream that computes the gradient.
+It times the stream that is current when the step begins, and what other streams, such as NCCL's, make it wait for. The
+last gradient's event is in the stream that computes the gradient.
 
-There are two forms, as of the log. A log in C does all of this itself (``_device.c``), with the driver's functions.
-`DeviceTime` does it with torch's, for a log in Python and where the driver is not CUDA's; the recording drives it.
+A log in C does all of this itself (``_device.c``), with the driver's functions. For a log in Python, and where the
+driver is not CUDA's, the recording drives `DeviceTime`, which uses torch's.
 """
 
 from __future__ import annotations

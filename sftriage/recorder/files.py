@@ -1,8 +1,7 @@
 """The recorder's files: made whole, locked for as long as their writer lives, read by others, swept once it is dead.
 
 Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
-so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
-``/tmp`` stalls whole applications in just this way.) On tmpfs there is no write-back.
+so that the next store to it, a plain assignment in the training loop, waits for the disk.
 
 Readers use ``pread`` and never map a file: a truncated map ends in SIGBUS, a read in a short answer.
 

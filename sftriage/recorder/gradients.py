@@ -1,12 +1,11 @@
 """The moment the last gradient is ready on this rank: what splits a sync stage into a local part and one that waits.
 
-Inside DDP's backward the ranks tie: with one of them slow, all take as long. But a rank's own last gradient is ready
-before it waits for others, and a hook on its parameter sees that moment: DDP's own hook, which starts the bucket's
-all-reduce, comes later. A step may come to the sync stage several times, for each micro-batch or model; each visit has
-a moment of its own.
+Inside DDP's backward the ranks tie: if one is slow, all take as long. But a rank's last gradient is ready before the
+rank waits for others, and a hook on its parameter sees that moment, before DDP's hook starts the bucket's all-reduce.
+A step may visit the sync stage several times, for micro-batches or models; each visit has its moment.
 
-Which parameter comes last is learned: for a few steps all parameters have a hook, afterwards only those that came last.
-A step that ends otherwise has no ready moment, for it might be wrong; then all hooks go on again, within a budget.
+For a few steps all parameters have a hook, afterwards only those that came last. A step that ends otherwise has no
+ready moment, for it might be wrong; then all parameters get hooks again, within a budget.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Python stacks of the trainer, sampled by a thread of its own while a capture records, and at no other time.
+"""Python stacks of the trainer, sampled by a thread while a capture records, and at no other time.
 
-``sys._current_frames`` needs no privileges and works where ptrace is forbidden. A sample costs the interpreter some
-microseconds a thread; a training thread that is busy in Python lets go of the interpreter every 5 ms, so that there are
-at most about 200 samples a second. `stacks` takes them, and writes all of it as one file.
+``sys._current_frames`` needs no privileges and works where ptrace is forbidden. A sample costs some microseconds a
+thread; a training thread that is busy in Python releases the interpreter every 5 ms, for at most 200 samples a second.
 
-The DataLoader's workers sample themselves meanwhile, as the trainer does, with the same limits. Where a worker is
-forked, it gets one end of a socket, and a thread that sleeps there in one system call until a capture begins. It hands
-its samples over on request, or when it ends. The trainer waits for it only on the thread that exports, and not for
-long. A worker that is not forked (``forkserver``, ``spawn``), or was before there was a `Monitor`, is not reached: the
-file says so, where the kernel's name of the process says that it is a worker (as torch has it since 2.5).
+The DataLoader's workers sample themselves meanwhile, with the same limits. A worker that is forked gets one end of a
+socket, and a thread that sleeps there until a capture begins. It hands its samples over on request, or when it ends.
+The trainer waits for that only briefly, on the thread that exports. A worker that was not forked, or before there was a
+`Monitor`, is not reached: the file says so if the kernel's name of the process shows that it is a worker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Taking the Python stacks of all threads of this process, and writing them as https://www.speedscope.app opens them.
+"""Takes the Python stacks of all threads of this process, and writes them as https://www.speedscope.app opens them.
 
-With each sample goes how long every thread has run, and has waited for a core. What places a sample in its step and
-stage stands beside the profiles under ``sftriage``: columns of one length, a row a time at which all threads were
-sampled. Each of the DataLoader's workers has rows of its own there, for it samples itself, and its profiles follow the
-trainer's.
+Beside the profiles, under ``sftriage``, are columns with a row for each look at all threads: its step and stage, and
+how long every thread has run and has waited for a core. Each of the DataLoader's workers has rows and profiles too.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ MOST_OF_ONE = 40
 MAX_DEPTH = 128
 
 USED = ("collected_ns", "minor_faults", "major_faults", "system_ns")
-"""What is counted of the first thread, or of its process: the time in which it collected garbage; minor and major page
-faults; time in the kernel."""
+"""Counted of the first thread or its process: time of garbage collection, page faults, time in the kernel."""
 
 SCHEMA_VERSION = 1
 FORMAT = "https://www.speedscope.app/file-format-schema.json"
