@@ -17,7 +17,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import StepRecord
 from sftriage.profiling import executor
 from sftriage.profiling.executor import CaptureExecutor
-from sftriage.profiling.session import ProfilerGuard, TorchSession
+from sftriage.profiling.session import ProfilerGuard, Session, TorchSession
 from sftriage.recorder.files import RingFile
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.monitor import Monitor
@@ -28,17 +28,15 @@ from tests.scenario import new_records
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
 
 
-class FakeSession:
-    """Notes what is asked of it, and raises where it is told to."""
+class FakeSession(Session):
+    """Notes its calls, and raises in the one that ``breaks`` names."""
 
     log: list[str]
     breaks: str = ""
     store = TorchSession.store
 
     def __init__(self, info, options, guard, *, sample=False) -> None:
-        self.steps = 0
-        self.first_step: int | None = None
-        self.last_step: int | None = None
+        super().__init__()
         self.timings_s = {"start": 0.5}
         self.stall_s = 0.0
         self.clock = {"mono_ns": 1, "wall_ns": 2}

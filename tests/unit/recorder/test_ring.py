@@ -266,32 +266,18 @@ def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(written, rea
             reader.read()
 
 
-@pytest.fixture
-def ring_file(tmp_path):
-    """Make rings, which are closed in the end."""
-    made: list[RingFile] = []
-
-    def ring_file(info):
-        made.append(RingFile(tmp_path, info, 4))
-        return made[-1]
-
-    yield ring_file
-    for one in made:
-        one.close()
-
-
-def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_path, make_info, ring_file):
-    # GIVEN a ring
-    ring = ring_file(make_info())
+def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_path, make_info):
+    ring = RingFile(tmp_path, make_info(), 4)
     # THEN only its owner may read it, and nothing else is left in the directory
     assert ring.path.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["rank-3.0.ring"]
     before = ring.path.read_bytes()
     # AND a second one of that name is refused, and changes nothing
     with pytest.raises(FileExistsError):
-        ring_file(make_info(host="node-b"))
+        RingFile(tmp_path, make_info(host="node-b"), 4)
     assert ring.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["rank-3.0.ring"]
+    ring.close()
 
 
 @pytest.mark.parametrize(("mode", "group", "expected"), [("640", "", 0o640), ("0660", "1", 0o660), ("777", "", 0o666)])
