@@ -122,11 +122,11 @@ class StepSizes:
             raise CaptureError(
                 f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
             )
-        fit = max(1, int(_ROOM_FRACTION * request.max_bytes / step_bytes))
+        fit = int(_ROOM_FRACTION * request.max_bytes / step_bytes)
         limits = (
             (request.steps, ""),
-            (fit, f"more would not fit into {request.max_bytes} bytes"),
-            (_in_time(measured, request.steps), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
+            (max(1, fit), f"more would not fit into {request.max_bytes} bytes"),
+            (max(1, _in_time(measured)), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
         )
         return min(limits, key=lambda limit: limit[0])
 
@@ -468,15 +468,11 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
 
 
-def _in_time(measured: TraceCost, wanted: int) -> int:
-    """How many of the wanted steps should hold the rank up for `MAX_STALL_S` at most; at least one."""
+def _in_time(measured: TraceCost) -> int:
+    """How many steps should hold the rank up for `MAX_STALL_S` at most."""
     step_s = (measured.stall_s - measured.fixed_s) / measured.steps
-    if step_s <= 0.0:
-        return wanted
-    steps = (MAX_STALL_S - measured.fixed_s) / step_s
-    if steps > measured.steps:
-        steps = max(measured.steps, steps / _GROWTH)
-    return max(1, min(wanted, int(steps)))
+    steps = (MAX_STALL_S - measured.fixed_s) / step_s if step_s > 0.0 else sys.maxsize
+    return int(steps if steps <= measured.steps else max(measured.steps, steps / _GROWTH))
 
 
 def _key(options: Mapping[str, object]) -> Options:

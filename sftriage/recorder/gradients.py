@@ -56,8 +56,6 @@ _SHARDED = (
 class GradientOrder:
     """With which gradients a model's steps end, and when to look at all of them again. No torch, no clock."""
 
-    __slots__ = ("_budget", "_endings", "_left", "_since", "finals", "learning")
-
     def __init__(self) -> None:
         self.learning = True  # every parameter is to have a hook; otherwise those of ``kept``
         # The last parameter of the last visit, and those of the visits before: all that had hooks in the end.

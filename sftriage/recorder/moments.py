@@ -181,8 +181,6 @@ class Ready:
     its frame is removed from what they raise where the stage is left.
     """
 
-    __slots__ = ("_notes", "_order", "_recording", "_stage")
-
     def __init__(self, stage: Any, recording: Any, order: Any, notes: list[Any]) -> None:
         self._stage, self._recording, self._order, self._notes = stage, recording, order, notes
 

@@ -31,8 +31,6 @@ _NOBODY = -1
 class Rounds:
     """Which of several optimizers ends a training step: the last one before they begin again."""
 
-    __slots__ = ("_last", "_seen", "alone", "ender")
-
     def __init__(self) -> None:
         self.ender: int | None = None
         self.alone: int | None = None  # the only optimizer of the latest steps
