@@ -423,7 +423,7 @@ STILL_S = 5.0
 """A step that lasts this long, and far longer than usual, is one that a rank does not come out of."""
 
 
-def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = StallSettings()) -> frozenset[int]:
+def still_ranks(job: JobStatus, typical_s: float) -> frozenset[int]:
     """The ranks that take no steps now, of which a capture of the next steps would never begin.
 
     That is known far sooner than a stall.
@@ -431,9 +431,8 @@ def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = Stal
     Args:
         job: what the ranks are doing.
         typical_s: a typical step of the job, in seconds; 0 if it is not known.
-        settings: for ``typical_factor``.
     """
-    longest_ns = max(STILL_S, settings.typical_factor * typical_s) / NS
+    longest_ns = max(STILL_S, StallSettings().typical_factor * typical_s) / NS
     in_step_R = np.where(job.stage_R < 0, job.stage_age_ns_R, job.step_age_ns_R)
     return frozenset(job.rank_R[in_step_R > longest_ns].tolist())
 

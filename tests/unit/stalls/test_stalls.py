@@ -20,9 +20,8 @@ SETTINGS = StallSettings()
 STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
 
 
-def stalled(status, pace, settings, now_ns, *, capturing=()):
-    state = stalls.wait_state_of(status, pace, now_ns)
-    return stalls.stall_verdict(state, status, pace, settings, now_ns, 0, capturing)
+def stalled(status, pace=STEADY, settings=SETTINGS, capturing=()):
+    return stalls.stall_verdict(stalls.wait_state_of(status, pace, NOW), status, pace, settings, NOW, 0, capturing)
 
 
 def rank(number, what, still_s, host="h"):
@@ -106,27 +105,9 @@ def named(verdict):
     ],
 )
 def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, floor_s, reasons, suspects):
-    verdict = stalled(job(ranks, still_s=floor_s), STEADY, SETTINGS, NOW)
+    verdict = stalled(job(ranks, still_s=floor_s))
     assert (verdict.label, verdict.reasons, named(verdict)) == ("stalled", reasons, suspects)
-    assert stalled(job(ranks, still_s=floor_s - 1), STEADY, SETTINGS, NOW) is None
-
-
-@pytest.mark.parametrize(
-    ("ranks", "floor_s"),
-    [
-        ("backward@50, backward@50, forward@50", 8),
-        # It has taken all its steps, and records no more, or still has its monitor open.
-        ("backward@50, backward@50, -@49 closed", 8),
-        ("backward@50, backward@50, -@49", 40),
-        ("backward@50, backward@50, other@50", 40),
-    ],
-)
-def test_the_floors_follow_the_figure_of_the_policy(ranks, floor_s):
-    # GIVEN a policy that asks for 8 s
-    settings = replace(SETTINGS, floor_s=8.0)
-    # THEN a rank that is waited for is named by that figure, and not by the usual one
-    assert stalled(job(ranks, still_s=floor_s), STEADY, settings, NOW) is not None
-    assert stalled(job(ranks, still_s=floor_s - 1), STEADY, settings, NOW) is None
+    assert stalled(job(ranks, still_s=floor_s - 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -141,27 +122,40 @@ def test_the_floors_follow_the_figure_of_the_policy(ranks, floor_s):
     ],
 )
 def test_a_job_that_has_ended_or_is_about_to_is_not_a_stall(ranks):
-    assert stalled(job(ranks, still_s=90_000.0), STEADY, SETTINGS, NOW) is None
+    assert stalled(job(ranks, still_s=90_000.0)) is None
+
+
+BEHIND = "backward@50, backward@50, forward@50"
+EIGHT_S = replace(SETTINGS, floor_s=8.0)
 
 
 @pytest.mark.parametrize(
-    ("pace", "threshold_s"),
+    ("ranks", "pace", "settings", "threshold_s"),
     [
-        (Pace(periods_s=(0.1,) * 3), 60),
-        (Pace(periods_s=(0.1, 0.1, 900.0)), 60),  # a checkpoint among the steps is not the typical step
-        (Pace(periods_s=(20.0,) * 3), 200),
-        (replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), 150),
-        (replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), 60),  # an evaluation says nothing here
-        (replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), 60),  # too long ago
-        (replace(STEADY, kinds_s={"checkpoint": 90.0}), 270),
-        (Pace(), 1800),  # no pace is known yet
+        (BEHIND, Pace(periods_s=(0.1,) * 3), SETTINGS, 60),
+        # A checkpoint among the steps is not the typical step.
+        (BEHIND, Pace(periods_s=(0.1, 0.1, 900.0)), SETTINGS, 60),
+        (BEHIND, Pace(periods_s=(20.0,) * 3), SETTINGS, 200),
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), SETTINGS, 150),
+        # An evaluation says nothing here.
+        (BEHIND, replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), SETTINGS, 60),
+        # Too long ago
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), SETTINGS, 60),
+        (BEHIND, replace(STEADY, kinds_s={"checkpoint": 90.0}), SETTINGS, 270),
+        # No pace is known yet.
+        (BEHIND, Pace(), SETTINGS, 1800),
+        # The floors follow the policy's.
+        (BEHIND, STEADY, EIGHT_S, 8),
+        # A rank has taken all its steps, and records no more, or still has its monitor open.
+        ("backward@50, backward@50, -@49 closed", STEADY, EIGHT_S, 8),
+        ("backward@50, backward@50, -@49", STEADY, EIGHT_S, 40),
+        ("backward@50, backward@50, other@50", STEADY, EIGHT_S, 40),
     ],
 )
-def test_what_is_long_is_the_jobs_own_affair(pace, threshold_s):
-    ranks = "backward@50, backward@50, forward@50"
-    verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, SETTINGS, NOW)
+def test_what_is_long_follows_the_job_and_the_policy(ranks, pace, settings, threshold_s):
+    verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, settings)
     assert verdict.numbers["threshold_s"] == pytest.approx(threshold_s)
-    assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, SETTINGS, NOW) is None
+    assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, settings) is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +172,7 @@ def test_what_is_long_is_the_jobs_own_affair(pace, threshold_s):
     ],
 )
 def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
-    verdict = stalled(job(ranks, hosts=hosts), STEADY, SETTINGS, NOW)
+    verdict = stalled(job(ranks, hosts=hosts))
     assert sorted(named(verdict), key=str) == sorted(suspects, key=str)
     # AND a rank alone has its host beside it
     for one in verdict.suspects:
@@ -208,15 +202,15 @@ def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
 
 
 def test_of_two_sync_stages_the_later_one_is_where_the_others_wait():
-    verdict = stalled(job("backward@50, forward@50, backward@50", schema=TWO_SYNCS), STEADY, SETTINGS, NOW)
+    verdict = stalled(job("backward@50, forward@50, backward@50", schema=TWO_SYNCS))
     assert named(verdict) == [("rank", (1,), "forward")]
     # A rank that waits for another one further back is not what the others wait for in the end
-    verdict = stalled(job("backward@50, forward@50, data@50", schema=TWO_SYNCS), STEADY, SETTINGS, NOW)
+    verdict = stalled(job("backward@50, forward@50, data@50", schema=TWO_SYNCS))
     assert named(verdict) == [("rank", (2,), "data")]
 
 
 def test_the_verdict_is_about_the_step_in_progress_and_holds_its_numbers():
-    verdict = stalled(job("backward@51, optimizer@50, backward@51", still_s=75.0), STEADY, SETTINGS, NOW)
+    verdict = stalled(job("backward@51, optimizer@50, backward@51", still_s=75.0))
     assert (verdict.first_step, verdict.last_step, verdict.exposed_s) == (50, 50, pytest.approx(76.0))
     (suspect,) = verdict.suspects
     assert (suspect.gain_s, suspect.share, suspect.onset_step) == (pytest.approx(75.0), pytest.approx(75 / 76), 50)
@@ -233,46 +227,39 @@ def test_the_verdict_is_about_the_step_in_progress_and_holds_its_numbers():
 
 
 def test_ranks_that_show_nothing_are_said_where_nobody_else_is_named():
-    verdict = stalled(job("backward@50, backward@50", world_size=4), STEADY, SETTINGS, NOW)
+    verdict = stalled(job("backward@50, backward@50", world_size=4))
     assert (verdict.reasons, verdict.suspects) == (("in_sync", "unseen_ranks"), ())
     assert verdict.numbers["unseen_ranks"] == 2.0
 
 
 def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted():
-    verdict = stalled(job("backward@50" + ", data@50" * 40), STEADY, SETTINGS, NOW)
+    verdict = stalled(job("backward@50" + ", data@50" * 40))
     assert (len(verdict.suspects), verdict.numbers["missing_ranks"]) == (stalls.MAX_NAMED, 40.0)
 
 
 def test_a_capture_may_hold_its_rank_up_for_as_long_as_it_runs():
     held_up = job("backward@50, backward@50, data@50")
-    assert stalled(held_up, STEADY, SETTINGS, NOW, capturing={2}) is None
+    assert stalled(held_up, capturing={2}) is None
     # AND a rank that nobody captures is a suspect, captures or no captures
-    assert stalled(held_up, STEADY, SETTINGS, NOW, capturing={1}) is not None
+    assert stalled(held_up, capturing={1}) is not None
 
 
 def test_a_time_that_has_not_come_yet_is_passed_over():
     found = job("backward@50, forward@50, data@50")
     damaged = replace(found, since_ns_R=np.array([*found.since_ns_R[:2], 1 << 61]))
-    verdict = stalled(damaged, STEADY, SETTINGS, NOW)
+    verdict = stalled(damaged)
     assert named(verdict) == [("rank", (1,), "forward")]
 
 
-# What is kept from stalls.look to stalls.look
-
-
 class Job:
-    """A job whose ranks are moved by the test, and looked at ten times a second."""
+    """A job of three ranks that the test moves."""
 
-    def __init__(self, n_ranks=3, settings=SETTINGS):
-        self.now_ns = NOW
-        self.settings = settings
-        self.watch = Watch()
+    def __init__(self):
+        self.now_ns, self.watch, self.verdicts = NOW, Watch(), []
         # (the ages are moments, here)
-        self.ranks = [RankStatus(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(n_ranks)]
-        self.verdicts = []
+        self.ranks = [RankStatus(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(3)]
 
     def wait(self, seconds, every_s=0.5):
-        """Time passes, and nothing else."""
         for _ in range(round(seconds / every_s)):
             self.now_ns += int(every_s * S)
             self.look()
@@ -285,12 +272,12 @@ class Job:
         ]
         return stalls.on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
 
-    def look(self, capturing=()):
-        verdict, self.watch = stalls.look(self.status(), self.watch, self.settings, self.now_ns, capturing)
+    def look(self):
+        verdict, self.watch = stalls.look(self.status(), self.watch, SETTINGS, self.now_ns)
         self.verdicts += [verdict] if verdict else []
 
     def enter(self, stage, ranks=None):
-        for number in range(len(self.ranks)) if ranks is None else ranks:
+        for number in range(3) if ranks is None else ranks:
             one = self.ranks[number]
             if stage is None:
                 one = replace(one, published=one.published + 1)
@@ -298,16 +285,15 @@ class Job:
                 one = replace(one, step=one.published, step_age_ns=self.now_ns)
             self.ranks[number] = replace(one, stage=stage, stage_age_ns=self.now_ns)
 
-    def steps(self, count, length_s=0.2):
-        for _ in range(count):
-            for stage in ("data", "forward", "backward", None):
-                self.enter(stage)
-                self.wait(length_s / 4, length_s / 4)
+    def steps(self, count):
+        for stage in ("data", "forward", "backward", None) * count:
+            self.enter(stage)
+            self.wait(0.05, 0.05)
 
-    def hang(self, seconds, number=1, stage="forward"):
+    def hang(self, seconds):
         self.enter("data")
-        self.enter("backward", [r for r in range(len(self.ranks)) if r != number])
-        self.enter(stage, [number])
+        self.enter("backward", [0, 2])
+        self.enter("forward", [1])
         self.wait(seconds)
 
     def go_on(self, number=1):
@@ -437,8 +423,6 @@ def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
     assert watch.with_window(empty).pace.kinds_s["evaluation"] == 0.0
 
 
-# Invariants
-
 stages = st.sampled_from([None, *SCHEMA.stages])
 statuses = st.builds(
     RankStatus,
@@ -459,7 +443,7 @@ jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
 
 @given(jobs, st.sampled_from([STEADY, Pace()]))
 def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(status, pace):
-    verdict = stalled(status, pace, SETTINGS, NOW)
+    verdict = stalled(status, pace)
     if verdict is None:
         return
     by_rank = {one.rank: one for one in status.status.ranks}
