@@ -14,12 +14,12 @@ import numpy as np
 
 from sftriage.frontier.accounting import Accounting, BoolArray, FloatArray, advances_by_step, medians
 from sftriage.frontier.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
-from sftriage.frontier.whatif import KeptReplay, Profile, Roles, SegmentReplay, Typical, profile, remembered
+from sftriage.frontier.whatif import KeptReplay, Profile, Roles, SegmentReplay, profile, remembered
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Suspect
 from sftriage.model.windows import Window
 from sftriage.verdicts import sequential
-from sftriage.verdicts.baseline import Baseline, Excess, OwnTimes, Regime, excess_of, regimes_of
+from sftriage.verdicts.baseline import Baseline, OwnTimes, excess_of, regimes_of
 from sftriage.verdicts.candidates import (
     MAX_KNOWN,
     Alone,
@@ -33,10 +33,10 @@ from sftriage.verdicts.candidates import (
     named_alone,
 )
 from sftriage.verdicts.course import NO_TRACK, Onset, Track
-from sftriage.verdicts.regression import OwnBest, StepMeasures, measured, paused_steps
+from sftriage.verdicts.regression import OwnBest, measured, paused_steps
 from sftriage.verdicts.sequential import Arrivals, ClearEvent, Evidence, Recurrence
 from sftriage.verdicts.settings import Settings
-from sftriage.verdicts.system import HeldBack, SystemCounts, charged, counts_of
+from sftriage.verdicts.system import HeldBack, charged, counts_of
 
 
 def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
@@ -122,16 +122,48 @@ class Past:
     rest_ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class PairHistory:
+    """One of two ranks against the past of both, in seconds a step.
+
+    Attributes:
+        rose_s: by how much it is slower than it was.
+        alone_s: the part of that which is its own: without what both became slower by, as on a shared machine, and
+            with what the other became faster by, as far as that one had been so fast before.
+        others_least_s: by how much the other one is faster than it ever was.
+    """
+
+    rose_s: float
+    alone_s: float
+    others_least_s: float
+
+
+def is_single(suspect: Suspect) -> bool:
+    """Whether a suspect is one rank or one host: a unit of the sequential tests."""
+    return suspect.scope in ("rank", "host")
+
+
+def is_named(candidate: Candidate) -> bool:
+    """Whether a candidate is a rank or a host that the sequential tests have named."""
+    return candidate.course is not None and is_single(candidate.suspect)
+
+
+LISTED_FRACTION = 0.01
+"""A candidate whose gain is less than this fraction of the window is not listed."""
+
+
 class WindowEvidence:
-    """All that the label of a window is decided by.
+    """All that the label of a replayed window is decided by.
+
+    Args:
+        valid_N: the complete and undisturbed steps.
 
     Attributes:
         exposed_s: what a step takes: the median exposed time of those that count. Thresholds are fractions of it.
         used_N: the steps that count: complete, and of the kind that most of them are.
         seen: the profile of these steps.
         like: the profile of those in the most frequent regime.
-        normal: a typical healthy step of that regime; None if none is known.
+        normal: a typical healthy step of that regime; None if none is known, or if the cohorts have changed since.
         excess: exposed time over what is normal, by where it is.
         candidates: possible suspects, the largest gain first.
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
@@ -143,23 +175,79 @@ class WindowEvidence:
         after: the state with it, except for what follows from its verdict.
     """
 
-    exposed_s: float
-    used_N: BoolArray
-    seen: Profile
-    like: Profile
-    regime: Regime
-    normal: Typical | None
-    excess: Excess
-    candidates: tuple[Candidate, ...]
-    gain_R: FloatArray
-    single_s: float
-    roles: Roles
-    alone: Mapping[int, tuple[str, Alone, float]]
-    counts: Mapping[tuple[int, ...], SystemCounts | None]
-    measures: StepMeasures
-    before: Past
-    after: Past
-    settings: Settings
+    def __init__(
+        self,
+        window: Window,
+        roles: Roles,
+        replays: list[SegmentReplay],
+        accounting: Accounting,
+        valid_N: BoolArray,
+        past: Past,
+        settings: Settings,
+    ) -> None:
+        self.window, self.roles, self.replays, self.valid_N = window, roles, replays, valid_N
+        self.before, self.settings = past, settings
+        self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
+        self.step_N = window.first_step + np.arange(self.n_steps)
+        walks = [one.walk for one in replays]
+        self.whole = profile(replays, self.n_steps, roles)
+        # What came after a step's last sync is that step's, as in a candidate's gain.
+        self.exposed_N = advances_by_step(walks, window).sum(axis=1)
+        self.measures = measured(window, walks, self.whole, valid_N)
+        used_N = ordinary_steps(steps_of_a_kind(window, valid_N), self.whole, self.exposed_N, settings)
+        moved_N = used_N & ~paused_steps(self.measures, settings)
+        self.used_N = used_N = moved_N if moved_N.any() else used_N
+        leader_GN = np.stack([one.walk.leader_M[: self.n_steps] for one in replays])
+        gain_GN = np.stack([one.whole_gain_M[: self.n_steps] for one in replays])
+        self.gain_R = np.bincount(leader_GN[:, used_N].ravel(), gain_GN[:, used_N].ravel(), self.n_ranks)
+        # The length of a step that no rank delays.
+        exposed_U = self.exposed_N[used_N]
+        self.usual_s = float(medians(exposed_U - gain_GN.sum(axis=0)[used_N])) or float(exposed_U.mean())
+        self.exposed_s = float(medians(exposed_U)) or accounting.exposed_s / accounting.n_steps
+        regime_N = regimes_of(window)
+        self.regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
+        self.like_N = used_N & np.asarray([one == self.regime for one in regime_N])
+        self.seen, self.like = self.whole.of(used_N), self.whole.of(self.like_N)
+        normal = past.baseline.typical(self.regime)
+        alike = normal is not None and normal.level_CS.shape == self.whole.level_NCS.shape[1:]
+        self.normal = normal if alike else None
+        self.excess = excess_of(self.seen, self.like, self.normal, self.n_ranks, settings)
+        self._find_candidates()
+
+    def _find_candidates(self) -> None:
+        window, past, settings = self.window, self.before, self.settings
+        ranks, hosts, units = self._tests()
+        first_step = window.first_step if past.first_step is None else past.first_step
+        context = self._context(units, ranks, hosts, first_step)
+        candidates = _single(units, context)
+        named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
+        self.after = replace(
+            past,
+            ranks=ranks,
+            hosts=hosts,
+            track=context.track,
+            onsets=_onsets(candidates, context),
+            recurrences=context.recurrences,
+            alone=context.known_alone,
+            first_step=first_step,
+            own=self._own_times(ranks),
+            replayed=remembered(window, self.roles, self.replays) if self.valid_N.all() else None,
+            exchanged=True,
+        )
+        if self.normal is not None:
+            # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
+            kept = past.named is not None and not is_single(past.named)
+            least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
+            alike = group_candidates(self.like, self.normal, self.roles, context, self.exposed_s)
+            candidates += [one for one in alike if one.suspect.share >= least]
+        # Recurring ones stay in any case: what recurs in few steps gains little over all of them.
+        least_s = LISTED_FRACTION * self.exposed_s * float(self.used_N.sum())
+        candidates = [one for one in candidates if one.total_s >= least_s or one.suspect.pattern == "recurring"]
+        # (of equals the whole before a stage)
+        self.candidates = sorted(candidates, key=lambda one: (-one.total_s, one.suspect.stage is not None))
+        self.single_s = max((float(unit.gain_NS[self.used_N].mean(axis=0).max()) for unit in units), default=0.0)
+        self.alone = context.alone
+        self.counts = {ranks: counts_of(suspect, window) for ranks, suspect in named.items()}
 
     def tests_of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
         """The tests that a suspect of scope rank or host is a unit of, and its name there."""
@@ -240,186 +328,53 @@ class WindowEvidence:
         """By how much a typical step is longer than a healthy one; None if none is known."""
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
-
-@dataclass(frozen=True, slots=True)
-class PairHistory:
-    """One of two ranks against the past of both, in seconds a step.
-
-    Attributes:
-        rose_s: by how much it is slower than it was.
-        alone_s: the part of that which is its own: without what both became slower by, as on a shared machine, and
-            with what the other became faster by, as far as that one had been so fast before.
-        others_least_s: by how much the other one is faster than it ever was.
-    """
-
-    rose_s: float
-    alone_s: float
-    others_least_s: float
-
-
-def is_single(suspect: Suspect) -> bool:
-    """Whether a suspect is one rank or one host: a unit of the sequential tests."""
-    return suspect.scope in ("rank", "host")
-
-
-def is_named(candidate: Candidate) -> bool:
-    """Whether a candidate is a rank or a host that the sequential tests have named."""
-    return candidate.course is not None and is_single(candidate.suspect)
-
-
-LISTED_FRACTION = 0.01
-"""A candidate whose gain is less than this fraction of the window is not listed."""
-
-
-def gather_evidence(
-    window: Window,
-    roles: Roles,
-    replays: list[SegmentReplay],
-    accounting: Accounting,
-    valid_N: BoolArray,
-    past: Past,
-    settings: Settings,
-) -> WindowEvidence:
-    """The evidence of a replayed window. ``valid_N`` are its complete and undisturbed steps."""
-    steps = _Steps(window, roles, replays, valid_N, past, settings)
-    used_N, like, normal = steps.used_N, steps.whole.of(steps.like_N), steps.normal
-    exposed_s = float(medians(steps.exposed_N[used_N])) or accounting.exposed_s / accounting.n_steps
-    ranks, hosts, units = steps.tests()
-    context = steps.context(units, ranks, hosts, settings.min_event_fraction * exposed_s)
-    candidates = _single(units, context)
-    named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
-    onsets = _onsets(candidates, context)
-    if normal is not None:
-        # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
-        kept = past.named is not None and not is_single(past.named)
-        least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
-        alike = group_candidates(like, normal, roles, context, exposed_s)
-        candidates += [one for one in alike if one.suspect.share >= least]
-    # Recurring ones stay in any case: what recurs in few steps gains little over all of them.
-    least_s = LISTED_FRACTION * exposed_s * float(used_N.sum())
-    candidates = [one for one in candidates if one.total_s >= least_s or one.suspect.pattern == "recurring"]
-    profile_used = steps.whole.of(used_N)
-    return WindowEvidence(
-        exposed_s=exposed_s,
-        used_N=used_N,
-        seen=profile_used,
-        like=like,
-        regime=steps.regime,
-        normal=normal,
-        excess=excess_of(profile_used, like, normal, steps.n_ranks, settings),
-        # (of equals the whole before a stage)
-        candidates=tuple(sorted(candidates, key=lambda one: (-one.total_s, one.suspect.stage is not None))),
-        gain_R=steps.gain_R(),
-        single_s=max((float(unit.gain_NS[used_N].mean(axis=0).max()) for unit in units), default=0.0),
-        roles=roles,
-        alone=context.alone,
-        counts={ranks: counts_of(suspect, window) for ranks, suspect in named.items()},
-        measures=steps.measures,
-        before=past,
-        after=replace(
-            past,
-            ranks=ranks,
-            hosts=hosts,
-            track=context.track,
-            onsets=onsets,
-            recurrences=context.recurrences,
-            alone=context.known_alone,
-            first_step=steps.began,
-            own=steps.own_times(ranks),
-            replayed=remembered(window, roles, replays) if valid_N.all() else None,
-            exchanged=True,
-        ),
-        settings=settings,
-    )
-
-
-class _Steps:
-    """The steps of a replayed window: which of them count (``used_N``), and what they add to the tests of the run.
-
-    Attributes:
-        usual_s: the length of a step that no rank delays.
-        regime, like_N: the most frequent regime of the steps that count, and its steps.
-        normal: a typical healthy step of it; None if none is known, or if the cohorts have changed since.
-    """
-
-    def __init__(
-        self,
-        window: Window,
-        roles: Roles,
-        replays: list[SegmentReplay],
-        valid_N: BoolArray,
-        past: Past,
-        settings: Settings,
-    ) -> None:
-        self.window, self.roles, self.replays, self.valid_N = window, roles, replays, valid_N
-        self.past, self.settings = past, settings
-        self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
-        self.step_N = window.first_step + np.arange(self.n_steps)
-        self.began = window.first_step if past.first_step is None else past.first_step
-        walks = [one.walk for one in replays]
-        self.whole = profile(replays, self.n_steps, roles)
-        # What came after a step's last sync is that step's, as in a candidate's gain.
-        self.exposed_N = advances_by_step(walks, window).sum(axis=1)
-        self.measures = measured(window, walks, self.whole, valid_N)
-        used_N = ordinary_steps(steps_of_a_kind(window, valid_N), self.whole, self.exposed_N, settings)
-        moved_N = used_N & ~paused_steps(self.measures, settings)
-        self.used_N = used_N = moved_N if moved_N.any() else used_N
-        held_N = np.sum([one.whole_gain_M[: self.n_steps] for one in replays], axis=0)
-        self.usual_s = float(medians((self.exposed_N - held_N)[used_N])) or float(self.exposed_N[used_N].mean())
-        regime_N = regimes_of(window)
-        self.regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
-        self.like_N = used_N & np.asarray([one == self.regime for one in regime_N])
-        normal = past.baseline.typical(self.regime)
-        alike = normal is not None and normal.level_CS.shape == self.whole.level_NCS.shape[1:]
-        self.normal = normal if alike else None
-
-    def events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
+    def _events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
         """The clear events of new steps."""
         least, first_step = self.settings.min_event_fraction, self.window.first_step
         return sequential.clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
 
-    def tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
+    def _tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
         """The tests of ranks and of hosts after their new steps, and the units that delayed the window most."""
 
         def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
             n_units = len(arrivals.names)
             if before.n_units != n_units:
                 before = Evidence(n_units, before.next_step)
-            events = self.events(arrivals, self.used_N & (self.step_N >= before.next_step))
+            events = self._events(arrivals, self.used_N & (self.step_N >= before.next_step))
             return sequential.advanced(before, events, max(before.next_step, self.window.last_step + 1), self.settings)
 
         least_s = LISTED_FRACTION * float(self.exposed_N[self.used_N].sum())
         replays, roles, places = self.replays, self.roles, places_of(self.window.hosts)
         of_ranks = sequential.arrivals_of_ranks(replays, self.n_ranks)
-        ranks = advance(self.past.ranks, of_ranks)
+        ranks = advance(self.before.ranks, of_ranks)
         units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
         if places is None:
-            return ranks, self.past.hosts, self.held_back(units)
+            return ranks, self.before.hosts, self._held_back(units)
         elsewhere = [last_elsewhere(one, places) for one in replays]
         of_hosts = sequential.arrivals_of_hosts(replays, elsewhere, places, self.settings)
-        hosts = advance(self.past.hosts, of_hosts)
+        hosts = advance(self.before.hosts, of_hosts)
         examined, alike = sequential.units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
         units += host_units(replays, places, elsewhere, examined, roles, self.n_steps, alike)
-        return ranks, hosts, self.held_back(units)
+        return ranks, hosts, self._held_back(units)
 
-    def known_alone(self) -> Known:
+    def _known_alone(self) -> Known:
         """What ranks do alone by their own notes, after the new steps.
 
         What a rank marks costs what it does, also where others make the step a special one.
         """
         noted_NR = self.window.noted_NR
         if noted_NR is None:
-            return self.past.alone
-        new_N = self.valid_N & (self.step_N >= self.past.ranks.next_step)
-        events = self.events(sequential.arrivals_of_ranks(self.replays, self.n_ranks), new_N)
+            return self.before.alone
+        new_N = self.valid_N & (self.step_N >= self.before.ranks.next_step)
+        events = self._events(sequential.arrivals_of_ranks(self.replays, self.n_ranks), new_N)
         lost_s = {(one.unit, one.step): one.share * self.usual_s for one in events}
-        found = dict(self.past.alone)
+        found = dict(self.before.alone)
         for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
             step, key = self.window.first_step + n, (rank, str(noted_NR[n, rank]))
             found[key] = found.pop(key, Alone(step)).after(step, lost_s.get((rank, step), 0.0))
         return dict(list(found.items())[-MAX_KNOWN:])
 
-    def held_back(self, units: list[Unit]) -> list[Unit]:
+    def _held_back(self, units: list[Unit]) -> list[Unit]:
         """The units, each with what it adds to the sync stages while the system keeps it from running.
 
         How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
@@ -437,37 +392,37 @@ class _Steps:
             for one in units
         ]
 
-    def context(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence, present_s: float) -> WindowContext:
+    def _context(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence, first_step: int) -> WindowContext:
         """The context of the candidates among these units."""
-        window, settings, known_alone, tests = self.window, self.settings, self.known_alone(), (ranks, hosts)
+        window, settings, known_alone, tests = self.window, self.settings, self._known_alone(), (ranks, hosts)
         return WindowContext(
             schema=window.schema,
             used_N=self.used_N,
             exposed_N=self.exposed_N,
             first_step=window.first_step,
-            present_s=present_s,
-            track=self.track(units),
+            present_s=settings.min_event_fraction * self.exposed_s,
+            track=self._track(units),
             events={name: test.events_of(name, settings) for test in tests for name in test.units if test.named(name)},
-            recurrences=self.recurrences(units, ranks, hosts),
-            onsets=self.past.onsets,
+            recurrences=self._recurrences(units, ranks, hosts),
+            onsets=self.before.onsets,
             known_alone=known_alone,
             noted_NR=window.noted_NR,
-            alone=named_alone(known_alone, ranks, ranks.next_step - self.began, self.usual_s, settings),
+            alone=named_alone(known_alone, ranks, ranks.next_step - first_step, self.usual_s, settings),
             settings=settings,
         )
 
-    def recurrences(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence) -> dict[UnitName, Recurrence]:
+    def _recurrences(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence) -> dict[UnitName, Recurrence]:
         """The recurrence of each unit that has one; its onset is the one that was found first."""
         found = {}
         for unit in units:
             now = sequential.recurrence_of(ranks if unit.scope == "rank" else hosts, unit.name, self.settings)
             if now is not None:
-                known = self.past.recurrences.get(unit.name, now)
+                known = self.before.recurrences.get(unit.name, now)
                 same = (known.period, known.phase) == (now.period, now.phase)
                 found[unit.name] = replace(now, onset=known.onset) if same else now
         return found
 
-    def track(self, units: Sequence[Unit]) -> Track:
+    def _track(self, units: Sequence[Unit]) -> Track:
         """The track of all ranks of a small job, or of those examined, and of the hosts examined, with these steps."""
         used_N, over = self.used_N, {unit.name: unit.over_NS[self.used_N] for unit in units}
         rest = (
@@ -479,22 +434,16 @@ class _Steps:
             ranks = np.asarray(rest, np.intp)
             over_NXS = np.sum([one.over_NXS(ranks, self.roles, self.n_steps) for one in self.replays], axis=0)
             over |= {rank: over_NXS[used_N, x] for x, rank in enumerate(rest)}
-        return self.past.track.after(self.step_N[used_N], over)
+        return self.before.track.after(self.step_N[used_N], over)
 
-    def own_times(self, ranks: Evidence) -> OwnTimes:
+    def _own_times(self, ranks: Evidence) -> OwnTimes:
         """The local times of two ranks, with the steps before any fault that is likely by now."""
         likely = self.settings.most_fraction * self.settings.naming_log_odds
         began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
         like_N = self.like_N if began is None else self.like_N & (self.step_N < began)
         if like_N.sum() < self.settings.min_away_steps:
-            return self.past.own
-        return self.past.own.after(self.regime, self.whole.of(like_N), int(self.step_N[like_N][-1]))
-
-    def gain_R(self) -> FloatArray:
-        """What mending the last rank of each step would have saved, by rank."""
-        leader_GN = np.stack([one.walk.leader_M[: self.n_steps] for one in self.replays])[:, self.used_N]
-        gain_GN = np.stack([one.whole_gain_M[: self.n_steps] for one in self.replays])[:, self.used_N]
-        return np.bincount(leader_GN.ravel(), gain_GN.ravel(), self.n_ranks).astype(np.float64)
+            return self.before.own
+        return self.before.own.after(self.regime, self.whole.of(like_N), int(self.step_N[like_N][-1]))
 
 
 def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[OnsetKey, Onset]:

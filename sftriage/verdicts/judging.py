@@ -29,7 +29,7 @@ from sftriage.model.windows import Window
 from sftriage.verdicts.baseline import learned
 from sftriage.verdicts.candidates import Candidate
 from sftriage.verdicts.clocks import HOST_STAGES, UNDECIDED, Timed, on_its_clock, timed
-from sftriage.verdicts.evidence import Past, WindowEvidence, gather_evidence, is_named, is_single, undisturbed_steps
+from sftriage.verdicts.evidence import Past, WindowEvidence, is_named, is_single, undisturbed_steps
 from sftriage.verdicts.regression import advanced, pauses
 from sftriage.verdicts.settings import Settings
 from sftriage.verdicts.system import stage_of, with_system
@@ -112,15 +112,14 @@ def assess_times(
         # The steps without it are evidence as any others.
         valid_N = undisturbed_steps(window, valid_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
-        evidence = gather_evidence(window, roles, replays, accounting, valid_N, past, settings) if there else None
+        evidence = WindowEvidence(window, roles, replays, accounting, valid_N, past, settings) if there else None
         return verdict("needs_evidence", ("self_inflicted",)), evidence
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
-    evidence = gather_evidence(window, roles, replays, accounting, valid_N, past, settings)
+    evidence = WindowEvidence(window, roles, replays, accounting, valid_N, past, settings)
     first = unambiguous(evidence)
     if first is not None:
-        others = tuple(one for one in evidence.candidates if one is not first)
-        evidence = replace(evidence, candidates=(first, *others))
+        evidence.candidates.sort(key=lambda one: one is not first)
     numbers |= _numbers(evidence)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
     # (that of two ranks one differs from its own past is not their roles)
