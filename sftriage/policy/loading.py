@@ -417,9 +417,6 @@ def next_open_s(found: CronTrigger, now_s: float) -> float | None:
 _MOST_TURNS = 100
 """Windows of several policies that have not met after so many turns are taken never to."""
 
-About = tuple[tuple[Rule, ...], Rule]
-"""The rules about one kind of suspect, whatever its gain, and of all rules the one that comes closest."""
-
 
 @dataclass(frozen=True)
 class PolicySet:
@@ -431,9 +428,6 @@ class PolicySet:
     """
 
     loaded: tuple[LoadedPolicy, ...]
-    _about: dict[tuple[str, str, str | None, str], About] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         if not self.loaded:
@@ -512,16 +506,11 @@ class PolicySet:
         names = ", ".join(one.policy.metadata.name for one in self.loaded)
         raise ValueError(f"policy {names} has no rule {rule!r}")
 
-    def about(self, label: str, suspect: Suspect) -> About:
-        """The rules about this kind of suspect, looked up once: of a thousand rules most are about another one."""
-        # What comes in from outside must not make this grow without bound. (No stage is called "".)
-        stage = suspect.stage if suspect.stage is None or suspect.stage in self._stages else ""
-        key = label, suspect.scope, stage, suspect.pattern
-        if key not in self._about:
-            misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
-            nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
-            self._about[key] = tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
-        return self._about[key]
+    def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:
+        """The rules about this kind of suspect, whatever its gain, and of all rules the one that comes closest."""
+        misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
+        nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
+        return tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
 
     def opens_s(self, now_s: float) -> float | None:
         """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
@@ -544,10 +533,6 @@ class PolicySet:
     @cached_property
     def _windows(self) -> tuple[CronTrigger, ...]:
         return tuple(spec.active.trigger for spec in self._specs if spec.active.trigger is not None)
-
-    @cached_property
-    def _stages(self) -> frozenset[str]:
-        return frozenset(stage for rule in self.rules for stage in rule.match.stage)
 
 
 def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:

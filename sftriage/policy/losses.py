@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
@@ -193,7 +194,4 @@ class Losses:
 
 def losses_of(verdicts: Iterable[Verdict]) -> Losses:
     """What stragglers have cost, by a run's verdicts in order."""
-    losses = Losses()
-    for verdict in verdicts:
-        losses = losses.after(verdict)
-    return losses
+    return reduce(Losses.after, verdicts, Losses())

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -140,8 +139,23 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": limits.left(bounds, state, now_s)})
-    choice = partial(choose, stage=None, clock=clock, nsys=nsys)
-    requests = () if why is not None else tuple(_manual_requests(manual, state, step, attempt, still, choice))
+    options = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
+    capture, again = Capture.model_validate(options), f"a{attempt}-" if attempt else ""
+    requests: tuple[CaptureRequest, ...] = ()
+    for rank in dict.fromkeys(manual.ranks) if why is None else ():
+        means = choose(capture, None, clock=clock, nsys=nsys, stands_still=rank in still)
+        assert means is not None, "where nothing is left open, there is something to begin with"
+        request = CaptureRequest(
+            capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + len(requests) + 1}",
+            rank=rank,
+            profiler=means.profiler,
+            steps=means.steps(manual.steps),
+            warmup_steps=means.warmup_steps(manual.warmup_steps),
+            max_seconds=manual.max_seconds,
+            max_bytes=manual.max_bytes,
+            options=options_of(capture, means),
+        )
+        requests += (request,)
     reason = why or Why("asked", {"who": manual.who, "why": manual.reason})
     decision = Decision(
         time_s=now_s,
@@ -230,28 +244,6 @@ def trigger_of_request(
 
 _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "whole_rank", "nsys": "device_clock"}
 """Why ``auto`` chose a profiler of somebody whom nobody suspects."""
-
-
-def _manual_requests(
-    manual: ManualRequest, state: State, step: int, attempt: int, still: Collection[int], choice: partial[Means | None]
-) -> Iterator[CaptureRequest]:
-    capture = Capture.model_validate(
-        {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
-    )
-    again = f"a{attempt}-" if attempt else ""
-    for number, rank in enumerate(dict.fromkeys(manual.ranks), start=1):
-        means = choice(capture, stands_still=rank in still)
-        assert means is not None, "where nothing is left open, there is something to begin with"
-        yield CaptureRequest(
-            capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + number}",
-            rank=rank,
-            profiler=means.profiler,
-            steps=means.steps(manual.steps),
-            warmup_steps=means.warmup_steps(manual.warmup_steps),
-            max_seconds=manual.max_seconds,
-            max_bytes=manual.max_bytes,
-            options=options_of(capture, means),
-        )
 
 
 STACKS_S = 30.0
