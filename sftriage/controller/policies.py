@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import UsageError
 from sftriage.model.events import NamedPolicy, PolicyChanged
 from sftriage.policy.loading import PolicyError, PolicySet, Problem, load_set, read
 from sftriage.traces.disk import Do, at_once
@@ -73,47 +73,40 @@ class PolicyFiles:
         return msgspec.structs.replace(self._found.popleft(), time_s=now_s) if self._found else None
 
     def _look(self) -> None:
-        if (change := self._change()) is not None:
-            self._found.append(change)
-
-    def _change(self) -> PolicyChanged | None:
         contents = self._contents()
         if contents == self._considered:
-            return None
+            return
         try:
             policies = _load(self._files())
         except (PolicyError, UsageError) as error:
-            return self._refused(contents, error)
-        self._doubted = None
-        self._considered = contents
+            changed_s = max(map(_changed_s, self._files()), default=0.0)
+            if contents != self._doubted and self._now() - changed_s <= SETTLED_S:
+                # Perhaps only half written: it is refused once it is there a second time.
+                self._doubted = contents
+                return
+            self._considered = contents
+            self._note("refused", problems=str(error).splitlines())
+            return
         restored = contents == self._good
-        self._good = contents
+        self._doubted, self._considered, self._good = None, contents, contents
         if restored:
-            return self._event("restored")
+            self._note("restored")
+            return
         self.current = policies
         others = [name for name in _CUTS if getattr(self._begun, name) != getattr(policies.detection, name)]
-        return self._event("changed", later=tuple(f"detection.{name}" for name in others))
+        self._note("changed", later=[f"detection.{name}" for name in others])
 
-    def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> PolicyChanged | None:
-        changed_s = max(map(_changed_s, self._files()), default=0.0)
-        if contents != self._doubted and self._now() - changed_s <= SETTLED_S:
-            self._doubted = contents
-            return None
-        self._considered = contents
-        return self._event("refused", problems=tuple(str(error).splitlines()))
-
-    def _event(
-        self,
-        kind: Literal["changed", "refused", "restored"],
-        problems: tuple[str, ...] = (),
-        later: tuple[str, ...] = (),
-    ) -> PolicyChanged:
+    def _note(
+        self, kind: Literal["changed", "refused", "restored"], problems: Sequence[str] = (), later: Sequence[str] = ()
+    ) -> None:
         # (with the whole of what was taken over, for no other file may keep it)
         policies = tuple(
             NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if kind == "changed" else None)
             for one in self.current.loaded
         )
-        return PolicyChanged(time_s=0.0, kind=kind, policies=policies, problems=problems, later=later)
+        self._found.append(
+            PolicyChanged(time_s=0.0, kind=kind, policies=policies, problems=tuple(problems), later=tuple(later))
+        )
 
     def _contents(self) -> tuple[str, ...]:
         return tuple(_content(path) for path in self._files())
