@@ -6,7 +6,7 @@ What captures cost the job is measured: the steps in them and just after them ag
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
@@ -109,7 +109,7 @@ class Controller:
         self._clock: Clock = "host"
         self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers = defaultdict[int, Ledger](Ledger)
         self._left = left or ResumeState()
         self.losses = self._left.losses
         self.costs: list[events.CostMeasured] = []
@@ -141,14 +141,14 @@ class Controller:
             return
         self._learnt[window.attempt] = window.last_step
         self._publish(events.WindowSeen(window, spans or {}, learnt=True))
-        self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window, 0.0)
+        self._ledgers[window.attempt].add(window, 0.0)
         self._judged(window)
 
     def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> events.WindowJudged:
         """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
         self._follow(now_s)
         self._publish(events.WindowSeen(window, spans or {}))
-        self._ledgers[window.attempt], self.costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
+        self.costs = self._ledgers[window.attempt].add(window, now_s)
         for cost in self.costs:
             if cost.cost_s:
                 self._state = charged(self._state, cost.cost_s)
@@ -244,7 +244,7 @@ class Controller:
 
         ``switches`` are the groups of ranks that a remedy can be switched on.
         """
-        ledger = self._ledgers.get(self._attempt, Ledger())
+        ledger = self._ledgers[self._attempt]
         now = JobNow(
             time_s=now_s,
             attempt=self._attempt,
@@ -377,34 +377,31 @@ class CostedStep:
         return (self.rank, self.part) if self.over_s >= 0.4 * (self.took_s - usual_s) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ledger:
     """The last steps of one attempt of a job, and the last of them up to which captures have been accounted for.
 
     ``left_R`` is what of the very last one comes after its sync stages, in seconds.
     """
 
-    steps: Mapping[int, CostedStep] = field(default_factory=dict)
+    steps: dict[int, CostedStep] = field(default_factory=dict)
     settled: int = -1
-    left_R: FloatArray | None = field(default=None, compare=False)
+    left_R: FloatArray | None = None
 
-    def after(self, window: Window, now_s: float) -> tuple[Ledger, list[events.CostMeasured]]:
-        """The ledger with one more window, and what has become known by it at ``now_s``, in seconds of the epoch."""
-        steps = dict(self.steps)
-        last = max(steps, default=-1)
-        left_R = self.left_R
+    def add(self, window: Window, now_s: float) -> list[events.CostMeasured]:
+        """Take one more window; what has become known by it at ``now_s``, in seconds of the epoch."""
+        last = max(self.steps, default=-1)
         if last < window.last_step:
-            follows = window.first_step <= last + 1
-            new = window.steps(max(window.first_step, last + 1), window.last_step)
-            found, left_R = _steps(new, left_R if follows else None)
-            steps |= found
-        for number in list(steps)[: max(0, len(steps) - KEPT_STEPS)]:
-            del steps[number]
-        ledger, costs = Ledger(steps, self.settled, left_R), []
-        while (touched := ledger._next()) is not None:
-            costs.append(events.CostMeasured(now_s, window.attempt, *touched, *ledger._cost_s(*touched)))
-            ledger = Ledger(steps, touched[1] + AFTER_STEPS, left_R)
-        return ledger, costs
+            before_R = self.left_R if window.first_step <= last + 1 else None
+            found, self.left_R = _steps(window.steps(max(window.first_step, last + 1), window.last_step), before_R)
+            self.steps |= found
+        for number in list(self.steps)[: max(0, len(self.steps) - KEPT_STEPS)]:
+            del self.steps[number]
+        costs = []
+        while (touched := self._next()) is not None:
+            costs.append(events.CostMeasured(now_s, window.attempt, *touched, *self._cost_s(*touched)))
+            self.settled = touched[1] + AFTER_STEPS
+        return costs
 
     def _next(self) -> tuple[int, int] | None:
         touched = [number for number, step in self.steps.items() if step.capturing and number > self.settled]

@@ -24,11 +24,8 @@ def windows(took_s, capturing, length=50, stride=10, ranks=3):
 
 
 def costs_over(some):
-    ledger, found = Ledger(), []
-    for window in some:
-        ledger, costs = ledger.after(window, 100.0)
-        found += costs
-    return found
+    ledger = Ledger()
+    return [cost for window in some for cost in ledger.add(window, 100.0)]
 
 
 def costs_of(took_s, capturing, **cut):
@@ -91,7 +88,7 @@ def test_missing_ranks_and_steps_do_not_count():
 def test_a_long_job_is_remembered_within_bounds():
     ledger = Ledger()
     for window in windows(np.full(3 * KEPT_STEPS, 0.1), np.zeros(3 * KEPT_STEPS, dtype=bool), stride=50):
-        ledger, _ = ledger.after(window, 100.0)
+        ledger.add(window, 100.0)
     assert len(ledger.steps) == KEPT_STEPS
 
 
@@ -153,7 +150,7 @@ def checkpointing(every, captured, *, stall_s=0.15, kind="", rank=1, n_steps=700
 )
 def test_a_checkpoint_in_a_capture_is_no_capture_s_cost(every, captured, kind, expected_s):
     job = checkpointing(every, captured, kind=kind)
-    (cost,) = Ledger().after(job, 100.0)[1]
+    (cost,) = costs_over([job])
     assert cost.cost_s == pytest.approx(expected_s, abs=0.025)
 
 
