@@ -15,7 +15,7 @@ import numpy as np
 from sftriage.controller.controller import settings_of
 from sftriage.controller.windows import peers_of
 from sftriage.frontier.accounting import known_medians
-from sftriage.model.captures import CaptureRequest, Decision
+from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
@@ -75,7 +75,7 @@ def replay(
 class _Running:
     """A capture that would be running: from where its profiler warms up, and no longer than until then."""
 
-    capture_id: str
+    request: CaptureRequest
     attempt: int
     begins: int
     first_step: int
@@ -149,17 +149,18 @@ class _Replay:
         begins = verdict.last_step + 1
         if not request.takes_steps:
             # Taken at once, wherever the rank stands: over before the next step is.
-            return _Running(request.capture_id, verdict.attempt, begins, begins, verdict.last_step, now_s)
+            return _Running(request, verdict.attempt, begins, begins, verdict.last_step, now_s)
         first = request.begins_at(begins + request.warmup_steps)
         begins = first - request.warmup_steps
         last = first + request.steps - 1
-        return _Running(request.capture_id, verdict.attempt, begins, first, last, now_s + request.max_seconds)
+        return _Running(request, verdict.attempt, begins, first, last, now_s + request.max_seconds)
 
     def _end_captures(self, window: Window, now_s: float) -> None:
         self.captured = [self._cut_short(one, window, now_s) for one in self.captured]
         for one in self.captured:
             if one.attempt != window.attempt or one.last_step <= window.last_step:
-                self.state = finished(self.state, one.capture_id, reproduced=True)
+                ended = CaptureResult(one.request.capture_id, one.request.rank, "stored")
+                self.state = finished(self.state, ended, now_s, reproduced=True)
         # What no window to come holds is of no more use; captures of attempts before this one are none of its.
         here = window.attempt, window.first_step
         self.captured = [one for one in self.captured if (one.attempt, one.last_step) >= here]

@@ -222,31 +222,26 @@ def started(
     )
 
 
-def finished(
-    state: State, result: CaptureResult | str, now_s: float | None = None, *, reproduced: bool = False
-) -> State:
-    """The state once a capture has ended. One that is not running changes nothing.
+def finished(state: State, result: CaptureResult, now_s: float, *, reproduced: bool = False) -> State:
+    """The state once a capture has ended, at ``now_s``. One that is not running changes nothing.
 
     A capture that was refused or failed gives back its place in the run and its suspect's cooldown, but not its place
-    in the hour and the day: it may have touched the job. Its suspect waits a while, and longer each time.
-
-    With its id alone in place of a result, it counts as made. ``now_s`` is when that was known, on the clock of
-    `decide`; by default when the capture was asked for. One that is made has ``reproduced`` its fault, or not.
+    in the hour and the day: it may have touched the job. Its suspect waits a while, and longer each time. One that is
+    made has ``reproduced`` its fault, or not.
     """
-    capture_id = result if isinstance(result, str) else result.capture_id
-    one = state.running.get(capture_id)
+    one = state.running.get(result.capture_id)
     if one is None:
         return state
-    state = _without(state, capture_id)
-    if isinstance(result, str) or result.state == "stored":
-        return _made(state, capture_id, one, reproduced=reproduced)
+    state = _without(state, result.capture_id)
+    if result.state == "stored":
+        return _made(state, result.capture_id, one, reproduced=reproduced)
     state = replace(state, captures=max(0, state.captures - 1))
     # Of several ranks, one that was captured is what the rule wanted.
     if not one.rule or one.control or state.fired_s.get(one.key) == one.fired_s:
         return state
     known = state.failures.get(one.key)
     count = 1 if known is None else known.count + (known.fired_s != one.fired_s)
-    failures = Failures(count, one.fired_s, one.fired_s if now_s is None else now_s)
+    failures = Failures(count, one.fired_s, now_s)
     return replace(state, failures=remembered(state.failures, {one.key: failures}, lambda last: last.failed_s))
 
 

@@ -234,18 +234,18 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
     policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
     suspect, control = decision.requests
-    state = finished(finished(state, of(control.capture_id, "stored")), of(suspect.capture_id), NOW + 5)
+    state = finished(finished(state, of(control.capture_id, "stored"), NOW), of(suspect.capture_id), NOW + 5)
     failures = {"a rank 2 data": Failures(1, NOW, NOW + 5)}
     assert (state.captures, state.fired_s, state.failures) == (1, {}, failures)
 
 
 def test_what_is_not_running_changes_nothing_when_it_ends():
     state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW, suspect="rank 2 data")})
-    assert finished(state, of("w1-50-r2-a-2")) is state
+    assert finished(state, of("w1-50-r2-a-2"), NOW) is state
     once = finished(state, of("w1-50-r2-a-1"), NOW)
     assert finished(once, of("w1-50-r2-a-1"), NOW) is once
-    # A capture of which only the end is known counts as made
-    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a rank 2 data": NOW})
+    made = finished(state, of("w1-50-r2-a-1", "stored"), NOW)
+    assert made == replace(state, running={}, fired_s={"a rank 2 data": NOW})
 
 
 def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():

@@ -11,7 +11,7 @@ from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 
-from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict
+from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of
 
 DATA_ONLY = {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
 WITH_NSYS = {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}}
@@ -264,7 +264,7 @@ def test_capture_ids_stay_file_names_and_stay_apart():
     policy = make_policy(rule, captures_per_run=10_000)
     verdict = make_verdict(ranks=(2**31 - 1,), first_step=2**63 - 50, attempt=2**31)
     first, state = decide(verdict, policy, State(captures=9998), NOW)
-    state = finished(state, first.requests[0].capture_id)
+    state = finished(state, of(first.requests[0].capture_id, "stored"), NOW)
     second, _ = decide(verdict, policy, state, NOW)
     ids = {first.requests[0].capture_id, second.requests[0].capture_id}
     assert len(ids) == 2
