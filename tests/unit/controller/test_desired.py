@@ -13,14 +13,11 @@ from sftriage.model.events import CauseFound
 from sftriage.model.windows import RankStatus
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.windows.shipped import status_of
+from tests.scenario import request_of
 from tests.unit.controller.test_controller import window
 from tests.unit.policy.making import make_policy
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
-
-
-def request(capture_id: str, rank: int, role: str = "suspect") -> CaptureRequest:
-    return CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29, role=role)
 
 
 def result(capture_id: str, state: str, rank: int = 2, detail: str = "") -> CaptureResult:
@@ -54,14 +51,14 @@ def ids(of: DesiredCaptures) -> list[str]:
     ],
 )
 def test_a_control_is_wanted_until_none_of_its_suspects_can_have_a_trace(ends, wanted):
-    made = wants(request("s1", 1), request("s2", 2), *(request(f"c{n}", 4 + n, "control") for n in (1, 2)))
+    made = wants(request_of("s1", 1), request_of("s2", 2), *(request_of(f"c{n}", 4 + n, "control") for n in (1, 2)))
     for end in ends:
         made.ended(result(*end))
     assert ids(made) == wanted
 
 
 def test_its_end_says_why_and_another_end_is_left_as_it_is():
-    made = wants(request("s1", 2), request("c1", 4, "control"))
+    made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
     refused = result("s1", "refused", detail="a profiler is already running in this process")
     assert made.ended(refused)[1] == refused
     wanted, told = made.ended(result("c1", "failed", 4, "cancelled"))
@@ -71,28 +68,30 @@ def test_its_end_says_why_and_another_end_is_left_as_it_is():
 
 
 def test_one_whose_trace_was_there_already_is_kept_as_it_is():
-    made = wants(request("s1", 2), request("c1", 4, "control"))
+    made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
     made.ended(result("s1", "failed"))
     stored = result("c1", "stored", 4)
     assert made.ended(stored)[1] == stored
 
 
 def test_when_it_is_to_have_begun_is_told_as_an_age():
-    made = wants(request("s1", 2))
+    made = wants(request_of("s1", 2))
     assert [made.wanted(now_s)[0].expires_s for now_s in (1000.0, 1059.0, 1061.0)] == [EXPIRES_S, 1.0, -1.0]
 
 
 def test_what_an_earlier_process_asked_for_is_wanted_as_such():
     made = DesiredCaptures()
-    made.resume(request("s1", 2), WHY, 1)
+    made.resume(request_of("s1", 2), WHY, 1)
     (one,) = made.wanted(5000.0)
-    assert (one.request, one.resumed, one.expires_s) == (request("s1", 2), True, None)
+    assert (one.request, one.resumed, one.expires_s) == (request_of("s1", 2), True, None)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "c1", "c2"]), st.sampled_from(["stored", "failed", "refused"]))))
 def test_nothing_that_has_ended_is_wanted_and_what_is_wanted_was_asked_for(ends):
-    made = wants(request("s1", 1), request("s2", 2), request("c1", 4, "control"), request("c2", 5, "control"))
+    made = wants(
+        request_of("s1", 1), request_of("s2", 2), request_of("c1", 4, "control"), request_of("c2", 5, "control")
+    )
     for capture_id, state in ends:
         made.ended(result(capture_id, state))
         assert capture_id not in ids(made)

@@ -9,15 +9,13 @@ from sftriage.policy.quantities import Lasting
 from sftriage.policy.requests import Means, choose, computes, options_of
 from sftriage.policy.schema import Capture, TriagePolicy
 
+from .making import make_policy
 
-def document(**spec: Any) -> dict[str, Any]:
-    rules = [{"name": "slow-rank", "match": {}, "capture": {}}]
-    return {
-        "apiVersion": "sftriage.dev/v1alpha1",
-        "kind": "TriagePolicy",
-        "metadata": {"name": "p"},
-        "spec": {"rules": rules, **spec},
-    }
+RULE = {"name": "r", "match": {}}
+
+
+def policy_of(*rules: dict[str, Any], **spec: Any) -> TriagePolicy:
+    return make_policy(*(rules or (RULE,)), **spec).loaded[0].policy
 
 
 WHOLE = yaml.safe_load((Path(__file__).parent / "whole.yaml").read_text(encoding="utf-8"))
@@ -61,7 +59,7 @@ def test_a_policy_filled_in_says_the_same_and_is_valid():
 
 @pytest.mark.parametrize("said", [0.6, "60%", "60 %"])
 def test_a_fraction_may_be_said_as_a_percentage(said):
-    detection = TriagePolicy.model_validate(document(detection={"min_persistence": said})).spec.detection
+    detection = policy_of(detection={"min_persistence": said}).spec.detection
     assert detection.min_persistence == 0.6
 
 
@@ -77,7 +75,7 @@ def test_a_fraction_may_be_said_as_a_percentage(said):
     ],
 )
 def test_a_day_has_a_limit_where_none_is_said(limits, of_day):
-    policy = TriagePolicy.model_validate(document(limits=limits))
+    policy = policy_of(**limits)
     assert policy.spec.limits.day_limit == of_day
     assert policy.filled()["spec"]["limits"]["captures_per_day"] == of_day
     assert policy.filled()["spec"]["limits"].get("captures_per_run") == limits.get("captures_per_run")
@@ -96,15 +94,14 @@ def test_a_day_has_a_limit_where_none_is_said(limits, of_day):
     ],
 )
 def test_for_is_steps_or_time_and_windows_are_the_steps_that_they_span(said, lasting):
-    rule = {"name": "r", "match": {}, "for": said}
-    spec = TriagePolicy.model_validate(document(rules=[rule], detection={"window_steps": 100, "stride_steps": 25})).spec
+    spec = policy_of({**RULE, "for": said}, detection={"window_steps": 100, "stride_steps": 25}).spec
     assert spec.rules[0].lasts(spec.detection) == lasting
 
 
 def test_a_model_made_without_yaml_is_checked_for_contradictions_too():
     rules = [{"name": "a", "match": {"label": "needs_evidence"}, "capture": {}}, {"name": "a", "match": {}}]
     with pytest.raises(ValidationError) as refused:
-        TriagePolicy.model_validate(document(rules=rules))
+        policy_of(*rules)
     assert [error["loc"] for error in refused.value.errors()] == [
         ("spec", "rules", 0, "match", "label"),
         ("spec", "rules", 1, "name"),
@@ -112,7 +109,7 @@ def test_a_model_made_without_yaml_is_checked_for_contradictions_too():
 
 
 def test_a_policy_cannot_be_changed_after_it_was_checked():
-    policy = TriagePolicy.model_validate(document())
+    policy = policy_of()
     with pytest.raises(ValidationError, match="frozen"):
         policy.spec.limits.captures_per_day = 1000  # type: ignore[misc]  # that it cannot be done is the point
 
