@@ -19,7 +19,6 @@ import numpy as np
 from sftriage.controller.desired import ResumeState
 from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
-from sftriage.errors import InputError
 from sftriage.frontier.accounting import FloatArray, medians
 from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
@@ -119,10 +118,7 @@ class Controller:
         # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
         self._recent: deque[Straggler | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0
-        try:
-            self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
-        except OSError as error:
-            raise InputError(f"{state_file}: {error.strerror}") from error
+        self._state = State.from_json(state_file.read_bytes()) if state_file.exists() else State()
 
     def budget(self, now_s: float) -> tuple[float, float]:
         """What captures have cost the job, and what they may have cost it by now, in seconds."""
@@ -255,9 +251,9 @@ class Controller:
             is_known=is_settled(self._recent),
             allowed=self.policies.mitigate,
         )
-        self._loop, told = self._loop.after(now)
-        if told is not None:
-            self.record(told)
+        self._loop, changed = self._loop.after(now)
+        if changed is not None:
+            self.record(changed)
         return self._loop.wanted(switches)
 
     def answered(self, ask: ManualRequest) -> bool:
