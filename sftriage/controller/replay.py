@@ -35,9 +35,8 @@ def verdicts_and_pauses(
     """
     pasts: dict[int, Past] = {}
     for window in windows:
-        verdict, past = judge(window, pasts.get(window.attempt), settings)
-        pasts[window.attempt] = past
-        yield verdict, past.paused
+        verdict, pasts[window.attempt] = judge(window, pasts.get(window.attempt), settings)
+        yield verdict, pasts[window.attempt].paused
 
 
 @dataclass(frozen=True, slots=True)
