@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.reading import RankRings
-from sftriage.capture.executor import Executor, RankLook, SampledCapture, TorchCapture
+from sftriage.capture.executor import Executor, RankLook, TrainerCapture
 from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
 from sftriage.errors import CaptureError, RingError, SftriageError
@@ -92,7 +92,7 @@ def executor_for(
         return StacksCapture(request, info, rings, spool, look)
     mailbox = rings / info.file_name("mailbox")
     if request.profiler != "nsys":
-        return _by_trainer(request, mailbox, spool)
+        return TrainerCapture(request, mailbox, spool)
     if nsys is None:
         raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
     return NsysCapture(request, nsys, mailbox, spool, look)
@@ -111,16 +111,12 @@ def _adopted(request: CaptureRequest, mailbox: Path, spool: Path, nsys: NsysPlac
         if nsys is None:
             raise CaptureError("the note of how its rank was launched under nsys is gone")
         return AbandonedNsys(request, nsys, mailbox, spool, lambda: None)
-    capture = _by_trainer(request, mailbox, spool)
+    capture = TrainerCapture(request, mailbox, spool)
     if capture.handed_over:
         return capture
     capture.cancel()
     capture.close()
     raise CaptureError("its rank was never asked")
-
-
-def _by_trainer(request: CaptureRequest, mailbox: Path, spool: Path) -> TorchCapture:
-    return (SampledCapture if request.profiler == "stacks" else TorchCapture)(request, mailbox, spool)
 
 
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:

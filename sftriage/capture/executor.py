@@ -24,10 +24,15 @@ RankLook = Callable[[], RankStatus | None]
 """What the rank is doing now, from its ring; None where that cannot be read."""
 
 
-class Executor(ABC):
-    """One capture. None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`).
+Turns = Generator[None, None, None]
+Course = Generator[None, None, CaptureResult]
 
-    While it ``needs_trainer``, it comes to nothing once the trainer has ended.
+
+class Executor(ABC):
+    """One capture, which goes on as a generator does: `poll` takes it to its next ``yield``.
+
+    None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`). While it
+    ``needs_trainer``, it comes to nothing once the trainer has ended.
     """
 
     needs_trainer = True
@@ -36,6 +41,8 @@ class Executor(ABC):
         self.request = request
         self._timings_s: dict[str, float] = {}
         self._clock: dict[str, int] = {}
+        self._cancelled = False
+        self._turns = self._course()
 
     @property
     def state(self) -> CaptureState:
@@ -46,12 +53,29 @@ class Executor(ABC):
         """Begin; raises CaptureError, with the reason, where it cannot."""
 
     @abstractmethod
-    def poll(self) -> CaptureResult | None:
-        """Go on; the result, once there is one."""
+    def _course(self) -> Course:
+        """The capture, from its first turn to its result."""
 
-    @abstractmethod
+    def poll(self) -> CaptureResult | None:
+        """Go on; the result, once there is one. Whatever goes wrong is the reason of a failed capture."""
+        try:
+            next(self._turns)
+        except StopIteration as ended:
+            result: CaptureResult = ended.value
+            return result
+        except (CaptureError, RingError) as error:
+            return self.failed(str(error))
+        except OSError as error:
+            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
+        return None
+
     def cancel(self) -> None:
         """End it soon; there is still a result."""
+        self._cancelled = True
+
+    def _give_way(self) -> None:
+        if self._cancelled:
+            raise CaptureError("cancelled")
 
     def failed(self, reason: str) -> CaptureResult:
         """The result of this capture where it left nothing."""
@@ -69,51 +93,6 @@ class Executor(ABC):
     def close(self) -> None:
         """Let go of everything, and remove what is left in the spool."""
 
-
-def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
-    """A client of the mailbox of a request's rank; raises CaptureError where it cannot be used."""
-    try:
-        return MailboxClient(mailbox)
-    except (RingError, OSError) as error:
-        raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
-
-
-Turns = Generator[None, None, None]
-Course = Generator[None, None, CaptureResult]
-
-
-class InTurns(Executor):
-    """A capture that goes on as a generator does: `poll` takes it to its next ``yield``, and never waits."""
-
-    def __init__(self, request: CaptureRequest) -> None:
-        super().__init__(request)
-        self._cancelled = False
-        self._turns = self._course()
-
-    @abstractmethod
-    def _course(self) -> Course:
-        """The capture, from its first turn to its result."""
-
-    def poll(self) -> CaptureResult | None:
-        """See `Executor`. Whatever goes wrong is the reason of a failed capture."""
-        try:
-            next(self._turns)
-        except StopIteration as ended:
-            result: CaptureResult = ended.value
-            return result
-        except (CaptureError, RingError) as error:
-            return self.failed(str(error))
-        except OSError as error:
-            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
-        return None
-
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def _give_way(self) -> None:
-        if self._cancelled:
-            raise CaptureError("cancelled")
-
     def _stored(self, main: Path, first_step: int, last_step: int, notes: Iterable[str]) -> CaptureResult:
         return CaptureResult(
             self.request.capture_id,
@@ -126,6 +105,14 @@ class InTurns(Executor):
             self._timings_s,
             self._clock,
         )
+
+
+def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
+    """A client of the mailbox of a request's rank; raises CaptureError where it cannot be used."""
+    try:
+        return MailboxClient(mailbox)
+    except (RingError, OSError) as error:
+        raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
 
 
 def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
@@ -185,12 +172,12 @@ def check_size(request: CaptureRequest, what: str, size_bytes: int) -> None:
         raise CaptureError(f"the {what} {has} {size_bytes} bytes; at most {request.max_bytes} were allowed")
 
 
-class TorchCapture(Executor):
-    """A capture by the trainer, which leaves a trace; raises CaptureError where the mailbox cannot be used."""
+class TrainerCapture(Executor):
+    """A capture by the trainer: a trace, sampled stacks, or both; raises CaptureError without a usable mailbox."""
 
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
         super().__init__(request)
-        self.trace = spool / f"{request.capture_id}.json"
+        self._trace, self._stacks = (spool / f"{request.capture_id}.{name}" for name in ("json", SAMPLES_NAME))
         self._mailbox = mailbox_of(request, mailbox)
 
     @property
@@ -215,13 +202,10 @@ class TorchCapture(Executor):
         except RingError as error:
             raise CaptureError(f"rank {self.request.rank} cannot be reached: {error}") from error
 
-    def poll(self) -> CaptureResult | None:
-        """The result, once there is one. A mailbox that broke is a failed capture."""
-        try:
-            result = self._mailbox.poll()
-        except RingError as error:
-            return self.failed(str(error))
-        return result if result is not None and result.capture_id == self.request.capture_id else None
+    def _course(self) -> Course:
+        while (result := self._mailbox.result_of(self.request.capture_id)) is None:
+            yield
+        return result
 
     def cancel(self) -> None:
         """Ask the rank to stop; its result says so. A rank that cannot be reached any more is left alone."""
@@ -230,43 +214,28 @@ class TorchCapture(Executor):
 
     def verify(self, result: CaptureResult) -> CaptureResult:
         """See `verify_trace`. Where there is no trace, the stacks that were sampled meanwhile are kept without it."""
-        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
+        if self.request.profiler == "stacks":
+            verify_stacks(self._stacks, self.request, result)
+            return result
         try:
-            damage = verify_trace(self.trace, self.request, result)
+            damage = verify_trace(self._trace, self.request, result)
         except CaptureError as error:
-            if not stacks.exists():
+            if not self._stacks.exists():
                 raise
-            verify_stacks(stacks, self.request, result)
+            verify_stacks(self._stacks, self.request, result)
             # (where the trainer has written none, it has said why)
-            damage = f"no trace: {error}" if self.trace.exists() else ""
-            self.trace.unlink(missing_ok=True)
+            damage = f"no trace: {error}" if self._trace.exists() else ""
+            self._trace.unlink(missing_ok=True)
         return replace(result, detail="; ".join(filter(None, (result.detail, damage))))
 
     def products(self) -> tuple[FileToStore, ...]:
         """The trace, which the trainer left as it is to save its own time; and the stacks, where they were sampled."""
-        trace = FileToStore(self.trace, "trace.json.gz", "application/gzip")
-        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
-        sampled = FileToStore(stacks, SAMPLES_NAME, "application/json", compress=False)
+        trace = FileToStore(self._trace, "trace.json.gz", "application/gzip")
+        sampled = FileToStore(self._stacks, SAMPLES_NAME, "application/json", compress=False)
         return tuple(one for one in (trace, sampled) if one.path.exists())
 
     def close(self) -> None:
         self._mailbox.close()
         with contextlib.suppress(OSError):
-            for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
+            for leftover in self._trace.parent.glob(f"{self.request.capture_id}.*"):
                 leftover.unlink(missing_ok=True)
-
-
-class SampledCapture(TorchCapture):
-    """Python stacks that the trainer samples over some steps; no profiler runs."""
-
-    def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
-        super().__init__(request, mailbox, spool)
-        self.trace = spool / f"{request.capture_id}.{SAMPLES_NAME}"
-
-    def verify(self, result: CaptureResult) -> CaptureResult:
-        verify_stacks(self.trace, self.request, result)
-        return result
-
-    def products(self) -> tuple[FileToStore, ...]:
-        """The stacks, which any viewer of speedscope's format shows."""
-        return (FileToStore(self.trace, SAMPLES_NAME, "application/json", compress=False),)

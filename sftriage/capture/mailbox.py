@@ -96,6 +96,11 @@ class MailboxClient(OpenFile):
         self._polled = seq
         return result
 
+    def result_of(self, capture_id: str) -> CaptureResult | None:
+        """The latest result, as `poll` has it, if it is that of this request."""
+        result = self.poll()
+        return result if result is not None and result.capture_id == capture_id else None
+
     def latest(self) -> str | None:
         """The id of the latest request, answered or not; None where there was none."""
         live = self._live()

@@ -26,7 +26,7 @@ from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
-from sftriage.capture.executor import Course, InTurns, RankLook, Turns, check_size, mailbox_of
+from sftriage.capture.executor import Course, Executor, RankLook, Turns, check_size, mailbox_of
 from sftriage.capture.nsys_rank import NOTE, release_registry
 from sftriage.capture.nsys_report import check, to_export, to_report, unread
 from sftriage.errors import CaptureError, RingError
@@ -67,7 +67,7 @@ class NsysPlace:
     armed: Path | None = None
 
 
-class NsysCapture(InTurns):
+class NsysCapture(Executor):
     """One capture, from its request to report and export in the spool.
 
     Raises CaptureError where the rank's mailbox cannot be used, or the request makes no sense.
@@ -217,7 +217,7 @@ class NsysCapture(InTurns):
             self._give_way()
             if time.monotonic() >= self._end_s:
                 raise CaptureError("the rank began no step within the time-box: where it stands, stacks would tell")
-            if (answer := self._answer()) is not None:
+            if (answer := self._mailbox.result_of(self.request.capture_id)) is not None:
                 if answer.code != "no_nvtx":
                     raise CaptureError(answer.detail or answer.state)
                 self._marking = False
@@ -230,7 +230,7 @@ class NsysCapture(InTurns):
     def _enough(self) -> bool:
         self._give_way()
         if self._marking:
-            self._marked = self._marked or self._answer()
+            self._marked = self._marked or self._mailbox.result_of(self.request.capture_id)
             if self._marked is not None and self._marked.state != "stored":
                 raise CaptureError(self._marked.detail or self._marked.state)
             return self._marked is not None
@@ -327,10 +327,6 @@ class NsysCapture(InTurns):
             release_registry()
             raise
 
-    def _answer(self) -> CaptureResult | None:
-        result = self._mailbox.poll()
-        return result if result is not None and result.capture_id == self.request.capture_id else None
-
 
 class AbandonedNsys(NsysCapture):
     """Stop nsys where it still collects, end its programs, and cancel the request in the trainer."""
@@ -365,7 +361,7 @@ class AbandonedNsys(NsysCapture):
         if any(self._place.tmp.glob(f"{self.request.capture_id}.*")) or self._report.exists():
             return False
         try:
-            answer = self._answer()
+            answer = self._mailbox.result_of(self.request.capture_id)
             return self._mailbox.progress().state == "recording" or (answer is not None and answer.state == "stored")
         except RingError:
             return False

@@ -19,7 +19,7 @@ from typing import Any
 
 from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
-from sftriage.capture.executor import Course, InTurns, RankLook, check_size
+from sftriage.capture.executor import Course, Executor, RankLook, check_size
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.recorder import RingInfo
@@ -128,7 +128,7 @@ PY_SPY, TRAINER = "py-spy", "the trainer"
 STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 
 
-class StacksCapture(InTurns):
+class StacksCapture(Executor):
     """The stacks of one rank, as one JSON document in the spool. The request's steps and warm-up mean nothing here.
 
     Raises CaptureError for unknown options.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import executor_for, overlap
-from sftriage.capture.executor import SampledCapture, TorchCapture, verify_stacks, verify_trace
+from sftriage.capture.executor import TrainerCapture, verify_stacks, verify_trace
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.capture.stacks import StacksCapture
 from sftriage.errors import CaptureError
@@ -67,7 +67,7 @@ def executor(tmp_path):
 
 @pytest.mark.parametrize(
     ("profiler", "kind"),
-    [("torch", TorchCapture), ("nsys", NsysCapture), ("stacks", StacksCapture), ("sampled", SampledCapture)],
+    [("torch", TrainerCapture), ("nsys", NsysCapture), ("stacks", StacksCapture), ("sampled", TrainerCapture)],
 )
 def test_each_profiler_has_its_executor(executor, profiler, kind):
     with closing(executor(profiler)) as found:
