@@ -178,14 +178,17 @@ def test_a_full_disk_is_the_reason_and_the_next_capture_works(rank, place, tmp_p
         assert (process.stdout.readline(), process.wait(DEADLINE_S)) == ("trained\n", 0)
 
 
-def session_agent(place):
-    """The pid of nsys's agent of this test's session."""
+def processes(fits):
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = cmdline.read_bytes().split(b"\0")
-            if b"--start-agent" in words and f"--session-name={place['SFTRIAGE_NSYS_SESSION']}-0.0".encode() in words:
-                return int(cmdline.parent.name)
-    return None
+            if fits(cmdline.read_bytes().split(b"\0")):
+                yield int(cmdline.parent.name)
+
+
+def session_agent(place):
+    """The pid of nsys's agent of this test's session."""
+    name = f"--session-name={place['SFTRIAGE_NSYS_SESSION']}-0.0".encode()
+    return next(processes(lambda words: b"--start-agent" in words and name in words), None)
 
 
 def ends_in(descriptor):
@@ -196,13 +199,7 @@ def ends_in(descriptor):
 
 def trainers(word):
     """Processes with this argument, which no launcher is among."""
-    found = []
-    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = cmdline.read_bytes().split(b"\0")
-            if word.encode() in words and b"--" not in words and b"launch" not in words:
-                found.append(int(cmdline.parent.name))
-    return found
+    return [*processes(lambda words: word.encode() in words and not {b"--", b"launch"} & set(words))]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from sftriage.recorder import Monitor
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
+from sftriage.windows.counting import CountersLog
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog
@@ -79,18 +80,22 @@ def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):
     assert before_ns - 10**8 <= start_ns_B.min() <= start_ns_B.max() <= time.time_ns() + 10**8
 
 
-def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatch, caplog):
+@pytest.mark.parametrize(("log", "takes"), [(StepLog, "append"), (CountersLog, "add")])
+def test_a_full_disk_costs_what_is_kept_and_not_the_triage(agent, monitor, monkeypatch, caplog, log, takes):
     def full(log, *_):
         raise RingError(f"{log.path}: cannot be written: No space left on device")
 
-    monkeypatch.setattr(StepLog, "append", full)
-    # GIVEN the disk takes no step, WHEN the job goes on
+    # GIVEN a disk that takes no steps, or no readings of counters, WHEN the job goes on
+    monkeypatch.setattr(log, takes, full)
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=4)
     first = agent.rows()
     train(*ranks, steps=4)
-    assert [len(rows.steps) for rows in (*first, *agent.rows())] == [8, 8]
-    assert [record.message.count("No space left") for record in caplog.records] == [1, 1]
+    (last,) = agent.rows()
+    # THEN both are told all the same, and it is said once a rank
+    assert [len(rows.steps) for rows in (*first, last)] == [8, 8]
+    assert last.steps.counted_BC is not None
+    assert caplog.text.count("No space left") == 2
 
 
 def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):

@@ -28,12 +28,11 @@ from sftriage.agent.counting import (
     transfers,
 )
 from sftriage.base.process import start_ticks
-from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.model.windows import StageSchema
 from sftriage.recorder import find_rings
 from sftriage.runs.recordings import load_recording
-from sftriage.windows.counting import UNKNOWN, CountersLog
+from sftriage.windows.counting import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring
 from tests.scenario import info_of, kept_of, run_at
@@ -164,17 +163,6 @@ def test_threads_that_are_not_to_be_seen_are_said_once(agent, monitor, monkeypat
         (rows,) = agent.rows()
         assert rows.steps.counted_BC is None
     assert [record.message.count("not seen in /proc") for record in caplog.records] == [1]
-
-
-@counted
-def test_a_disk_that_takes_no_readings_costs_their_keeping_alone(agent, monitor, monkeypatch, caplog):
-    def full(log, reading):
-        raise RingError(f"{log.path}: cannot be written: No space left on device")
-
-    monkeypatch.setattr(CountersLog, "add", full)
-    *_, last = run(monitor, agent)
-    assert last.counted_BC is not None
-    assert [record.message.count("No space left") for record in caplog.records] == [1, 1]
 
 
 @counted
