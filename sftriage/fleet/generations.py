@@ -27,8 +27,7 @@ from sftriage.recorder.layout import RingInfo
 log = logging.getLogger("sftriage")
 
 KEPT_GENERATIONS = 8
-GOES_ON_S = 10.0
-"""A rank that takes steps so long after a generation began is of it: its collectives would wait for it for ever."""
+GOES_ON_S = 10.0  # a rank that takes steps later than that after a generation began is of it
 MARGIN_S = 5.0  # how far hosts may be wrong about when something was on the hub's clock
 
 

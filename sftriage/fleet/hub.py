@@ -44,10 +44,8 @@ log = logging.getLogger("sftriage")
 PORT = 7422
 NATS_PORT = 4222  # a NATS server's default
 SCHEMES = ("nats", "tls", "ws", "wss")
-CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
-"""Of a directory of `--tls`: who signs the hub's certificate; where the hub is, that, and its key."""
-CONTROLLER_FILE, AGENTS_FILE = "controller.nk", "agents.nk"
-"""The files of a directory of credentials: the controller's, and one of all agents or `agent_file` of each."""
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"  # in a directory of `--tls`
+CONTROLLER_FILE, AGENTS_FILE = "controller.nk", "agents.nk"  # in a directory of credentials; see `agent_file`, too
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
 _SEED = re.compile(r"SU[A-Z2-7]{56}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -119,18 +117,13 @@ def hosts_of(urls: str) -> list[tuple[str, int]]:
 
 
 class Subjects:
-    """The names of a job's subjects, streams and buckets on the hub, made of a token of its name.
-
-    Attributes:
-        run: that token.
-        stream: of what agents send, and its consumer.
-        lead: prefix of the subjects on which the controller is answered.
-        want, lease, traces: the buckets of orders, of the lease and of traces.
-    """
+    """The names of a job's subjects, streams and buckets on the hub, made of ``run``, a token of the job's name."""
 
     def __init__(self, run: str) -> None:
-        self.run, self.stream, self.lead = run, f"sft_{run}", f"sft.{run}.lead"
-        self.want, self.lease, self.traces = (f"sft_{run}_{name}" for name in ("want", "lease", "traces"))
+        self.run = run
+        self.stream = f"sft_{run}"  # of what agents send, and its consumer
+        self.lead = f"sft.{run}.lead"  # prefix of the subjects on which the controller is answered
+        self.want, self.lease, self.traces = (f"sft_{run}_{name}" for name in ("want", "lease", "traces"))  # buckets
 
     @classmethod
     def of(cls, job_id: str) -> Subjects:
@@ -174,11 +167,8 @@ def is_token(name: str) -> bool:
 class Hub:
     """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
 
-    Answers come on subjects that begin with ``inbox``, where no other client may listen.
-
-    Attributes:
-        connected_s: since when there is a connection, on the monotonic clock; None where there is none.
-        problem: why there is none, as far as that is known.
+    Answers come on subjects that begin with ``inbox``, where no other client may listen. ``connected_s`` is since when
+    there is a connection, on the monotonic clock (None: there is none, because of ``problem``).
     """
 
     def __init__(self, address: HubAddress, name: str, inbox: str = "_INBOX") -> None:

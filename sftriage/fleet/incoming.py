@@ -27,8 +27,7 @@ from sftriage.windows.shipped import Rows
 
 log = logging.getLogger("sftriage")
 
-MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
-"""Messages, and bytes of these, that wait here to be taken in; the others wait on the hub."""
+MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20  # of messages in memory; others stay on the hub
 MAX_NAMED = 16
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
 GATHER_S = 0.1  # to ask for what has come takes as much, here and on the hub, for one message as for a hundred

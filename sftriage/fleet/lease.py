@@ -25,8 +25,7 @@ WANT_TTL_S = 60.0
 TRACE_TTL_S = 3600.0
 MAX_AGE_S, MAX_STREAM_BYTES, MAX_TRACE_BYTES = 6 * 3600.0, 1 << 30, 4 << 30
 ACK_WAIT_S = 3600.0  # a message that comes again is known by its number
-REMOVED_S, _STORE_FAILED = 5.0, 10049
-"""A server that is busy may still be removing the files of what had the same name, and says so by this number."""
+REMOVED_S, _STORE_FAILED = 5.0, 10049  # a busy server may still be removing files of the same name
 _KEY = "leader"
 
 

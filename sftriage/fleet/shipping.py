@@ -50,21 +50,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
-"""How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
-RANKS_A_SECOND, LONGEST_SHIP_S = 8192, 2.5
-"""A job of more ranks ships less often, in proportion to its ranks, down to once in `LONGEST_SHIP_S`."""
+SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0  # periods of messages, of turns, and of reading the orders
+RANKS_A_SECOND, LONGEST_SHIP_S = 8192, 2.5  # a job of more ranks ships less often, see `ship_s`
 PUBLISH_S, AGAIN_S = 5.0, 1.0
-SLOWEST_BYTES_PER_S = 32 << 10
-"""A link that is slower than that is none: what is on its way is sent again after so long."""
-TELL_AGAIN_S = 10.0
-"""After so long, what has become of a capture is told again where it is wanted still: the hub may have lost it."""
-REWOUND_ROWS = 1 << 20
-"""So many steps, over all ranks of a job, are told again to a hub that has lost them: of a large job those that were on
-their way, and of a small one all that the rings hold."""
+SLOWEST_BYTES_PER_S = 32 << 10  # on a slower link, a message is sent again
+TELL_AGAIN_S = 10.0  # after which the end of a capture that is still wanted is reported again
+REWOUND_ROWS = 1 << 20  # steps, over all ranks of a job, that are shipped again to a hub that has lost them
 MAX_REPORTS = 32
-LAST_ANSWER_S = 6.0
-"""How long after the end of the job's part here captures may take to end that its trainers leave behind."""
+LAST_ANSWER_S = 6.0  # patience with captures in progress once the job has ended here
 SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
 FULL = 10077  # the hub's error where a bucket has no room
 SLACK_BYTES = 1 << 20  # room that the hub needs in a bucket beside the bytes of traces

@@ -80,8 +80,7 @@ class CountedFile(io.BufferedIOBase):
 log = logging.getLogger("sftriage")
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
-LOST_S = 30.0
-"""For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
+LOST_S = 30.0  # patience with a capture that the hub has lost: its host sends it again
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
 _FOLDER = "fetch-"  # prefix of the folders that captures are fetched into
 

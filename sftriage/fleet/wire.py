@@ -41,8 +41,7 @@ from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, b
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all
-MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
-"""Unpacked, and of what agents are asked and answer. What is made of it takes 64 times that at worst."""
+MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20  # decoded, a message takes 64 times that at worst
 MAX_ROW_BYTES = 384 << 10
 """Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
 even where nothing packs."""
@@ -79,29 +78,18 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shipment:
-    """What an agent tells. Without anything in it, that it is there.
-
-    Attributes:
-        process: of the agent itself: another one after each start of it.
-        blocks: rows by the host's own count of starts.
-        status: what its ranks are doing now, by that count; None where that was not looked at.
-        counts: what this process has read so far.
-        over: the host's part of the job has ended, and this is the last there is to tell.
-        mono_ns: what the host's monotonic clock shows as the message is sent.
-        rings_id: which rings it reads: by others of the same host, starts are counted anew.
-        switches: how the groups stand that a remedy can be switched on; None where that was not looked at.
-    """
+    """A message of an agent; an empty one says that it is there. Status and switches are None where unknown."""
 
     agent: str
     boot_id: str
-    process: str
+    process: str  # the agent's own, anew with each start
     blocks: tuple[Block, ...] = ()
     status: JobStatus | None = None
-    counts: ReadCounts = field(default_factory=ReadCounts)
+    counts: ReadCounts = field(default_factory=ReadCounts)  # of this process
     reports: tuple[Report, ...] = ()
-    over: bool = False
-    mono_ns: int = 0
-    rings_id: str = ""
+    over: bool = False  # the job has ended on the host, and this is the last message
+    mono_ns: int = 0  # the host's monotonic clock as the message is sent
+    rings_id: str = ""  # of the directory of rings: with another one, starts are counted anew
     switches: tuple[SwitchStatus, ...] | None = None
 
 
@@ -295,8 +283,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     switches: Annotated[tuple[_Switch, ...], Meta(max_length=MAX_TOLD)] | None = None
 
 
-_SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")
-"""Fields of a `Shipment` that cross as they are."""
+_SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")  # fields that cross unchanged
 _RANKS: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(
     Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
 )

@@ -38,8 +38,8 @@ BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
 
 # Written into the file, to recognise a foreign database.
 _APPLICATION_ID = 0x53465452
+# What SQLite says of a file that is damaged or has other tables.
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
-"""What SQLite says of a file that is damaged or has other tables."""
 
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
 _UNDEFINED = {"42P01", "42703", "42P07"}

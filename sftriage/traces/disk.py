@@ -22,8 +22,7 @@ log = logging.getLogger("sftriage")
 
 PATIENCE_S = 5.0
 RETRY_S = 0.5
-MAX_BYTES = 64 << 20
-"""What may wait in memory: records of a hundred thousand steps of a small job, or of a few thousand of a large one."""
+MAX_BYTES = 64 << 20  # in memory: a hundred thousand steps of a small job, or a few thousand of a large one
 _TASK_BYTES = 512  # overhead of one task, beside what it writes
 _ABOUT_NAMES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)

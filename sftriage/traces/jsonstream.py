@@ -23,14 +23,9 @@ import msgspec
 from sftriage.errors import InputError
 from sftriage.words.amounts import counted
 
-PIECE_BYTES = 1 << 17
-"""Of the event list, decoded at once: its events take a few times as much, and are to stay in the processor's cache."""
-
-MAX_VALUE_BYTES = 64 << 20
-"""One event, or all that is before or behind the events: nothing that a profiler writes comes near."""
-
-MEND_BYTES = 1 << 20
-"""Read before a piece that does not decode is mended; and the most of one object that is. No event is longer."""
+PIECE_BYTES = 1 << 17  # of the event list, decoded at once: its events should stay in the processor's cache
+MAX_VALUE_BYTES = 64 << 20  # of one event, or of all that is before or behind the events
+MEND_BYTES = 1 << 20  # read before a piece that does not decode is mended, and limit of an object that is mended
 
 EVENT_KEYS = frozenset({
     *("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "id2", "s", "bp", "tts", "tdur", "scope", "cname"),
@@ -38,16 +33,15 @@ EVENT_KEYS = frozenset({
 })  # fmt: skip
 """The keys of an event, by the Trace Event Format."""
 
+# Stands in a copy for an event that could not be mended: no viewer shows it.
 DROPPED = b'{"ph": "M", "name": "damaged event", "pid": 0, "tid": 0, "args": {}}'
-"""Stands in a copy for an event that could not be mended: no viewer shows it."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _CUTS = 4  # seams at which a piece is tried to be cut
 _JOINED = 16  # parts into which an event may seem to fall: its name may hold what looks like the end of it
 _TAIL_BYTES = 4096  # where the last seams of a piece are looked for first
-_MAX_VALUES = 100_000
-"""Values of a damaged object that are read in all attempts: each place where a string may end is one."""
+_MAX_VALUES = 100_000  # of a damaged object, in all attempts: each place where a string may end is one
 _GAP: Final = re.compile(rb"[ \t\r\n,]*")
 _COMMA: Final = re.compile(rb"[ \t\r\n]*,")
 _OPENING: Final = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
@@ -61,14 +55,9 @@ _LAST_SEAMS: Final = tuple(
 _LIST_ENDS: Final = re.compile(rb'\](?=\s*(?:,\s*"[^"]*"\s*:|\}\s*\Z))')
 _MAY_END: Final = re.compile(rb"\}(?=\s*\])")
 
-_NO_EVENTS, _NOTHING = b'"traceEvents":[]}', b'{"":0'
-"""Make a document of what is before the events, and of what is behind them."""
-
-Edit = Callable[[int, int, bytes], None]
-"""Takes from which byte of the document to which something else is to stand in a copy of it."""
-
-Damaged = Literal["name", "event", "rest"]
-"""A name, which was repaired; an event, which was not; and what is behind the trace."""
+_NO_EVENTS, _NOTHING = b'"traceEvents":[]}', b'{"":0'  # complete what is before the events, and behind them
+Edit = Callable[[int, int, bytes], None]  # takes the first and last byte of a document to replace, and by what
+Damaged = Literal["name", "event", "rest"]  # a repaired name, a lost event, and text behind the trace
 
 
 @dataclass(slots=True)

@@ -245,8 +245,8 @@ class Listing:
         return tuple(one.problem for one in self.unfit.values())
 
 
+# What becomes known of a capture once it is stored.
 Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"
-"""What becomes known of a capture once it is stored."""
 _KINDS = (CostInfo, ReproducedInfo, Findings, RecordedSteps, FollowedInfo)
 _FIELD_OF = dict(zip(_KINDS, ("cost", "reproduced", "findings", "recorded", "followed"), strict=True))
 

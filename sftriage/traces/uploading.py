@@ -163,27 +163,16 @@ class Current:
 
 @dataclass(frozen=True, slots=True)
 class UploadProgress:
-    """How far the uploads are.
+    """The progress of a run's uploads."""
 
-    Attributes:
-        stored: captures that are there as they are here.
-        left: those that are not, and why the last try of each failed, or "".
-        removals: captures that were removed here, and not yet there, and why not.
-        current: the artefact in progress.
-        moved_bytes: bytes sent and read back: it grows as long as anything moves.
-        looked: every capture was checked since `Uploader.release_all`.
-        given_up: nothing of what is left is retried.
-        taken: another process uploads this run's captures.
-    """
-
-    stored: int = 0
-    left: dict[str, str] = field(default_factory=dict)
-    removals: dict[str, str] = field(default_factory=dict)
+    stored: int = 0  # captures that are there as they are here
+    left: dict[str, str] = field(default_factory=dict)  # those that are not, and why the last try failed, or ""
+    removals: dict[str, str] = field(default_factory=dict)  # captures removed here, and not yet there, and why not
     current: Current | None = None
-    moved_bytes: int = 0
-    looked: bool = False
-    given_up: bool = False
-    taken: bool = False
+    moved_bytes: int = 0  # sent and read back: it grows as long as anything moves
+    looked: bool = False  # every capture was checked since `Uploader.release_all`
+    given_up: bool = False  # nothing of what is left is retried
+    taken: bool = False  # another process uploads this run's captures
 
     @property
     def done(self) -> bool:
