@@ -299,7 +299,6 @@ class RemoteStore(Store):
 
     @property
     def place(self) -> str:
-        """Its URL."""
         return self._objects.place if self._scope is None else f"{self._objects.place}/{self._scope}"
 
     def reference(self, manifest: Manifest) -> str:

@@ -115,11 +115,9 @@ class LocalStore(Store):
 
     @property
     def place(self) -> str:
-        """Its directory."""
         return str(self._captures)
 
     def reference(self, manifest: Manifest) -> str:
-        """Its id."""
         return manifest.capture_id
 
     def put(self, capture_id: str, source: str | os.PathLike[str], build: Callable[[Artefact], Manifest]) -> Manifest:

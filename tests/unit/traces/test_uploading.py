@@ -34,6 +34,13 @@ def uploader(root, objects, **how) -> Uploader:
     return Uploader(root, run_of(objects), URL, **how)
 
 
+def turned(root, objects, **how) -> Uploader:
+    """An uploader after one turn."""
+    sender = uploader(root, objects, **how)
+    sender.turn()
+    return sender
+
+
 def upload_of(root, capture_id="c-1") -> Upload | None:
     return LocalStore(root).upload(capture_id)
 
@@ -56,8 +63,7 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     first, second = put("c-1"), put("c-2")
     store.pin("c-2")
     # WHEN it is looked once
-    sender = uploader(root, objects)
-    sender.turn()
+    sender = turned(root, objects)
     # THEN both are there as they are here, and that is on record
     assert (there(objects), RemoteStore(objects).pinned()) == ((first, second), {"resnet/run-1/c-2"})
     assert (sender.standing.done, sender.standing.stored) == (True, 2)
@@ -69,7 +75,7 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     assert objects.put_so_far() == ["trace.json.gz", "manifest.json", "trace.json.gz", "pinned", "manifest.json"]
     # WHEN somebody looks again, THEN nothing is sent
     sender.turn()
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert objects.asked == []
 
 
@@ -89,8 +95,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     manifest = put("c-1")
     # WHEN a request fails
     objects.fails = {fails}
-    sender = uploader(root, objects)
-    sender.turn()
+    sender = turned(root, objects)
     # THEN nothing is listed that is not whole, and it is said why it is not there
     objects.fails = set()
     assert len(there(objects)) == listed
@@ -103,7 +108,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     sender.turn()
     assert objects.asked == []
     # WHEN the store is there again, THEN another process sends what is missing, and no more
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert objects.put_so_far() == sent_again
     # AND once it is asked to finish, nothing waits any longer
     sender.release_all()
@@ -118,8 +123,7 @@ def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_othe
     sizes = {name: put(name).artefacts[0].size_bytes for name in ("c-2", "c-4")}
     for name, content in (("c-2", b"changed"), ("c-4", bytes(sizes["c-4"]))):
         (root / "captures" / name / "trace.json.gz").write_bytes(content)
-    sender = uploader(root, objects, tries=1)
-    sender.turn()
+    sender = turned(root, objects, tries=1)
     assert there(objects) == tuple(whole)
     assert {key.split("/")[2] for key in objects.sizes()} == {"c-1", "c-3"}
     assert (list(sender.standing.left), sender.standing.given_up) == (["c-2", "c-4"], True)
@@ -129,19 +133,19 @@ def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_othe
 def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
     # GIVEN that the same number of other bytes lies there, with a manifest that promises the right ones
     manifest = put("c-1")
-    uploader(root, objects).turn()
+    turned(root, objects)
     key = "resnet/run-1/c-1/trace.json.gz"
     objects.put(key, bytes(objects.size(key)))
     (root / "captures" / "c-1" / "upload.json").unlink()
     objects.asked.clear()
     # WHEN it is uploaded, and that fails just before the artefact is put
     objects.fails = {"put trace.json.gz"}
-    uploader(root, objects).turn()
+    turned(root, objects)
     # THEN it is not listed any more
     assert there(objects) == ()
     # WHEN it succeeds, THEN what lies there is right
     objects.fails = set()
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert there(objects) == (manifest,)
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
@@ -160,8 +164,7 @@ def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put
 
 def test_findings_and_pins_follow_without_the_artefact(store, put, root, objects):
     put("c-1")
-    sender = uploader(root, objects)
-    sender.turn()
+    sender = turned(root, objects)
     objects.put_so_far()
     # WHEN somebody else notes findings and pins it
     manifest = store.note("c-1", SLEPT)
@@ -191,8 +194,7 @@ def test_what_changes_while_it_is_sent_follows(store, put, root, objects):
 def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put, root, objects):
     # GIVEN that all there was is there
     put("c-1")
-    sender = uploader(root, objects)
-    sender.turn()
+    sender = turned(root, objects)
     assert sender.standing.done
     # WHEN another capture comes, and everything is to be there; and again while that one is sent
     put("c-2")
@@ -209,8 +211,7 @@ def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put,
 def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(store, put, root, objects):
     put("c-1")
     kept = put("c-2")
-    sender = uploader(root, objects)
-    sender.turn()
+    sender = turned(root, objects)
     # WHEN a capture is removed while the store is away
     objects.fails = {"any"}
     store.remove("c-1")
@@ -223,12 +224,11 @@ def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(stor
     assert len(there(objects)) == 2
     # WHEN the removal stops half way, THEN it is not listed there any more
     objects.fails = {"delete trace.json.gz"}
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert there(objects) == (kept,)
     # AND whoever comes next finishes it
     objects.fails = set()
-    last = uploader(root, objects)
-    last.turn()
+    last = turned(root, objects)
     assert set(objects.sizes()) == {"resnet/run-1/c-2/manifest.json", "resnet/run-1/c-2/trace.json.gz"}
     assert (last.standing.done, list((root / "captures").glob(".removing-*"))) == (True, [])
 
@@ -289,7 +289,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
         objects.delete(f"resnet/run-1/{name}/trace.json.gz")
         store.note(name, SLEPT)
     # WHEN it is looked again
-    uploader(root, objects).turn()
+    turned(root, objects)
     # THEN the one is there again, and the other is said to be lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
     assert "is not here, and not in s3://bucket" in upload_of(root, "c-2").reason
@@ -298,17 +298,17 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
 def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
     # GIVEN a capture that was there, and of which the artefact has vanished
     manifest = put("c-1")
-    uploader(root, objects).turn()
+    turned(root, objects)
     objects.delete("resnet/run-1/c-1/trace.json.gz")
     store.note("c-1", SLEPT)
     # WHEN it is sent again, and the store keeps as many other bytes
     with pytest.MonkeyPatch.context() as patch:
         kept = objects.put
         patch.setattr(objects, "put", lambda key, all_: kept(key, bytes(len(all_)) if "trace" in key else all_))
-        uploader(root, objects).turn()
+        turned(root, objects)
     # THEN that is noticed, now and by the next look
     assert (there(objects), upload_of(root).verified_at) == ((), None)
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert len(there(objects)) == 1
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
@@ -320,24 +320,23 @@ def test_nobody_writes_over_anothers_capture(store, put, trace, root, objects):
     run_of(objects).put_manifest(other)
     # WHEN ours is uploaded
     put("c-1")
-    uploader(root, objects).turn()
+    turned(root, objects)
     # THEN the other one stays as it is, and it is said
     assert there(objects) == (other,)
     assert "has another capture c-1" in upload_of(root).reason
     # AND a capture of another run goes nowhere
     store.put("c-9", trace, lambda artefact: manifest_of("c-9", artefact).model_copy(update={"run": "run-9"}))
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert there(objects) == (other,)
     assert "is of resnet/run-9, not of resnet/run-1" in upload_of(root, "c-9").reason
 
 
 def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, objects):
     put("c-1")
-    uploader(root, objects).turn()
+    turned(root, objects)
     put("c-2")
     store.pin("c-1")
-    changes = uploader(root, objects, changes_only=True, tries=1)
-    changes.turn()
+    changes = turned(root, objects, changes_only=True, tries=1)
     assert [one.capture_id for one in there(objects)] == ["c-1"]
     assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
     assert changes.standing.done
@@ -375,5 +374,5 @@ def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
     path = root / "captures" / "c-1" / "upload.json"
     path.write_bytes(content)
     assert upload_of(root) is None
-    uploader(root, objects).turn()
+    turned(root, objects)
     assert len(there(objects)) == 1
