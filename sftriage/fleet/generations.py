@@ -124,9 +124,9 @@ class Generations:
         return changed > 0
 
     def stepped(self, ones: Iterable[Incarnation], ended_s: Callable[[], tuple[float, float]]) -> bool:
-        """Take note that processes have taken steps, of which ``ended_s`` is when the first and the last have ended.
+        """Note that processes took steps; return whether anything is new.
 
-        The first is infinite where ranks do not wait for each other. Whether anything is new.
+        ``ended_s`` gives when the first step ended (infinite where ranks do not wait for each other), and the last.
         """
         changed = False
         for one in ones:

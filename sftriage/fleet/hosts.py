@@ -76,10 +76,7 @@ class Host:
             self._left = tuple(shipment.status.rank_R[left_R].tolist())
 
     def take(self, agent: str, block: Block, generations: Generations) -> Sequence[Members]:
-        """Take note of the ranks in a block of rows, of which those of older starts come first.
-
-        Those by the controller's generations; the ones that are of none are left out.
-        """
+        """Note the ranks of a block of rows, older starts first; those that are of a generation."""
         generation = block.rows.generation
         if self.newest is None or generation >= self.newest.rows.generation:
             self.newest = block

@@ -336,10 +336,7 @@ def _steady_client() -> Client:
 
 
 class LogLeader:
-    """Lets one of the processes that share a file log what all of them see; without the file, each logs.
-
-    The kernel frees the file when its holder dies.
-    """
+    """Lets one of the processes that share a file log, until it releases it or dies; without the file, each logs."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._held, self._leads = path, contextlib.ExitStack(), False

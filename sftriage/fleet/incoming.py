@@ -78,10 +78,7 @@ class AgentMessage:
 
 
 class Incoming:
-    """Messages that have arrived, until the job has ``ended``.
-
-    ``lost_all`` is called once the hub has lost what it had of the job, and it is made again.
-    """
+    """Messages that arrive until the job has ``ended``; ``lost_all`` is called when the hub has lost its data."""
 
     def __init__(
         self,

@@ -101,10 +101,7 @@ class NatsFleet:
 
     @property
     def over(self) -> bool:
-        """Whether every host that was heard of has said that its part of the job has ended, or is gone.
-
-        One without which the job has started again is waited for no longer than it is to be heard of.
-        """
+        """Whether the job has ended on every known host, or the host is gone."""
         connected_s = self._hub.connected_s
         if connected_s is None or self._orders.busy:
             return False
@@ -206,10 +203,7 @@ class NatsFleet:
         return connected_s is not None and host.quiet_s(self._clock(), connected_s) > SILENT_S
 
     def _answers(self, agent: str) -> bool:
-        """Whether a host that is quiet may still be there: it answers, or is being asked.
-
-        A hub that stores nothing, as on a full disk, passes questions on all the same.
-        """
+        """Whether a quiet host answers, or still may: a hub on a full disk passes questions on."""
         if agent not in self._called:
             self._called[agent] = self._hub.later(self._ask_gpus(agent, ()))
         if not self._called[agent].done():
@@ -321,10 +315,7 @@ LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 @dataclass(slots=True)
 class _Asked:
-    """A capture that is wanted since ``at_s``, and of which agent: "" while none that has its rank is heard of.
-
-    ``begin_s`` is None once that has said anything of it.
-    """
+    """A capture wanted since ``at_s`` of an agent ("": unknown); ``begin_s`` is None once the agent reports on it."""
 
     request: CaptureRequest
     agent: str
@@ -380,7 +371,7 @@ class CaptureOrders:
         over: Mapping[str, bool],
         switches: Mapping[str, Mapping[str, Setting]] = {},
     ) -> None:
-        """See `Fleet.want`; for each agent, whether the job is ``over`` there, and the settings of its groups.
+        """See `Fleet.want`; by agent, whether the job is ``over`` there, and the settings of its groups.
 
         What was reported before the last call is on record by now.
         """

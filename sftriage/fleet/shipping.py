@@ -66,10 +66,7 @@ NO_GENERATION = -1  # of a process that is gone
 
 
 def ship_s(world_size: int) -> float:
-    """How often an agent tells of the steps of a job of so many ranks, in seconds.
-
-    What a message takes of the controller is most of it the same however many steps are in it.
-    """
+    """Seconds between messages of an agent: the controller's cost of one depends little on its number of steps."""
     return min(max(SHIP_S, SHIP_S * world_size / RANKS_A_SECOND), LONGEST_SHIP_S)
 
 
@@ -133,10 +130,7 @@ class HostEnd:
         self._loop.start()
 
     def finish(self, patience_s: float) -> bool:
-        """The host's part of the job is over: send what is left, and say so; whether that was done in time.
-
-        As long as a trace moves, it is waited for it.
-        """
+        """Send what is left, and that the job has ended here; whether that is done in time, which moving traces extend."""
         self._over_s = time.monotonic()
         while not self._told_over and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)

@@ -107,10 +107,7 @@ NO_NAME = RunName()
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of one ``agent`` now, and for which run; and, by their names, of groups of its ranks.
-
-    Of two, the one with the higher ``epoch`` is the newer controller's.
-    """
+    """All that is wanted of an ``agent``, and of its groups by name; a newer controller has a higher ``epoch``."""
 
     epoch: int
     captures: tuple[WantedCapture, ...] = ()

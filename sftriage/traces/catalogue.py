@@ -259,10 +259,7 @@ class Catalogue:
         return self._run_query(self._has_mark)
 
     def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
-        """Index what the catalogue lacks, and forget what is gone; what in the store is no capture, and why.
-
-        This makes good a crash between storing and indexing, or a catalogue that was away.
-        """
+        """Index what the catalogue lacks, and forget what is gone, as after a crash; what is no capture, and why."""
         if not self.is_indexed():
             return self.reindex(progress)[1]
         # In this order: what is put and added between the two is in the store, and no leftover.
@@ -274,10 +271,7 @@ class Catalogue:
         return problems
 
     def reindex(self, progress: Progress | None = None) -> tuple[int, tuple[str, ...]]:
-        """Build the index of the store again: the number of captures, and what is none, and why.
-
-        What is added meanwhile stays.
-        """
+        """Build the index again, keeping what is added meanwhile; the number of captures, and what is none, and why."""
         # Before the store is read: what is added from now on is no leftover.
         known = self._run_query(self._references)
         found, problems = self._read(self._own_store.ids(), progress)

@@ -209,10 +209,7 @@ def _options(prefix: str, patience: Patience) -> dict[str, Any]:
 
 
 class Directory(Objects):
-    """A directory that hosts may share. A file takes its name when the disk holds it.
-
-    Making one raises UsageError where there is no such directory, or it cannot be made.
-    """
+    """A directory that hosts may share; files appear once the disk holds them. Raises UsageError if it is missing."""
 
     def __init__(self, place: str, root: Path, *, create: bool) -> None:
         super().__init__(None, place)
@@ -281,10 +278,7 @@ _Names = dict[str, int]  # what lies in a capture's place: name and bytes
 
 
 class RemoteStore(Store):
-    """Captures elsewhere: those of one run, known by their ids alone, or of all jobs and runs.
-
-    Making one raises UsageError where the job's or run's name cannot be part of a key.
-    """
+    """Captures elsewhere: of one run, by id, or of all jobs and runs. Raises UsageError where a name fits no key."""
 
     def __init__(self, objects: Objects, *, job: str | None = None, run: str | None = None) -> None:
         if (job is None) != (run is None):

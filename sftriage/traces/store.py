@@ -278,10 +278,7 @@ class LocalStore(Store):
         return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
 
     def sweep(self) -> int:
-        """Remove what crashes have left half written, unless a put is in progress; the number of leftovers.
-
-        Raises UsageError where the store cannot be written.
-        """
+        """Remove leftovers of crashes, unless a put is in progress; their number. Raises UsageError."""
         if not self._captures.is_dir():
             return 0
         refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)

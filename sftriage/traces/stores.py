@@ -155,10 +155,7 @@ def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | 
 def copy_verified(
     source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
 ) -> None:
-    """Copy an artefact to a file that appears only once its size and sha256 are right.
-
-    Raises IntegrityError where the artefact is not what was put, OSError where the file cannot be written.
-    """
+    """Copy an artefact to a file that appears once its sum is right; raises IntegrityError, or OSError."""
     with replacing(copy_to) as target:
         size, sha256 = copy(source, target, progress)
         if (size, sha256) != (wanted.size_bytes, wanted.sha256):
@@ -375,10 +372,7 @@ def check_id(capture_id: str) -> str:
 
 
 def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
-    """The file that an artefact is copied to: under its own name in a directory.
-
-    Raises UsageError where it exists (without ``force``), or is a device or a pipe.
-    """
+    """The file to copy an artefact to; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
     target = Path(destination)
     if target.is_dir():
         target = target / name
