@@ -20,17 +20,13 @@ sys.argv[0] = "sftriage"
 from sftriage.commands import main
 main()
 """
-HEAVY = {
-    "numpy",
-    "apscheduler",
-    "obstore",
-    "msgspec",
-    "starlette",
-    "uvicorn",
-    "jinja2",
-    "sftriage.controller.controller",
-    "sftriage.agent.agent",
-}
+HEAVY = {"numpy", "apscheduler", "obstore", "msgspec", "starlette", "uvicorn", "jinja2"}
+HEAVY |= {"sftriage.controller.controller", "sftriage.agent.agent"}
+
+
+def python(code, *words, env):
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +58,7 @@ def test_a_command_imports_no_more_than_it_needs(environment, run, tmp_path, com
     words = [word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in command]
     # A catalogue is made once, which takes what makes one.
     for _ in range(2 if "RUN" in command else 1):
-        done = subprocess.run(
-            [sys.executable, "-c", ASKING, *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = python(ASKING, *words, env=environment)
     modules = set(json.loads(done.stderr.splitlines()[-1]))
     assert done.returncode == 0
     assert modules & without == set()
@@ -87,14 +76,7 @@ def test_a_shell_completes_the_captures_of_the_run(environment, tmp_path, comman
     words = f"sftriage traces {command} --run {tmp_path / 'run'} w1"
     asked = {"_SFTRIAGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     script = "import sys; sys.argv = ['sftriage']; from sftriage.commands import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **environment, **asked},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = python(script, env={**os.environ, **environment, **asked})
     # THEN it is told the captures that begin so
     assert (done.stdout.split(), done.stderr) == (["w1-a", "w1-b"], "")
 

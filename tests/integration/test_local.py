@@ -29,12 +29,12 @@ spec:
 
 
 class Ending(Sink):
-    """Lets the job end once a capture has."""
+    """Lets the job end once a capture has, or several have."""
 
     name = "ending"
 
-    def __init__(self, end: Path) -> None:
-        self.end = end
+    def __init__(self, end: Path, after: int = 1) -> None:
+        self.end, self.after = end, after
         self.results = []
 
     def take(self, seen):
@@ -43,14 +43,14 @@ class Ending(Sink):
             self.ended()
 
     def ended(self):
-        self.end.touch()
+        if len(self.results) >= self.after:
+            self.end.touch()
 
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
     """Watch a job under a policy."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
     def watch(watcher, *command, policy=POLICY):
@@ -134,23 +134,13 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
     assert list(started.directory.spool.iterdir()) == []
 
 
-class Both(Ending):
-    """Lets the job end once two captures have."""
-
-    def ended(self):
-        if len(self.results) == 2:
-            self.end.touch()
-
-
 def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
     # GIVEN a slow rank that profiles itself, and a rule that captures a healthy peer beside the suspect, for a while
     pytest.importorskip("torch")
     beside = "capture: {profiler: torch, control_ranks: 1, steps: 400, max_seconds: 60}"
-    policy = (
-        POLICY.replace("capture: {profiler: torch, steps: 3, max_seconds: 1}", beside)
-        + "  limits: {overhead_budget: 100%}\n"
-    )
-    watcher = Both(tmp_path / "end")
+    policy = POLICY.replace("capture: {profiler: torch, steps: 3, max_seconds: 1}", beside)
+    policy += "  limits: {overhead_budget: 100%}\n"
+    watcher = Ending(tmp_path / "end", after=2)
     started = watch(watcher, *FORKED[1:], 3, SLOW_DATA, watcher.end, 0.02, "profiles", policy=policy)
     # WHEN the job is watched to its end
     assert started.execute() == 0

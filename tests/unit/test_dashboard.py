@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ PANELS = DASHBOARD["panels"]
 DOCUMENT = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 _NAME = re.compile(r"\bsftriage_[a-z_]+")
-
-
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
 
@@ -60,11 +59,8 @@ def test_the_panels_are_whole_and_none_lies_on_another():
     for panel in PANELS:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
+        columns, rows = (range(place[at], place[at] + place[of]) for at, of in ("xw", "yh"))
+        cells = set(product(columns, rows))
         assert not cells & taken, panel["title"]
         taken |= cells
         # Whoever imports it has a data source of another name.

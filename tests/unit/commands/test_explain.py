@@ -3,17 +3,10 @@
 import json
 from contextlib import closing
 
-import pytest
-
 from sftriage.model.events import RemedyChanged
 from sftriage.runs.journal import Journal
 from tests.golden.said import four_windows
 from tests.unit.conftest import run_in
-
-
-@pytest.fixture
-def run(tmp_path):
-    return four_windows(tmp_path / "run")
 
 
 def test_a_damaged_record_is_named(sftriage, tmp_path):
@@ -25,7 +18,8 @@ def test_a_damaged_record_is_named(sftriage, tmp_path):
     assert "1 line of its journal is damaged" in outcome.err
 
 
-def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftriage, run):
+def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftriage, tmp_path):
+    run = four_windows(tmp_path / "run")
     # GIVEN a run in which remedies of two groups changed before a window was decided, and after
     about = {"attempt": 0, "step": 9, "remedy": "pipeline", "who": "a link", "where": "it", "reason": "worthwhile"}
     with closing(Journal(run.decisions)) as journal:

@@ -7,15 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.model.captures import Decision
-from sftriage.model.verdicts import Verdict
 from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at
 from sftriage.runs.lateness import UNKNOWN, HeatSource
 from sftriage.traces.catalogue import CaptureRow
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, stay
-from tests.scenario import Recorder, run_at, verdict
+from tests.scenario import run_at, verdict
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
@@ -38,17 +36,12 @@ def test_the_decisions_about_a_step_are_those_on_windows_that_hold_it_the_newest
 
 
 def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "run.json").write_text("{}")
-    verdict = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {})
-    journal = Recorder(run / "decisions.jsonl")
-    journal.window(verdict, Decision(1.0, 20, 69, "healthy", "ignore", "healthy"))
-    journal.close()
+    made = run_at(tmp_path / "run")
+    made.decide(verdict(20, "healthy"), "ignore", "healthy")
+    run = made.directory.path
     # WHEN asked for a step of that window THEN there is no capture, and the decision says why
-    status, out, _ = sftriage("traces", "for-step", "42", "--run", run, "--json")
-    answer = json.loads(out)
-    assert (status, answer["captures"], answer["nearest"]) == (0, [], None)
+    answer = sftriage("traces", "for-step", "42", "--run", run, "--json").json
+    assert (answer["captures"], answer["nearest"]) == ([], None)
     assert [one["reason"] for one in answer["decisions"]] == ["healthy"]
     # AND of a step that no window holds, it is said
     assert "No window that holds step 500 was decided" in sftriage("traces", "for-step", "500", "--run", run)[2]

@@ -57,20 +57,16 @@ def run(tmp_path, trace, make_manifest):
     made = run_at(tmp_path / "run").directory
     store = LocalStore(made.path)
     store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    report = tmp_path / "report"
-    report.write_bytes(b"an nsys report")
-    stacks = tmp_path / "stacks"
-    stacks.write_text(json.dumps({"rank": 2, "threads": [{"frames": ["\x1b[2Jmain"]}]}))
-    for capture_id, file, name, profiler in (
-        ("n-1", report, "trace.nsys-rep", "nsys"),
+    stacks = json.dumps({"rank": 2, "threads": [{"frames": ["\x1b[2Jmain"]}]})
+    for capture_id, content, name, profiler in (
+        ("n-1", "an nsys report", "trace.nsys-rep", "nsys"),
         ("s-1", stacks, "stacks.json", "stacks"),
     ):
 
         def build(artefacts, capture_id=capture_id, profiler=profiler):
-            manifest = make_manifest(capture_id, artefacts[0])
-            capture = manifest.capture.model_copy(update={"profiler": profiler})
-            return manifest.model_copy(update={"capture": capture})
+            return make_manifest(capture_id, artefacts[0], profiler=profiler)
 
+        (file := tmp_path / name).write_text(content)
         store.put_files(capture_id, [FileToStore(file, name, "application/octet-stream", False)], build)
     return made.path
 

@@ -57,7 +57,6 @@ def test_a_cause_is_on_the_rank_it_says_or_on_one_that_is_drawn(name):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("slow", "there is no cause 'slow'; there are: slow-dataset, "),
         ("garbage:", "not NAME or NAME:RANK"),
         ("garbage:-1", "not NAME or NAME:RANK"),
         ("garbage:x", "not NAME or NAME:RANK"),
