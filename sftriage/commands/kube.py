@@ -431,13 +431,8 @@ def capture(
     deleting the object takes the request back. It ends with 1 where there is no trace in the end.
     """
     objects, namespace = _connected(namespace, context)
-    options = {
-        "profiler": profiler,
-        "steps": steps,
-        "warmup_steps": warmup_steps,
-        "max_seconds": max_seconds,
-        "max_bytes": max_bytes,
-    }
+    options: dict[str, Any] = {"profiler": profiler, "steps": steps, "warmup_steps": warmup_steps}
+    options |= {"max_seconds": max_seconds, "max_bytes": max_bytes}
     spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason}
     spec |= {word: value for word, value in options.items() if value is not None}
     body: dict[str, Any] = {"metadata": {"generateName": "look-"}, "spec": spec}

@@ -24,10 +24,7 @@ Found = Literal["right", "wrong", "not named"]
 
 
 class DemoOutcome:
-    """A demo run, read again from its directory, as `sftriage analyze` and `sftriage decisions` would.
-
-    ``step_time_s`` is a median; None where there were no such steps.
-    """
+    """A demo run, read again from its directory; ``step_time_s`` has medians, or None where no such steps were."""
 
     def __init__(
         self,

@@ -17,10 +17,7 @@ from sftriage.base.files import refusing
 from sftriage.recorder.moments import carried_binary
 from sftriage.seams.patches import REPORT_ENV
 
-CARRIED = (
-    *("__init__.py", "errors.py", "log.py"),
-    *("base", "model", "profiling", "recorder", "sampling", "seams"),
-)
+CARRIED = ("__init__.py", "errors.py", "log.py", "base", "model", "profiling", "recorder", "sampling", "seams")
 """Of this package: what runs in a trainer."""
 
 REPORTS = "told"

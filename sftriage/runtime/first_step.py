@@ -122,14 +122,11 @@ def _signal_name(number: int) -> str:
 
 
 RINGS = Reason("SFTRIAGE_RINGS", "SFTRIAGE_RINGS is missing in the trainers' environment: what starts them cleared it")
+_NO_PATH = "does not look at PYTHONPATH"
 _HIDDEN = (
     *(
         Reason(flag, f"the trainers' Python was started with {flag}, and then {without}: leave it out, or use Monitor")
-        for flag, without in (
-            ("-I", "does not look at PYTHONPATH"),
-            ("-E", "does not look at PYTHONPATH"),
-            ("-S", "imports no sitecustomize"),
-        )
+        for flag, without in (("-I", _NO_PATH), ("-E", _NO_PATH), ("-S", "imports no sitecustomize"))
     ),
     RINGS,
     Reason("SFTRIAGE_SEAMS", "SFTRIAGE_SEAMS=off switches the seams off"),

@@ -60,11 +60,10 @@ def own(n_steps=200, n_ranks=4, **values):
 
 def said(*names, stage="data", captured=()):
     """One window every ten steps; a number names that rank."""
+    every = ((50 + 10 * at, name) for at, name in enumerate(names))
     return [
-        Judged(
-            50 + 10 * at, None if name is None else ("rank", (name,)), stage, "", captured if name is not None else ()
-        )
-        for at, name in enumerate(names)
+        Judged(last, None, stage) if name is None else Judged(last, ("rank", (name,)), stage, "", captured)
+        for last, name in every
     ]
 
 
@@ -124,12 +123,8 @@ class TestCounting:
         # GIVEN two wrong names, of which the recording shows some to have been held up
         names = said(None, None, 3, 3, 2, 1)
         # WHEN counted, THEN both are wrong names, and those are said to be by the load
-        found = detected(
-            names,
-            self.FAULT,
-            knows_hosts=True,
-            held_up_by_load=lambda one: one.name is not None and one.name[1][0] in really,
-        )
+        by = {"held_up_by_load": lambda one: one.name is not None and one.name[1][0] in really}
+        found = detected(names, self.FAULT, knows_hosts=True, **by)
         assert (found.wrong_names, found.held_up_by_load) == (2, by_load)
 
     @pytest.mark.parametrize(

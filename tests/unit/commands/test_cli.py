@@ -160,31 +160,27 @@ def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsy
     assert (written.out.count(odd), written.err.count(odd)) == (5, 1)
 
 
-def metering_of(**wanted: object) -> Metering:
-    return MetricsOptions(**wanted).metering()
-
-
 @pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
 def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     wanted, extra = ({"metrics_port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
     with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
-        metering_of(**wanted)
+        MetricsOptions(**wanted).metering()
 
 
 @pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
 def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
     monkeypatch.setenv(variable, "grpc")
     with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
-        metering_of(otel=True)
+        MetricsOptions(otel=True).metering()
 
 
 def test_a_variable_that_is_none_is_said(monkeypatch):
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
     with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
-        metering_of(otel=True)
+        MetricsOptions(otel=True).metering()
 
 
 def test_nothing_is_made_where_nothing_was_asked_for():
-    meter = metering_of()
+    meter = MetricsOptions().metering()
     assert (type(meter), meter.url) == (Metering, None)

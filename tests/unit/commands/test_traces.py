@@ -34,13 +34,11 @@ def no_catalogue(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of a test's own."""
     return make(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def seen(module_path):
-    """A run that is only looked at."""
     return make(module_path)
 
 
@@ -53,18 +51,11 @@ def make(folder):
     dump.write_bytes(b"dump")
     store.put(FIRST, trace, lambda artefact: manifest_of(FIRST, artefact, second=1))
     of_second = {"stage": "forward", "first_step": 960, "window": (900, 949), "second": 2}
-    store.put(
-        SECOND,
-        trace,
-        lambda artefact: manifest_of(SECOND, artefact, **of_second).model_copy(update={"reproduced": FOUND}),
-    )
-    store.put_files(
-        THIRD,
-        [FileToStore(trace), FileToStore(dump, "dump.pickle", "application/octet-stream", compress=False)],
-        lambda artefacts: manifest_of(THIRD, artefacts[0], rank=3, second=3).model_copy(
-            update={"artefacts": artefacts}
-        ),
-    )
+    second, third = manifest_of(SECOND, **of_second), manifest_of(THIRD, rank=3, second=3)
+    found = {"reproduced": FOUND}
+    store.put(SECOND, trace, lambda artefact: second.model_copy(update={**found, "artefacts": (artefact,)}))
+    files = [FileToStore(trace), FileToStore(dump, "dump.pickle", "application/octet-stream", compress=False)]
+    store.put_files(THIRD, files, lambda artefacts: third.model_copy(update={"artefacts": artefacts}))
     return directory
 
 
@@ -159,19 +150,16 @@ def sha256(path):
 
 def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
     # GIVEN a capture of two files WHEN nothing is said THEN it is the main one
-    out = tmp_path / "out"
-    out.mkdir()
+    (out := tmp_path / "out").mkdir()
     got = sftriage("traces", "get", THIRD, "--run", seen.path, "--out", out, "--json").json
     assert [one["path"] for one in got["files"]] == [got["path"]] == [str(out / f"{THIRD}-trace.json.gz")]
     assert gzip.decompress(Path(got["path"]).read_bytes()).startswith(b'{"traceEvents"')
     # AND the other by its name
-    outcome = sftriage(
-        "traces", "get", THIRD, "--run", seen.path, "--artefact", "dump.pickle", "--out", tmp_path / "mine"
-    )
+    get = partial(sftriage, "traces", "get", THIRD, "--run", seen.path)
+    outcome = get("--artefact", "dump.pickle", "--out", tmp_path / "mine")
     assert (outcome.code, (tmp_path / "mine").read_bytes()) == (0, b"dump")
     # AND all of them into a directory that need not be there yet
-    every = sftriage("traces", "get", THIRD, "--run", seen.path, "--all", "--out", tmp_path / "every", "--json")
-    files = json.loads(every.out)["files"]
+    files = get("--all", "--out", tmp_path / "every", "--json").json["files"]
     assert [one["path"].rpartition("/")[2] for one in files] == [f"{THIRD}-trace.json.gz", f"{THIRD}-dump.pickle"]
     manifest = LocalStore(seen.path).manifest(THIRD)
     for one, artefact in zip(files, manifest.artefacts, strict=True):
@@ -243,9 +231,8 @@ def share(trace, tmp_path):
     def share(*runs):
         for name in runs:
             source, place = tmp_path / f"source-{name}", tmp_path / "shared" / "resnet" / name
-            LocalStore(source).put(
-                "w-1", trace, lambda at, it=name: manifest_of("w-1", at).model_copy(update={"run": it})
-            )
+            its = {"run": name}
+            LocalStore(source).put("w-1", trace, lambda at, its=its: manifest_of("w-1", at).model_copy(update=its))
             place.mkdir(parents=True)
             (source / "captures" / "w-1").rename(place / "w-1")
         return ["--store", f"file://{tmp_path / 'shared'}"]
@@ -458,9 +445,8 @@ def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp
     LocalStore(run.path).put_files(
         manifest.capture_id, files, lambda artefacts: manifest.model_copy(update={"artefacts": artefacts})
     )
-    get = partial(
-        sftriage, "traces", "get", "--run", run.path, "--artefact", "stacks.folded", "--out", tmp_path, "--json"
-    )
+    options = "--run", run.path, "--artefact", "stacks.folded", "--out", tmp_path, "--json"
+    get = partial(sftriage, "traces", "get", *options)
     # WHEN they are fetched THEN there is a line for each, and the size and sum are those of the file
     code, out, _ = get("w300")
     told = json.loads(out)
