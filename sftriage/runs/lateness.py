@@ -185,16 +185,15 @@ class HeatSource:
     _columns: OrderedDict[Key, SingleArray] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
-    def map(self, attempt: int, first_step: int, last_step: int, each: int = 0) -> HeatMap | None:
+    def map(self, attempt: int, first_step: int, last_step: int, each: int) -> HeatMap | None:
         """The map of some steps of an attempt, all of which its ranks have been through; None without any log.
 
-        A column holds ``each`` steps, a power of two: as few as there is room for, where that is 0.
+        A column holds ``each`` steps, a power of two: columns of a longer run are made of those of a shorter one.
         """
         self.logs.look()
         ranks = self.logs.of(attempt)
         if not ranks or last_step < first_step:
             return None
-        each = each or column_steps(first_step, last_step)
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
         thinned = self.logs.thinning(attempt)
@@ -272,14 +271,6 @@ def runs_of(
         # Not always the same place: what comes back every so many steps must not hide.
         runs.append((first + (index * 7919) % (there - looked_at + 1), looked_at))
     return runs
-
-
-def column_steps(first_step: int, last_step: int) -> int:
-    """Steps in a column: a power of two, so that columns of a longer run are made of those of a shorter one."""
-    each = 1
-    while last_step // each - first_step // each + 1 > MAX_COLUMNS:
-        each *= 2
-    return each
 
 
 def _mean(late_NR: FloatArray | SingleArray) -> SingleArray:

@@ -149,7 +149,7 @@ class RunSource:
             return self._view if self._opened is None else self._look(self._opened)
 
     def heat(
-        self, attempt: int, first_step: int, last_step: int, each: int = 0, patience_s: float | None = None
+        self, attempt: int, first_step: int, last_step: int, each: int, patience_s: float | None = None
     ) -> HeatMap | Drawing | None:
         """The heat map of some steps that windows have been judged over, ``each`` of them in a column.
 

@@ -159,7 +159,7 @@ def test_for_step_says_where_what_the_ranks_took_is_kept_no_longer(sftriage, run
 
 def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     # GIVEN maps of the whole run, and of a part of it that has a column a step
-    heat = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 0, STEPS - 1)
+    heat = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 0, STEPS - 1, 16)
     starts = np.arange(heat.levels_GC.shape[1]) * heat.column_steps
     # THEN a column of which steps are left shows who was late in them, and another nothing
     left = (starts >= runs.whole_from) | (starts % 1024 < BLOCK_STEPS)
@@ -169,7 +169,7 @@ def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     slow = np.isin(starts, SLOW) & left
     assert (heat.levels_GC[2][slow] > 200).all()
     assert (heat.levels_GC[2][left & ~np.isin(starts, SLOW)] < 150).all()
-    near = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 2000, 2200)
+    near = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 2000, 2200, 1)
     shown = near.levels_GC[0] != UNKNOWN
     np.testing.assert_array_equal(np.flatnonzero(shown) + 2000, np.arange(2049, 2176))
     # AND the page says so, but of the steps that are whole
