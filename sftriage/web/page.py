@@ -86,7 +86,8 @@ class Page(ABC, Generic[Source]):
         now_s: Callable[[], float] = time.time,
         stopping: threading.Event | None = None,
     ) -> None:
-        self._source, self._now_s, self._stopping = source, now_s, stopping or threading.Event()
+        self._source, self._access, self._now_s = source, access, now_s
+        self._stopping = stopping or threading.Event()
         # No path is ever made of what a request says.
         there = files("sftriage.web").joinpath("static").iterdir()
         self._static = {one.name: one.read_bytes() for one in there if PurePath(one.name).suffix in MEDIA_TYPES}

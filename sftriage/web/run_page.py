@@ -53,29 +53,12 @@ LOW_COVERAGE = 0.98
 
 
 class RunPage(Page[RunSource]):
-    """The page about a run.
-
-    Args:
-        root: where its addresses begin.
-        runs: the others that there are to choose from.
-    """
+    """The page about a run; ``runs`` are the others that there are to choose from."""
 
     layout, blank = "base.html", View("none")
-    _replay: tuple[str, WhatIf] | None
-
-    def __init__(
-        self,
-        source: RunSource,
-        access: Access,
-        now_s: Callable[[], float] = time.time,
-        stopping: threading.Event | None = None,
-        *,
-        root: str = "",
-        runs: StartedRuns | None = None,
-    ) -> None:
-        self.root, self._runs, self._stacks = root, runs, StackDownloads()
-        self._replaying, self._replay = threading.Lock(), None
-        super().__init__(source, access, now_s, stopping)
+    runs: StartedRuns | None = None
+    _stacks, _replaying = StackDownloads(), threading.Lock()
+    _replay: tuple[str, WhatIf] | None = None
 
     def _routes(self) -> list[Route]:
         return [
@@ -101,9 +84,9 @@ class RunPage(Page[RunSource]):
         return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
 
     def _around(self, view: View) -> dict[str, Any]:
-        if self._runs is None:
+        if self.runs is None:
             return {"version": view.version, "runs": None}
-        runs = self._runs.look()
+        runs = self.runs.look()
         seen = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
         return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
 
@@ -287,9 +270,9 @@ class RunsPage(Page[StartedRuns]):
         stopping: threading.Event | None = None,
     ) -> None:
         super().__init__(source, access, now_s, stopping)
-        self._access, self._opening = access, threading.Lock()
+        self._opening = threading.Lock()
         self._open: OrderedDict[tuple[str, str], RunPage] = OrderedDict()
-        self._waiting = RunPage(RunSource(lambda: None), access, now_s, self._stopping, runs=source)
+        self._waiting = self._page_of(RunSource(lambda: None))
 
     def _routes(self) -> list[BaseRoute]:
         newest = Route("/", lambda request: self._newest().overview(request))
@@ -312,14 +295,18 @@ class RunsPage(Page[StartedRuns]):
         page = await run_in_threadpool(named, scope["path_params"]["run_id"])
         await page.app(scope, receive, send)
 
+    def _page_of(self, run: RunSource) -> RunPage:
+        page = RunPage(run, self._access, self._now_s, self._stopping)
+        page.runs = self._source
+        return page
+
     def _page(self, run: StartedRun) -> RunPage:
         key = str(run.directory), run.info.run_id
         with self._opening:
             page = self._open.pop(key, None)
             if page is None:
-                source = RunSource(lambda: RunDirectory(run.directory))
-                root = f"/runs/{quote(run.info.run_id, safe='')}"
-                page = RunPage(source, self._access, self._now_s, self._stopping, root=root, runs=self._source)
+                page = self._page_of(RunSource(lambda: RunDirectory(run.directory)))
+                page.root = f"/runs/{quote(run.info.run_id, safe='')}"
             self._open[key] = page
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
