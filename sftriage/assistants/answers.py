@@ -82,12 +82,8 @@ class Answers:
         (slower than its own best), throttled, stalled, unknown (nobody watches it any more), warming_up or no_run.
         """
         there = self.places.runs()
-        return _fitting(
-            {
-                "runs": [_run(self.places, run) for run in there[:MOST_LISTED]],
-                "left_out": max(0, len(there) - MOST_LISTED),
-            }
-        )
+        listed = [_run(self.places, run) for run in there[:MOST_LISTED]]
+        return _fitting({"runs": listed, "left_out": len(there) - len(listed)})
 
     def run_health(self, run: Run = "") -> dict[str, Any]:
         """Say how a run stands, and what to do next. Call this first.
@@ -277,28 +273,17 @@ def _run(places: RunLookup, run: RunDirectory) -> dict[str, Any]:
     except InputError as error:
         return {"run": run.path.name, "problem": str(error)}
     glance = glance_of(view)
-    about = {
-        "run": run.path.name,
-        "goes_on": view.going,
-        "health": glance.face,
-        "says": glance.sentence,
-    }
-    info = (
-        {} if view.info is None else {"job": view.info.job, "began": view.info.created_at, "policy": view.info.policy}
-    )
-    return {**about, **info, "steps": _steps(view.rows)}
+    about = {"run": run.path.name, "goes_on": view.going, "health": glance.face, "says": glance.sentence}
+    if (info := view.info) is not None:
+        about |= {"job": info.job, "began": info.created_at, "policy": info.policy}
+    return {**about, "steps": _steps(view.rows)}
 
 
 def _group(group: DecisionGroup) -> dict[str, Any]:
     row = group.row
     suspects = [
-        {
-            "who": one.who,
-            "where": one.where,
-            "when": one.when,
-            "ranks": one.ranks,
-            "gain_ms": round(1e3 * one.gain_s, 3),
-        }
+        {name: getattr(one, name) for name in ("who", "where", "when", "ranks")}
+        | {"gain_ms": round(1e3 * one.gain_s, 3)}
         for one in (row.suspects or row.candidates)[:MOST_NAMED]
     ]
     return {
@@ -351,13 +336,8 @@ def _manifest(view: View, capture: str) -> Manifest:
 def _cites(run: RunDirectory, rows: Sequence[WindowRow]) -> dict[str, Any]:
     named = (rank for row in rows for one in (row.suspects or row.candidates)[:1] for rank in one.ranks)
     asked = (one.capture_id for row in rows for one in row.asked)
-    ranks, captures = sorted(set(named)), list(dict.fromkeys(asked))
-    return {
-        "run": run.path.name,
-        "steps": _steps(rows),
-        "ranks": ranks[:MOST_LISTED],
-        "captures": captures[-MOST_LISTED:],
-    }
+    ranks, captures = sorted(set(named))[:MOST_LISTED], list(dict.fromkeys(asked))[-MOST_LISTED:]
+    return {"run": run.path.name, "steps": _steps(rows), "ranks": ranks, "captures": captures}
 
 
 def _steps(rows: Sequence[WindowRow]) -> list[int]:

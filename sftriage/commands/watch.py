@@ -25,7 +25,7 @@ from sftriage.reports.watch import (
     opening,
     picture_values,
 )
-from sftriage.reports.watch_lines import Room, Screen, picture_lines
+from sftriage.reports.watch_lines import Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
 
 POLL_S = 0.5
@@ -79,7 +79,7 @@ def watch(
 
 
 def _print(console: Console, shown: Picture) -> None:
-    for line in picture_lines(shown, Room(console.width, blocks=_blocks(console)), time.time()):
+    for line in picture_lines(shown, time.time(), console.width, blocks=_blocks(console)):
         console.print(line, soft_wrap=True)
 
 
@@ -126,7 +126,7 @@ def _on_screen(watched: FollowedRun, console: Console) -> None:
     view, blocks = watched.look(), _blocks(console)
 
     def lines(width: int, height: int) -> list[Text]:
-        return picture_lines(watched.picture(view), Room(width, height, blocks, FOOTER), time.time())
+        return picture_lines(watched.picture(view), time.time(), width, height, blocks=blocks, footer=FOOTER)
 
     if view.has_ended():
         _print(console, watched.picture(view))

@@ -63,19 +63,6 @@ _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "up
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is to draw on: columns and lines, None for as many as it takes, and a last line kept at the end.
-
-    ``blocks``: the terminal has the characters that bars are made of.
-    """
-
-    width: int = 80
-    height: int | None = None
-    blocks: bool = True
-    footer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """A part of the picture: how many lines it would like, how many it cannot do without, and what makes them."""
 
@@ -84,21 +71,25 @@ class _Part:
     build: Callable[[int], list[Text]]
 
 
-def picture_lines(shown: Picture, room: Room, now_s: float) -> list[Text]:
-    """The picture in lines that fit."""
-    parts = _parts(shown, room.width, room.blocks, now_s)
-    counts, apart = _fit(parts, None if room.height is None else room.height - bool(room.footer))
+def picture_lines(
+    shown: Picture, now_s: float, width: int, height: int | None = None, *, blocks: bool = True, footer: str = ""
+) -> list[Text]:
+    """The picture in lines that fit, as many as it takes where ``height`` is None; the last is ``footer``.
+
+    ``blocks``: the terminal has the characters that bars are made of.
+    """
+    parts = _parts(shown, width, blocks, now_s)
+    counts, apart = _fit(parts, None if height is None else height - bool(footer))
     lines: list[Text] = []
     for part, count in zip(parts, counts, strict=True):
         if apart and lines and count:
             lines.append(Text())
         lines += part.build(count)[:count]
-    if room.footer:
-        lines = lines[: max(0, (room.height or len(lines) + 1) - 1)]
-        lines.append(Text(room.footer, style="dim"))
+    if footer:
+        lines = [*lines[: max(0, (height or len(lines) + 1) - 1)], Text(footer, style="dim")]
     for line in lines:
-        line.truncate(room.width, overflow="ellipsis")
-    return lines[: room.height]
+        line.truncate(width, overflow="ellipsis")
+    return lines[:height]
 
 
 def clean(text: str) -> str:

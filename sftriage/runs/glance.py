@@ -90,7 +90,8 @@ class Glance:
 
     @property
     def headline(self) -> str:
-        return words.face_words(self.face, self.unknown_since)
+        since = "" if self.unknown_since is None else f" since step {self.unknown_since:,}"
+        return words.FACES[self.face] + since
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:

@@ -433,22 +433,18 @@ class Metrics(Sink):
         self._of("captures_running").set(len(self._profilers))
 
     def _suspected(self, named: Suspect | None) -> None:
-        self._of("suspect_gain_seconds").clear()
-        self._of("suspect_share_ratio").clear()
-        if named is not None:
-            where = (self._label_of(named.stage), named.scope)
-            self._of("suspect_verdicts", *where).inc()
-            self._of("suspect_gain_seconds", *where).set(named.gain_s)
-            self._of("suspect_share_ratio", *where).set(named.share)
-        if not self._per_rank:
-            return
-        self._of("rank_suspect_gain_seconds").clear()
+        of_ranks = ["rank_suspect_gain_seconds"] if self._per_rank else []
+        for name in ("suspect_gain_seconds", "suspect_share_ratio", *of_ranks):
+            self._of(name).clear()
         if named is None:
             return
-        for rank in named.ranks:
-            its = str(rank), self._label_of(named.stage)
-            self._of("rank_suspect_verdicts", *its).inc()
-            self._of("rank_suspect_gain_seconds", *its).set(named.gain_s)
+        stage = self._label_of(named.stage)
+        self._of("suspect_verdicts", stage, named.scope).inc()
+        self._of("suspect_gain_seconds", stage, named.scope).set(named.gain_s)
+        self._of("suspect_share_ratio", stage, named.scope).set(named.share)
+        for rank in named.ranks if self._per_rank else ():
+            self._of("rank_suspect_verdicts", str(rank), stage).inc()
+            self._of("rank_suspect_gain_seconds", str(rank), stage).set(named.gain_s)
 
     def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
         for named, rank_s in lost_rank_s.items():

@@ -154,11 +154,6 @@ AFTERWARDS: Mapping[str, str] = {
 """What to do about a hold-off or a reason once the run has ended, where that is not what would have resolved it."""
 
 
-def face_words(face: Face, unknown_since: int | None = None) -> str:
-    """How a job stands, in a word or two."""
-    return FACES[face] + ("" if unknown_since is None else f" since step {unknown_since:,}")
-
-
 def decision_phrase(outcome: str, words: str) -> str:
     """What was done, and why."""
     return ": ".join(filter(None, (OUTCOMES.get(outcome, outcome), words)))

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
 from sftriage.reports.watch import Picture, WatchPosition, all_of, closing, events, news, opening, picture
-from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
+from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.report import frontier_of
 from sftriage.runs.source import View
@@ -35,8 +35,8 @@ def shown(run: Run, **changes) -> Picture:
     return picture(replace(run.source.view(), **{"telemetry": RECORDED, **changes}), "sftriage-runs/run-1")
 
 
-def text(of: Picture, room: Room | None = None, now_s: float = NOW_S) -> str:
-    return "\n".join(line.plain for line in picture_lines(of, room or Room(100), now_s))
+def text(of: Picture, width: int = 100, height: int | None = None, **options) -> str:
+    return "\n".join(line.plain for line in picture_lines(of, NOW_S, width, height, **options))
 
 
 # What is shown
@@ -50,7 +50,7 @@ def test_before_there_is_a_run_it_says_what_it_waits_for():
 
 def test_a_hold_off_is_shown_with_what_would_resolve_it_also_where_there_are_few_lines(run):
     run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
-    assert "Next: Ask for fewer" in text(shown(run), Room(40, 12))
+    assert "Next: Ask for fewer" in text(shown(run), 40, 12)
 
 
 # Exact
@@ -98,7 +98,7 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
     # THEN its stages sum to the step
     assert sum(frontier.advances_s.values()) == pytest.approx(frontier.exposed_s, rel=1e-12, abs=1e-12)
     # AND so does what is written of them, to the last digit
-    lines = text(shown(run), Room(width, height)).splitlines()
+    lines = text(shown(run), width, height).splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("Frontier"))
     rows = [line for line in lines[start + 1 :][:4] if line.endswith("%")]
     stages = [line for line in rows if not line.lstrip().startswith("step time")]
@@ -114,8 +114,7 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
 
 @given(st.integers(1, 140), st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.booleans())
 def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
-    room = Room(width, height, blocks, "Ctrl-C ends this" if footer else "")
-    lines = picture_lines(busy, room, NOW_S)
+    lines = picture_lines(busy, NOW_S, width, height, blocks=blocks, footer="Ctrl-C ends this" if footer else "")
     assert height is None or len(lines) <= height
     assert all(cell_len(line.plain) <= width for line in lines)
     if not blocks and height is None:
@@ -137,7 +136,7 @@ def busy(tmp_path_factory) -> Picture:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
 def test_on_a_small_terminal_every_part_has_a_face(busy, width, height):
-    written = text(busy, Room(width, height, footer="Ctrl-C"))
+    written = text(busy, width, height, footer="Ctrl-C")
     for title in ("Slow, and captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
         assert title in written
     # AND what does not fit is counted, or put together
@@ -159,7 +158,7 @@ def test_names_are_text(run, nasty, harmless):
     view = run.source.view()
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
-    written = text(picture(view, nasty), Room(2000))
+    written = text(picture(view, nasty), 2000)
     told = "\n".join([opening(view, nasty), *news(WatchPosition(), view, NOW_S)[1]])
     for said in (written.replace("\n", ""), told.replace("\n", "")):
         # THEN nothing in it is more than text, and what is harmless is there as it was
