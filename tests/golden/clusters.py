@@ -26,7 +26,6 @@ SIZES = {"cpu": "8", "memory": "64Gi"}
 
 
 def path(*values: Any, **more: Any) -> dict[str, Any]:
-    """A container with PYTHONPATH."""
     return {"train": {"env": [{"name": "PYTHONPATH", **one} for one in values], **more}}
 
 
@@ -261,7 +260,6 @@ def texts() -> Iterator[str]:
 def injected(
     *, train: Any = None, more: Any = (), settings: Any = None, job: Any = RESNET, server: Any = (1, 31), **about: Any
 ) -> tuple[dict[str, Any], Any]:
-    """A pod, and its injection."""
     body = pod(None, about.pop("env", None), **about)
     body["spec"]["containers"][0] |= train or {}
     body["spec"]["containers"] += more

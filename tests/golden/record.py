@@ -180,7 +180,6 @@ def shown(several: list[Any]) -> list[Any]:
 
 
 def helps(path: tuple[str, ...]) -> Iterator[str]:
-    """The help of a command and of all below it."""
     text = sftriage(*path, "--help")
     yield re.sub(r"\n\n|\n  -h, --help .*\n", "\n", text)
     _, _, listed = text.partition("\nCommands:\n")
@@ -223,7 +222,6 @@ def journal(made: Any) -> str:
 
 
 def pages(root: Path) -> Iterator[tuple[str, str]]:
-    """The pages of the runs, as a browser gets them."""
     from sftriage.runs.directory import RunDirectory
     from sftriage.runs.source import RunSource
     from sftriage.web import run_page
@@ -398,7 +396,6 @@ def fields(schema: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def assistants(root: Path) -> Iterator[str]:
-    """The tools of the MCP server, and what they answer."""
     import asyncio
 
     from mcp.server.mcpserver.exceptions import ToolError
@@ -433,7 +430,6 @@ def assistants(root: Path) -> Iterator[str]:
 
 
 def store(root: Path) -> Iterator[str]:
-    """Captures in a shared store: uploaded, listed, shown."""
     shared = root / "share"
     yield sftriage("traces", "upload", "--run", "slow", "--store", shared)
     yield sftriage("traces", "list", "--store", shared)

@@ -59,7 +59,6 @@ class Made:
     touched: set[int] = field(default_factory=set)
 
     def at(self, step: int) -> float:
-        """When a step ended, seconds since the epoch."""
         return T0_S + float(self.ends_s[min(step, len(self.ends_s) - 1)])
 
     def status(self, step: int, waiting: Mapping[int, str], age_s: int = 0) -> JobStatus:
@@ -163,7 +162,6 @@ def make(
 
 
 def _log(directory: RunDirectory, window: Window, kinds: Mapping[int, str], kind: str = "steps") -> None:
-    """The step log of each rank of a window."""
     ns_NRS = np.rint(window.durations_NRS * 1e9).astype(np.int64)
     n_steps, n_ranks, _ = ns_NRS.shape
 

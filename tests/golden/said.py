@@ -163,7 +163,6 @@ def four_windows(path: Path) -> RunDirectory:
 
 
 def explained(root: Path, sftriage: Callable[..., str]) -> Iterator[str]:
-    """Why each of these windows was decided as it was."""
     (root / "of-tests").mkdir()
     four_windows(root / "of-tests" / "explained")
     for what in ("0-49", "70", "w50-99-r2-slow-rank-1", "149", "199"):
@@ -292,7 +291,6 @@ MISSING: dict[str, JobFound] = {
 
 
 def stall(*suspects: Suspect, reasons: tuple[str, ...] = ("not_arrived",), missing: int = 1, typical_s: float = 0.02):
-    """A verdict on ranks that stand still."""
     numbers = {"still_s": 61.3, "typical_step_s": typical_s, "missing_ranks": float(missing)}
     return Verdict(41, 41, "stalled", reasons, suspects, 62.0, {}, {}, numbers)
 
@@ -306,14 +304,12 @@ def judged(first: int, pattern: Pattern, *requests: CaptureRequest, reason: str 
 
 
 def held(first: int, reason: str = "", label: str = "needs_evidence") -> Event:
-    """A window that names no rank."""
     reasons = (reason,) if reason else ()
     verdict = Verdict(first, first + 39, label, reasons, (), 0.1, {"data": 0.1}, {"data": 1}, {})
     return WindowJudged(verdict, Decision(float(first), first, first + 39, label, "hold", "undecided"))
 
 
 def ended(capture_id: str, state: str, **also: object) -> Event:
-    """A capture of rank 1 in another state."""
     return CaptureChanged(1.0, CaptureResult(capture_id, 1, state, **also), stored_bytes=2048)
 
 

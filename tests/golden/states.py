@@ -109,7 +109,6 @@ def recorded(run: Run) -> None:
 
 
 def partly(run: Run) -> None:
-    """Two of the ranks record, and a line of the journal is damaged."""
     for rank in (0, 3):
         StepLog(run.directory.steps, info_of(rank)).close()
     with run.directory.decisions.open("a") as file:

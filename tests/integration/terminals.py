@@ -52,7 +52,6 @@ class Terminal:
         os.write(self._master, keys)
 
     def lines(self, patience_s: float = 0.1) -> list[str]:
-        """What is to be seen now."""
         while select.select([self._master], [], [], patience_s)[0]:
             try:
                 data = os.read(self._master, 1 << 16)
@@ -77,8 +76,6 @@ class Terminal:
             raise AssertionError(f"not to be seen: {words}; but:\n" + "\n".join(self.lines())) from None
 
     def wait_for_end(self) -> int:
-        """Wait until the program has ended; its exit status."""
-
         def ended() -> bool:
             self.lines()
             return self.process.poll() is not None

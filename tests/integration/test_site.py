@@ -17,7 +17,6 @@ from sftriage.windows.rings import open_ring
 
 
 def pythons():
-    """This Python, and others that are there."""
     found = {sys.executable, *filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 16)))}
     # (a name may be that of a version that is not chosen here)
     return [one for one in sorted(found) if not subprocess.run([one, "-c", ""], capture_output=True).returncode]

@@ -46,8 +46,6 @@ def through(server, environment):
 
 @pytest.fixture
 def put(server):
-    """Put a capture into the bucket, as an upload does."""
-
     def put(capture_id: str, job: str = JOBS[0], content: bytes = CONTENT, **about):
         manifest = manifest_of(capture_id, trace_of(content), **about).model_copy(update={"job": job})
         for name, body in (("trace.json.gz", content), ("manifest.json", manifest.to_json())):

@@ -32,7 +32,6 @@ spec:
 
 @pytest.fixture
 def watch(environment) -> Iterator[Callable[..., Terminal]]:
-    """Start `sftriage watch` in a terminal."""
     with terminals(environment) as open_one:
         yield lambda *arguments, **size: open_one(sys.executable, "-m", "sftriage", "watch", *arguments, **size)
 

@@ -22,14 +22,6 @@ RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
 
 
-@pytest.fixture
-def run(tmp_path) -> Run:
-    """A run that goes on; nothing is known of it yet."""
-    made = run_at(tmp_path / "run")
-    (tmp_path / "run" / "rings").mkdir()
-    return made
-
-
 def shown(run: Run, **changes) -> Picture:
     """The picture of a run whose four ranks record, with what else is to be known of it."""
     return picture(replace(run.source.view(), **{"telemetry": RECORDED, **changes}), "sftriage-runs/run-1")

@@ -64,7 +64,6 @@ def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, 
 
 
 def tell(found: Metrics, judged: WindowJudged, window: Window, lag_s: float | None = None) -> None:
-    """A window comes and is judged."""
     spans = {}
     if lag_s is not None:
         spans[window.last_step] = Span(0, round((judged.decision.time_s - lag_s) * 1e9))
@@ -116,7 +115,6 @@ def test_what_suspects_have_cost_is_what_the_run_says_and_never_less():
 
 
 def everything(**options) -> Metrics:
-    """Metrics that have seen one of each."""
     found = metrics(**options)
     tell(found, judged(), window(), lag_s=0.2)
     for cost_s in (0.4, None, 0.0):
@@ -398,7 +396,6 @@ FOUR = StageSchema(("data", "backward", "optimizer", "other"), ("backward",))
 
 
 def part(window: Window, start: int, stop: int) -> Window:
-    """Some steps of a window."""
     return window.steps(window.first_step + start, window.first_step + stop - 1)
 
 

@@ -79,8 +79,6 @@ class Kept(Sink):
 
 
 class Failing(Kept):
-    """Fails at each event whose number is even."""
-
     def take(self, seen):
         super().take(seen)
         if seen.pid % 2 == 0:

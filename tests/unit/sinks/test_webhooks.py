@@ -70,7 +70,6 @@ def make(monkeypatch):
 
 
 def rule(name, *to):
-    """A rule that wants these told."""
     notify = [{"webhook": one.model_dump(exclude_none=True)} for one in to]
     return Rule.model_validate({"name": name, "match": {"gain": ">= 10%"}, "notify": notify})
 

@@ -34,5 +34,4 @@ def templates_are_compiled_once() -> Iterator[None]:
 
 @pytest.fixture
 def shelf(tmp_path) -> Shelf:
-    """An empty store."""
     return shelf_at(tmp_path / "share", tmp_path / "catalogue.db")

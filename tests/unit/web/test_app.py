@@ -298,7 +298,6 @@ DONE = datetime(2027, 1, 15, 8, 5, tzinfo=timezone.utc)
 
 @pytest.fixture
 def elsewhere(captured):
-    """A run whose captures go to a store elsewhere."""
     write_info(captured.directory, replace(read_info(captured.directory), store=URL))
     return captured
 

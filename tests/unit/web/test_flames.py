@@ -113,7 +113,6 @@ def test_no_box_leaves_the_one_above_it_and_none_lies_on_another(taken, other):
 
 
 def document(taken, **names):
-    """Samples as a recorder writes them."""
     threads = (taken.training, *taken.others)
     columns = {"time_ns": taken.time_ns_N, "step": taken.step_N, "stage": taken.stage_N, "since_ns": taken.since_ns_N}
     return {
@@ -132,8 +131,6 @@ def document(taken, **names):
 
 @pytest.fixture
 def put_sampled(captured, store, trace, tmp_path):
-    """Store a capture with its stacks."""
-
     def put(manifest, text):
         path = tmp_path / "stacks.json"
         path.write_text(text)

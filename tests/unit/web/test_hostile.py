@@ -16,8 +16,6 @@ TRACE = "trace.json.gz"
 
 @dataclass
 class Site:
-    """A page, where its captures are, and what is stored of one of them."""
-
     get: Callable[..., Any]
     captures: str
     directory: Path

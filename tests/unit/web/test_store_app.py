@@ -25,7 +25,6 @@ from tests.unit.web.test_charts import findings
 
 @pytest.fixture
 def stocked(shelf) -> Shelf:
-    """A store with captures of two jobs and three runs."""
     return shelf.stock()
 
 
@@ -138,8 +137,6 @@ def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace,
 
 
 class _Both:
-    """Two catalogues as one: each store has its own file here."""
-
     name = "postgresql://db/x"
 
     def __init__(self, parts):

@@ -1,0 +1,1 @@
+from tests.scenario import run  # noqa: F401 (fixture)
