@@ -7,11 +7,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
 
+from sftriage.kube.webhook import issued
 from tests.integration.kube import K8S, Cluster, Laptop, missing, prepared
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -64,16 +61,9 @@ WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
 
 
 def signed(days: int) -> dict[str, str]:
-    """A certificate that was good for so many days, from ten days ago on, and who signed it, as objects have them."""
-    begun = datetime.now(timezone.utc) - timedelta(days=10)
-
-    def encoded(subject: str, key: Any, by: Any, until: int) -> str:
-        names = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in ("ca", subject))
-        builder = x509.CertificateBuilder(*names, key.public_key(), 1, begun, begun + timedelta(days=until))
-        return base64.b64encode(builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
-
-    own, ca = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    return {"tls.crt": encoded("webhook", own, ca, days), "ca.crt": encoded("ca", ca, ca, 4000)}
+    """A certificate that is good for some days, from ten days ago on, and its authority, as objects have them."""
+    made = issued(["webhook"], datetime.now(timezone.utc) - timedelta(days=10), days)
+    return {name: base64.b64encode(content).decode() for name, content in made.files().items()}
 
 
 @pytest.fixture

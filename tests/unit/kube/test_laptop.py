@@ -2,8 +2,7 @@
 
 import base64
 import socket
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime, timezone
 
 import pytest
 import yaml
@@ -13,6 +12,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.kube.listing import best, is_of, job_row, of_step, progress_of, stored_of, trace_row
 from sftriage.kube.objects import KINDS
 from sftriage.kube.snapshot import Certificate, certificate
+from sftriage.kube.webhook import issued
 from tests.unit.kube.objects import made
 
 
@@ -209,26 +209,14 @@ def test_what_makes_no_sense_is_said_in_a_line(sftriage, monkeypatch, tmp_path, 
 
 def test_a_certificate_is_read_and_held_against_those_whom_the_webhook_trusts():
     """GIVEN a certificate of a CA THEN it is trusted by whoever knows that CA, and by nobody who knows another."""
-    cryptography = pytest.importorskip("cryptography")
-    assert cryptography
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     begun = datetime(2027, 1, 1, tzinfo=timezone.utc)
-
-    def name(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
-
-    def signed(subject: str, key: Any, issuer: str, by: Any) -> str:
-        builder = x509.CertificateBuilder(name(issuer), name(subject), key.public_key(), 1, begun, begun + timedelta(9))
-        return base64.b64encode(builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
-
-    own, ca, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
-    served, of_ca, of_other = signed("w", own, "ca", ca), signed("ca", ca, "ca", ca), signed("ca", other, "ca", other)
+    served, of_ca, of_other = (
+        base64.b64encode(pem).decode()
+        for one, other in [(issued(["w"], begun, 9), issued(["w"], begun))]
+        for pem in (one.certificate, one.authority, other.authority)
+    )
     found = certificate("tls", served, [of_other, of_ca])
-    assert found == Certificate("tls", begun.timestamp(), begun.timestamp() + 9 * 86_400, trusted=True)
+    assert found == Certificate("tls", begun.timestamp() - 600, begun.timestamp() + 9 * 86_400, trusted=True)
     assert not certificate("tls", served, [of_other]).trusted
     assert certificate("tls", served, [served]).trusted
     with pytest.raises(ValueError, match=r"."):

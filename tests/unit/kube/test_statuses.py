@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import get_args
 
 import jsonschema
@@ -277,7 +278,7 @@ def test_a_stored_capture_says_what_it_shows():
     sleeps = CauseInfo(code="sleep", sure=True, sentence="Rank 2 sleeps.", next_step="Look.")
     cost = CostInfo(first_step=158, last_step=165, cost_s=0.5, before_s=0.1)
     seen = stored("yes", cost=cost)
-    seen = replace(seen, manifest=seen.manifest.model_copy(update={"findings": FakeFindings(sleeps)}))
+    seen = replace(seen, manifest=seen.manifest.model_copy(update={"findings": SimpleNamespace(cause=sleeps)}))
     status = capture_status(capture(FIRED), seen, NOW_S).plain()
     assert status.pop("conditions")
     assert status == {
@@ -297,13 +298,6 @@ def test_a_stored_capture_says_what_it_shows():
             "artefacts": [{"name": "trace.json.gz", "size_bytes": 7, "sha256": "ab" * 32}],
         },
     }
-
-
-class FakeFindings:
-    """As much of a capture's findings as a status asks for."""
-
-    def __init__(self, cause: CauseInfo) -> None:
-        self.cause = cause
 
 
 MEANINGLESS = {
@@ -343,17 +337,6 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
         found, wrong = capture_of({"spec": spec})
         assert (found is not None, wrong) == (True, "")
         assert refused("TraceCapture", "spec", spec) == ""
-
-
-def test_conditions_say_since_when():
-    first = capture_status(capture(), KnownCapture(result("running")), NOW_S)
-    later = capture_status(capture(status=first.plain()), KnownCapture(result("stored")), NOW_S + 60)
-    since = {one.type: one.lastTransitionTime for one in later.conditions}
-    assert since == {
-        "Accepted": "2027-01-15T08:00:00Z",
-        "Stored": "2027-01-15T08:01:00Z",
-        "Reproduced": "2027-01-15T08:00:00Z",
-    }
 
 
 WHERE = {"store": STORE, "reference": "resnet/run-1/w1", "size_bytes": 7, "artefacts": []}
@@ -556,38 +539,34 @@ def status(health, *captures):
     return {"health": health, "summary": "It stands so.", "captures": found}
 
 
-def changes(before, now):
-    return [(one.reason, one.kind) for one in news(before, now)]
+def with_remedy(state):
+    of = {"remedy": "pipeline", "state": state, "rank": 1, "words": f"It is {state}."}
+    return status("suspect") | {"remedy": of}
 
 
-def test_how_a_job_stands_is_told_when_that_changes():
-    assert changes({}, status("warming_up")) == []
-    assert changes(status("warming_up"), status("healthy")) == []
-    assert changes(status("healthy"), status("suspect")) == [("Suspect", "Warning")]
-    assert changes(status("suspect"), status("suspect")) == []
-    assert changes(status("captured"), status("healthy")) == [("Healthy", "Normal")]
+RUNS = status("suspect", ("a", "running"))
+ENDED = status("suspect", ("a", "stored"), ("b", "stored"), ("c", "failed"))
+BOTH = [
+    ("CaptureStored", "Normal", "2 stored, among them a of rank 2."),
+    ("CaptureFailed", "Warning", "1 failed, among them c of rank 2."),
+]
+NEWS = {
+    "it warms up": ({}, status("warming_up"), []),
+    "it is well from the start": (status("warming_up"), status("healthy"), []),
+    "it becomes slow": (status("healthy"), status("suspect"), [("Suspect", "Warning", "It stands so.")]),
+    "it stays slow": (status("suspect"), status("suspect"), []),
+    "it recovers": (status("captured"), status("healthy"), [("Healthy", "Normal", "It stands so.")]),
+    "captures end": (RUNS, ENDED, BOTH),
+    "they had ended": (ENDED, ENDED, []),
+    "a remedy is tried": (status("suspect"), with_remedy("trying"), [("RemedyTrying", "Normal", "It is trying.")]),
+    "it is tried still": (with_remedy("trying"), with_remedy("trying"), []),
+    "it is kept": (with_remedy("trying"), with_remedy("kept"), [("RemedyKept", "Normal", "It is kept.")]),
+}
 
 
-def test_captures_are_told_together_when_they_end():
-    before, now = (
-        status("suspect", ("a", "running")),
-        status("suspect", ("a", "stored"), ("b", "stored"), ("c", "failed")),
-    )
-    found = list(news(before, now))
-    assert [one.reason for one in found] == ["CaptureStored", "CaptureFailed"]
-    assert found[0].message == "2 stored, among them a of rank 2."
-    assert changes(now, now) == []
-
-
-def test_a_remedy_is_told_in_each_state_that_it_comes_to():
-    # GIVEN a remedy that is tried, and then kept THEN each of that is told once, in the report's own words
-    trying, kept = (
-        status("suspect") | {"remedy": {"remedy": "pipeline", "state": state, "rank": 1, "words": f"It is {state}."}}
-        for state in ("trying", "kept")
-    )
-    assert changes(status("suspect"), trying) == [("RemedyTrying", "Normal")]
-    assert changes(trying, trying) == []
-    assert [(one.reason, one.message) for one in news(trying, kept)] == [("RemedyKept", "It is kept.")]
+@pytest.mark.parametrize(("before", "now", "expected"), NEWS.values(), ids=NEWS)
+def test_what_changes_is_news_once(before, now, expected):
+    assert [(one.reason, one.kind, one.message) for one in news(before, now)] == expected
 
 
 FACES = st.sampled_from(get_args(Face))

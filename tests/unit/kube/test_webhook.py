@@ -141,19 +141,6 @@ def test_no_answer_ever_refuses(made, user, resource, operation):
     told(review({"metadata": made, "spec": user}, resource, operation, userInfo=made))
 
 
-REVIEW: dict[str, Any] = {
-    "apiVersion": "admission.k8s.io/v1",
-    "kind": "AdmissionReview",
-    "request": {
-        "uid": "7d",
-        "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "operation": "CREATE",
-        "namespace": "ml",
-        "object": pod({"job-name": "resnet"}),
-    },
-}
-
-
 def webhook(version: tuple[int, int] | None = (1, 31)) -> TestClient:
     return TestClient(WebhookServer(InjectionSettings, lambda: version).app)
 
@@ -162,7 +149,7 @@ def test_a_review_is_answered_once_the_version_is_known():
     with webhook() as client:
         assert client.get("/healthz").text == "ok"
         wait_until(lambda: client.get("/readyz").status_code == 200, 30)
-        found = client.post("/mutate", json=REVIEW).json()["response"]
+        found = client.post("/mutate", json=review(pod(JOB))).json()["response"]
         assert found["allowed"] is True
         assert "patch" in found
 
@@ -171,7 +158,7 @@ def test_a_cluster_that_does_not_tell_its_version_has_its_pods_left_alone():
     with webhook(None) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").status_code == 503
-        found = client.post("/mutate", json=REVIEW).json()["response"]
+        found = client.post("/mutate", json=review(pod(JOB))).json()["response"]
         assert found["allowed"] is True
         assert "patch" not in found
         assert found["warnings"] == ["sftriage: not injected: the cluster's version is not known yet"]
