@@ -407,26 +407,8 @@ class SwitchFile(files.OpenFile):
         request, *_ = words = memoryview(found).cast("q")
         lines = [words[at : at + self.line_words] for at in range(LINE_WORDS, len(words), self.line_words)]
         rounds, values = [one[ROUND] for one in lines], {one[IN_FORCE] for one in lines}
-        if self.microbatches:
-            more: dict[str, Any] = {
-                "stages": tuple(
-                    StageTimes(
-                        one[FORWARD_NS] / 1e9,
-                        one[BACKWARD_NS] / 1e9,
-                        one[THERE_NS] / 1e9,
-                        one[BACK_NS] / 1e9,
-                        one[MOST],
-                    )
-                    for one in lines
-                ),
-                "microbatches": self.microbatches,
-            }
-        else:
-            # (who comes last waits for nobody)
-            more = {
-                "exchange_s": max(0, min(one[EXCHANGE_NS] for one in lines)) / 1e9,
-                "exchanged_bytes": max(one[EXCHANGED_BYTES] for one in lines),
-            }
+        of_stages = lines if self.microbatches else []
+        of_ranks = [] if self.microbatches else lines
         return SwitchStatus(
             name=self.name,
             ranks=self.ranks,
@@ -435,8 +417,15 @@ class SwitchFile(files.OpenFile):
             value=values.pop() if len(values) == 1 else None,
             since_step=max(one[SINCE_STEP] for one in lines),
             request=Request.of(request),
+            # (who comes last waits for nobody)
+            exchange_s=max(0, min((one[EXCHANGE_NS] for one in of_ranks), default=0)) / 1e9,
+            exchanged_bytes=max((one[EXCHANGED_BYTES] for one in of_ranks), default=0),
+            stages=tuple(
+                StageTimes(forward / 1e9, backward / 1e9, there / 1e9, back / 1e9, most)
+                for forward, backward, there, back, most in (one[FORWARD_NS : MOST + 1] for one in of_stages)
+            ),
+            microbatches=self.microbatches,
             here=self.here if self.group else (),
-            **more,
         )
 
     def ask(self, request: Request, ahead_S: Sequence[int] = ()) -> None:
