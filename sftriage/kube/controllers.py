@@ -175,9 +175,7 @@ class PodState:
 
     @classmethod
     def of(cls, body: Body) -> PodState:
-        job = _annotated(body)
-        if job is None and (found := job_of(body)) is not None:
-            job = found.job
+        job = _annotated(body) or job_of(body)
         active = mapping(body, "status").get("phase") not in _OVER
         return cls(str(body["metadata"]["name"]), job, annotations_of(body).get(STATUS_ANNOTATION) == INJECTED, active)
 

@@ -271,8 +271,7 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
     labelled = _labelled_s(pod if labels_of(pod).get(INJECT_LABEL) == ENABLED else seen.about)
     if created is not None and labelled is not None and labelled > created:
         return "older than the label, or its last change", f"{_ANEW}, with the label in their template"
-    found = job_of(pod, seen.namespace)
-    would = injection(pod, None if found is None else found.job, InjectionSettings(), seen.version)
+    would = injection(pod, job_of(pod, seen.namespace), InjectionSettings(), seen.version)
     if not would.patch and would.warnings:
         return would.warnings[0].removeprefix("sftriage: not injected: "), "change that, and create the pods anew"
     do = f"kubectl logs -n {seen.system} deployment/sftriage-webhook says what it did; create the pods anew"
@@ -282,7 +281,7 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
 def _controllers(seen: Snapshot) -> Iterator[Finding]:
     injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
     found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
-    jobs = list(dict.fromkeys(one.job for one in found if one is not None))
+    jobs = list(dict.fromkeys(filter(None, found)))
     there = {labels_of(one).get(JOB_LABEL): one for one in seen.controllers}
     reported = {labels_of(one).get(JOB_LABEL) for one in seen.reports}
     for job in jobs:

@@ -316,7 +316,7 @@ def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -
         return JobRef("pod", named, where)
     name, kind = text(metadata, "name"), text(body, "kind")
     if kind == "Pod" and (found := job_of(template, where)) is not None:
-        return found.job
+        return found
     about = text(body, "apiVersion").partition("/")[0], kind
     owners = {(version.partition("/")[0], its): system for system, (version, its) in OWNERS.items()}
     system: System | None = "pod" if kind == "Pod" else owners.get(about)

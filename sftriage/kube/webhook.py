@@ -75,7 +75,7 @@ def _decided(request: Mapping[str, Any], settings: InjectionSettings, server: Ve
     # (in a namespace that is labelled there are other pods than those of jobs)
     if asked not in (None, ENABLED) or (asked is None and found is None):
         return Injection()
-    return injection(made, None if found is None else found.job, settings, server)
+    return injection(made, found, settings, server)
 
 
 def _stamped(request: Mapping[str, Any]) -> Injection:

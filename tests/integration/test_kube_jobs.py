@@ -67,9 +67,8 @@ class TrainingJob:
         pod["metadata"] |= about
         if injected:
             found = job_of(pod)
-            assert found is not None
-            assert found.job == self.ref
-            pod = applied(pod, injection(pod, found.job, settings, (1, 30)).patch)
+            assert found == self.ref
+            pod = applied(pod, injection(pod, found, settings, (1, 30)).patch)
         self.pod = pod
         # (a server before 1.28 does not know native sidecars, which is nothing here)
         where = ("-n", self.ref.namespace)

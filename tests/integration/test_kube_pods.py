@@ -177,8 +177,8 @@ def injected(body: dict[str, Any]) -> dict[str, Any]:
     """A pod as the webhook has it, which changes nothing the second time."""
     found = job_of(body)
     assert found is not None
-    done = applied(body, injection(body, found.job, SETTINGS, VERSION).patch)
-    assert injection(done, found.job, SETTINGS, VERSION).patch == ()
+    done = applied(body, injection(body, found, SETTINGS, VERSION).patch)
+    assert injection(done, found, SETTINGS, VERSION).patch == ()
     return done
 
 

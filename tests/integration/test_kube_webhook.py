@@ -145,7 +145,7 @@ def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
                 assert "initContainers" not in found["spec"]
                 assert "sftriage: not injected: no training job is known" in said
                 continue
-            assert found["metadata"]["labels"]["sftriage.dev/job"] == job.job.object_name
+            assert found["metadata"]["labels"]["sftriage.dev/job"] == job.object_name
             assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
             # (a server of this age has no `restartPolicy` of a container, and drops it)
             assert [one["name"] for one in found["spec"]["initContainers"]] == ["sftriage-carry", "sftriage-agent"]

@@ -33,7 +33,7 @@ def injected(command: list[str], annotations: dict[str, str] | None = None, **sp
     body["metadata"]["namespace"] = "ml"
     found = job_of(body)
     assert found is not None
-    return applied(body, injection(body, found.job, OURS, (1, 31)).patch)
+    return applied(body, injection(body, found, OURS, (1, 31)).patch)
 
 
 def name_of(body: dict[str, Any]) -> str:

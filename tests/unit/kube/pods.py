@@ -49,7 +49,6 @@ JOBSET = {
     "batch.kubernetes.io/job-name": "resnet-workers-0",
     COMPLETION: "1",
 }
-SECOND = {**JOBSET, f"{_SETS}replicatedjob-replicas": "2", f"{_SETS}job-index": "1"}
 _KF = "training.kubeflow.org/"
 PYTORCH = {
     f"{_KF}job-name": "resnet",
@@ -66,79 +65,54 @@ RAY = {"ray.io/cluster": "resnet-raycluster-x8z2k", "ray.io/node-type": "worker"
 RAY_JOB = {**RAY, "ray.io/originated-from-crd": "RayJob", "ray.io/originated-from-cr-name": "resnet"}
 OURS = {"sftriage.dev/job-name": "resnet"}
 
-JOBS: dict[str, tuple[dict[str, Any], tuple[str, str, int | None, int | None] | None]] = {
+JOBS: dict[str, tuple[dict[str, Any], str | None]] = {
     "Kubeflow Trainer v2": (
         pod({**JOBSET, _STEP: "trainer"}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"}, container="node"),
-        ("trainjob", "resnet", 1, 2),
+        "trainjob/resnet",
     ),
     "Kubeflow Trainer v2, a pod that fetches a dataset": (pod({**JOBSET, _STEP: "dataset-initializer"}), None),
-    "JobSet, one job of two": (pod(JOBSET, owner="Job"), ("jobset", "resnet", 1, None)),
-    "JobSet, two jobs of one": (pod({**SECOND, COMPLETION: "0"}, {"NNODES": "2"}), ("jobset", "resnet", 1, 2)),
-    "JobSet, two jobs of two": (pod(SECOND, {"PET_NNODES": "4"}), ("jobset", "resnet", 3, 4)),
-    "JobSet, two jobs of an unknown number": (
-        pod({**JOBSET, f"{_SETS}replicatedjob-replicas": "2"}),
-        ("jobset", "resnet", None, None),
-    ),
+    "JobSet": (pod(JOBSET, owner="Job"), "jobset/resnet"),
     "PyTorchJob, its master": (
         pod({**PYTORCH, f"{_KF}replica-type": "master"}, {"WORLD_SIZE": "3", "RANK": "0"}, name="resnet-master-0"),
-        ("pytorchjob", "resnet", 0, 3),
+        "pytorchjob/resnet",
     ),
     "PyTorchJob, a worker of eight ranks": (
         pod(PYTORCH, OF_EIGHT, name="resnet-worker-0", container="pytorch", owner="PyTorchJob"),
-        ("pytorchjob", "resnet", 1, 3),
-    ),
-    "PyTorchJob, elastic": (
-        pod(PYTORCH, {"PET_NNODES": "1:4", "PET_RDZV_ID": "resnet"}, name="resnet-worker-0"),
-        ("pytorchjob", "resnet", 0, None),
+        "pytorchjob/resnet",
     ),
     "MPIJob, which starts its ranks over SSH": (pod(MPI, owner="MPIJob"), None),
     "MPIJob, its launcher": (pod({**MPI, "batch.kubernetes.io/job-name": "l"}, owner="Job"), None),
     "Indexed Job": (
         pod({"batch.kubernetes.io/job-name": "resnet", COMPLETION: "3"}, {"PET_NNODES": "4"}, owner="Job"),
-        ("job", "resnet", 3, 4),
+        "job/resnet",
     ),
     "Indexed Job, before 1.28": (
         pod({"job-name": "resnet", "controller-uid": "7d"}, annotations={COMPLETION: "3"}, owner="Job"),
-        ("job", "resnet", 3, None),
+        "job/resnet",
     ),
-    "Job of one pod": (pod({"batch.kubernetes.io/job-name": "resnet"}, owner="Job"), ("job", "resnet", None, None)),
     "LeaderWorkerSet, a leader before its own webhook": (
         pod({**LWS, f"{_SET}worker-index": "0"}, name="resnet-2", annotations=LWS_SIZE, owner="StatefulSet"),
-        ("leaderworkerset", "resnet-2", 0, 4),
+        "leaderworkerset/resnet-2",
     ),
     "LeaderWorkerSet, a worker before its own webhook": (
         pod({**LWS, f"{_SET}group-index": "2"}, name="resnet-2-3", annotations=LWS_SIZE, owner="StatefulSet"),
-        ("leaderworkerset", "resnet-2", 3, 4),
+        "leaderworkerset/resnet-2",
     ),
     "LeaderWorkerSet, a worker after its own webhook": (
         pod({**LWS, f"{_SET}group-index": "0", f"{_SET}worker-index": "1"}, {"LWS_GROUP_SIZE": "2"}, name="resnet-0-1"),
-        ("leaderworkerset", "resnet-0", 1, 2),
+        "leaderworkerset/resnet-0",
     ),
-    "Volcano": (
-        pod(VOLCANO, {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"}, name="resnet-worker-1", schedulerName="volcano"),
-        ("volcano", "resnet", 1, None),
-    ),
-    "Volcano with its plugin for PyTorch": (
-        pod({**VOLCANO, "volcano.sh/task-index": "0"}, {"WORLD_SIZE": "3", "RANK": "1", "VC_TASK_INDEX": "0"}),
-        ("volcano", "resnet", 1, 3),
-    ),
-    "KubeRay, a RayCluster": (pod(RAY, owner="RayCluster"), ("raycluster", "resnet-raycluster-x8z2k", None, None)),
-    "KubeRay, a RayJob": (pod(RAY_JOB, owner="RayCluster"), ("rayjob", "resnet", None, None)),
+    "Volcano": (pod(VOLCANO, name="resnet-worker-1", schedulerName="volcano"), "volcano/resnet"),
+    "KubeRay, a RayCluster": (pod(RAY, owner="RayCluster"), "raycluster/resnet-raycluster-x8z2k"),
+    "KubeRay, a RayJob": (pod(RAY_JOB, owner="RayCluster"), "rayjob/resnet"),
     "KubeRay, a pod that cleans up": (
         pod({**RAY, "ray.io/node-type": "redis-cleanup", "batch.kubernetes.io/job-name": "cleanup"}, owner="Job"),
         None,
     ),
-    "pods by labels of ours": (
-        pod({**OURS, "sftriage.dev/node-index": "1", "sftriage.dev/nodes": "2"}),
-        ("pod", "resnet", 1, 2),
-    ),
-    "a StatefulSet by a label of ours": (
-        pod({**OURS, "apps.kubernetes.io/pod-index": "3"}),
-        ("pod", "resnet", 3, None),
-    ),
-    "Jobs that a label of ours makes one": (pod({**JOBSET, **OURS}), ("pod", "resnet", 1, None)),
-    "a pod by itself": (pod(name="notebook"), ("pod", "notebook", 0, 1)),
+    "pods by a label of ours": (pod(OURS), "pod/resnet"),
+    "Jobs that a label of ours makes one": (pod({**JOBSET, **OURS}), "pod/resnet"),
+    "a pod by itself": (pod(name="notebook"), "pod/notebook"),
     "a pod by itself, whose name is not known yet": (pod(), None),
     "a pod of a Deployment": (pod({"app": "web"}, name="web-x8z2k", owner="ReplicaSet"), None),
 }
-"""Pods, and what job each is of: system, name, node and number of nodes."""
+"""Pods, and the system and name of the job that each is of."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sftriage.kube.client import plural_of
 from sftriage.kube.controllers import (
@@ -226,13 +224,6 @@ def test_the_policies_in_force_are_files_in_their_order_and_of_none_the_default(
     assert [parse(text, name).policy.metadata.name for name, text in found.items()] == ["z-old", "a-new"]
     default = policy_files(standings([], 0.0))
     assert [parse(text, name).policy.metadata.name for name, text in default.items()] == ["default"]
-
-
-@given(st.text(st.characters(categories=("Ll", "Nd"), include_characters="-."), min_size=1, max_size=253))
-def test_whatever_a_job_is_called_its_objects_are_names_that_a_server_takes(name):
-    job = JobRef("job", name, "ml")
-    assert len(job.object_name) <= 63
-    assert all(one["metadata"]["name"] == job.object_name for one in wanted(job, SETTINGS, {}))
 
 
 NEXT = InjectionSettings(image="registry.example.com/sftriage:next", store="s3://traces", store_secret="s3")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import InputError
 from sftriage.kube.injecting import Injection, applied, injected, injection, version_of
-from sftriage.kube.jobs import JobPod, JobRef, job_of
+from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.sidecar import SITE, InjectionSettings, read_settings
 from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
@@ -22,7 +22,7 @@ from tests.unit.kube.pods import JOBS, pod
 
 @pytest.mark.parametrize(("body", "found"), JOBS.values(), ids=JOBS)
 def test_a_pod_is_of_the_job_that_its_labels_name(body, found):
-    expected = None if found is None else JobPod(JobRef(found[0], found[1], "ml"), *found[2:])
+    expected = None if found is None else JobRef.of_id(f"ml/{found}")
     assert job_of(body, "ml") == expected
     # AND where its own metadata says the namespace, that is it
     body = {**body, "metadata": {**body["metadata"], "namespace": "ml"}}
@@ -67,18 +67,18 @@ PODS = {name: body for name, (body, found) in JOBS.items() if found is not None}
 def test_a_pod_of_any_job_is_injected_once(body):
     """GIVEN a pod as its controller makes it WHEN it goes through twice THEN it is as after once, and complete."""
     found = job_of(body, "ml")
-    once = injection(body, found.job, SETTINGS, NEW)
+    once = injection(body, found, SETTINGS, NEW)
     assert once.warnings == ()
     assert {operation["op"] for operation in once.patch} == {"add"}
     out = applied(body, once.patch)
     assert out == jsonpatch.apply_patch(body, list(once.patch))
     assert job_of(out, "ml") == found
-    assert injection(out, found.job, SETTINGS, NEW) == Injection()
-    assert out["metadata"]["labels"]["sftriage.dev/job"] == found.job.object_name
+    assert injection(out, found, SETTINGS, NEW) == Injection()
+    assert out["metadata"]["labels"]["sftriage.dev/job"] == found.object_name
     assert out["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
-    assert out["metadata"]["annotations"]["sftriage.dev/job-id"] == found.job.job_id
+    assert out["metadata"]["annotations"]["sftriage.dev/job-id"] == found.job_id
     _, agent = out["spec"]["initContainers"]
-    assert f"{found.job.object_name}.ml.svc:7422" in agent["command"]
+    assert f"{found.object_name}.ml.svc:7422" in agent["command"]
 
 
 def test_a_container_that_another_webhook_adds_later_is_watched_too():

@@ -72,8 +72,8 @@ def test_an_injected_pod_of_any_job_is_valid(body, user):
     assert found is not None
     if user is not None:
         body = {**body, "spec": {**body["spec"], "securityContext": {"runAsUser": user}}}
-    out = applied(body, injection(body, found.job, SETTINGS, (1, 29)).patch)
-    assert injection(out, found.job, SETTINGS, (1, 29)).patch == ()
+    out = applied(body, injection(body, found, SETTINGS, (1, 29)).patch)
+    assert injection(out, found, SETTINGS, (1, 29)).patch == ()
     validate(out)
 
 
