@@ -246,7 +246,7 @@ def under_straggler(n: int, size_bytes: float, link: Link) -> UnderStraggler:
     chunk_s = link.latency_s + size_bytes / (n - 1) * link.s_per_byte
     # 2(n - 1) messages of one n-th each.
     ring_s = 2 * (n - 1) * (link.latency_s + size_bytes / n * link.s_per_byte)
-    rounds = len(schedule_of(n).rounds) if n <= MOST_SCHEDULED else fewest_rounds(n)
+    rounds = len(schedule_of(n)) if n <= MOST_SCHEDULED else fewest_rounds(n)
     return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s)
 
 

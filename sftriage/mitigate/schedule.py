@@ -32,26 +32,18 @@ class Send:
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What follows once the straggler, rank ``n - 1``, is there: the whole sums that are sent in each round.
-
-    In round i < n - 1, rank i and the straggler exchange their parts of chunk i besides. No rank sends, or receives,
-    more than one chunk in a round.
-    """
-
-    n: int
-    rounds: tuple[tuple[Send, ...], ...]
-
-
 def fewest_rounds(n: int) -> int:
     """What no schedule is under: the last chunk is whole in round n - 1, at two ranks, and at most doubles after it."""
     return n - 2 + (n - 1).bit_length()
 
 
 @lru_cache(maxsize=64)
-def schedule_of(n: int) -> Schedule:
-    """The schedule for n ranks, the same on all of them; raises UsageError below 2."""
+def schedule_of(n: int) -> tuple[tuple[Send, ...], ...]:
+    """The whole sums that n ranks send in each round once the straggler, rank n - 1, is there.
+
+    In round i < n - 1, rank i and the straggler exchange their parts of chunk i besides. No rank sends, or receives,
+    more than one chunk in a round. Raises UsageError for fewer than two ranks.
+    """
     if n < 2:
         raise UsageError(f"{n} ranks: an all-reduce is of two or more")
     best: tuple[tuple[Send, ...], ...] = ()
@@ -60,7 +52,7 @@ def schedule_of(n: int) -> Schedule:
         best = min(best or rounds, rounds, key=len)
         if len(best) == fewest_rounds(n):
             break
-    return Schedule(n, best)
+    return best
 
 
 class _Spreading:

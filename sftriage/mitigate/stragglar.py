@@ -174,7 +174,7 @@ class _Exchange:
         me, straggler = self._me, len(self._ranks) - 1
         if me != straggler:
             self._share_out(straggler)
-        for number, sends in enumerate(schedule_of(len(self._ranks)).rounds):
+        for number, sends in enumerate(schedule_of(len(self._ranks))):
             if number < straggler and me in (number, straggler):
                 peer = straggler if me == number else number
                 self._add(number, peer, number, peer)
