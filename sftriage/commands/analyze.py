@@ -17,7 +17,7 @@ from sftriage.commands.output import print_json, results, say, tell, write
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.errors import InputError, UsageError
-from sftriage.mitigate.advice import Link, Messages, pipeline_of
+from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.policy.losses import losses_of
 from sftriage.policy.quantities import size_bytes
 from sftriage.policy.schema import Detection
@@ -181,7 +181,7 @@ def advise(
         reduced_bytes = meant("--gradients", size_bytes, gradients)
         if reduced_bytes <= 0:
             raise UsageError(f"--gradients {gradients}: nothing to reduce")
-        messages = Messages(reduced_bytes, Link(latency * 1e-6, 1e-9 / bandwidth))
+        messages = Messages(reduced_bytes, latency * 1e-6, 1e-9 / bandwidth)
     directory = find_run(run)
     view = RunSource(lambda: directory).view()
     if view.problem:

@@ -211,10 +211,10 @@ MOST_SCHEDULED = 64
 """For more ranks, rounds are the fewest that there can be; schedules are within three of them for up to 128."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """α in seconds a message, β in seconds a byte."""
+class Messages(NamedTuple):
+    """What ranks exchange in a step, in bytes; α in seconds a message, β in seconds a byte."""
 
+    size_bytes: float
     latency_s: float
     s_per_byte: float
 
@@ -241,18 +241,19 @@ class UnderStraggler:
         return max(0.0, self.early_s + self.after_s - self.ring_s) if self.after_s < self.ring_s else None
 
 
-def under_straggler(n: int, size_bytes: float, link: Link) -> UnderStraggler:
-    """The cost of one all-reduce of ``size_bytes`` among n ranks."""
-    chunk_s = link.latency_s + size_bytes / (n - 1) * link.s_per_byte
+def under_straggler(n: int, messages: Messages) -> UnderStraggler:
+    """The cost of one all-reduce among n ranks."""
+    size_bytes, latency_s, s_per_byte = messages
+    chunk_s = latency_s + size_bytes / (n - 1) * s_per_byte
     # 2(n - 1) messages of one n-th each.
-    ring_s = 2 * (n - 1) * (link.latency_s + size_bytes / n * link.s_per_byte)
+    ring_s = 2 * (n - 1) * (latency_s + size_bytes / n * s_per_byte)
     rounds = len(schedule_of(n)) if n <= MOST_SCHEDULED else fewest_rounds(n)
     return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s)
 
 
 def as_measured(n: int, ring_s: float) -> UnderStraggler:
     """The cost where a ring takes so long, and bytes are all that takes time."""
-    of_one = under_straggler(n, 1.0, Link(0.0, 1.0))
+    of_one = under_straggler(n, Messages(1.0, 0.0, 1.0))
     scale = ring_s / of_one.ring_s
     return UnderStraggler(of_one.early_s * scale, of_one.after_s * scale, ring_s)
 
@@ -307,14 +308,6 @@ def is_settled(recent: Sequence[Straggler | None]) -> bool:
     last = list(recent)[-MIN_WINDOWS:]
     begins = None in last and last[-1] is not None
     return len(recent) == RECENT_WINDOWS and (straggler_in(recent, 0) is not None or not begins)
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """What ranks exchange in a step, in bytes, and the link of each."""
-
-    size_bytes: float
-    link: Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,11 +399,11 @@ def _around(straggler: Straggler, messages: Messages | None, measured: UnderStra
     if len(straggler.ranks) != 1 or n < 3:
         return
     if messages is not None:
-        measured = under_straggler(n, messages.size_bytes, messages.link)
+        measured = under_straggler(n, messages)
     if measured is not None:
         yield around(straggler, measured)
         return
-    cost = under_straggler(n, 1.0, Link(0.0, 1.0))
+    cost = under_straggler(n, Messages(1.0, 0.0, 1.0))
     if cost.break_even_s is not None:
         break_even, most = cost.break_even_s / cost.ring_s, 1.0 - cost.after_s / cost.ring_s
         yield Remedy("stragglar", None, None, {"break_even_of_ring": break_even, "most_of_ring": most})

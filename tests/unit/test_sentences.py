@@ -19,7 +19,7 @@ from rich.console import Console
 
 import sftriage
 from sftriage.controller.policies import change_lines
-from sftriage.mitigate.advice import Link, Messages, Pipeline, Straggler, advice_of
+from sftriage.mitigate.advice import Messages, Pipeline, Straggler, advice_of
 from sftriage.model.captures import (
     CaptureRequest,
     CaptureResult,
@@ -478,7 +478,7 @@ def warnings() -> Rows:
 def remedies() -> Rows:
     """Advice on a straggler, and on a pipeline: worth the trouble or not, of known messages or not."""
     late = Straggler("rank 3", "data", (3,), 8, 0.05, 0.25)
-    messages = Messages(10**9, Link(1e-5, 1e-10))
+    messages = Messages(10**9, 1e-5, 1e-10)
     pipeline = Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 0.02, 0.0), 16)
     asked = {
         "a late rank": (late, messages, None),

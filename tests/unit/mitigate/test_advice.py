@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sftriage.errors import UsageError
 from sftriage.mitigate.advice import (
     NEARLY,
-    Link,
     Messages,
     Pipeline,
     ScheduledStep,
@@ -81,7 +80,7 @@ def test_who_is_there_to_stay_is_so_in_whatever_stage_and_costs_what_the_newest_
 
 def test_one_late_rank_of_eight():
     # GIVEN 8 ranks of steps of 250 ms, one of which is 50 ms late, and 1 GB of gradients at 100 ms a GB
-    advice = advice_of(late(), Messages(1e9, Link(0.0, 1e-10)), None)
+    advice = advice_of(late(), Messages(1e9, 0.0, 1e-10), None)
     found = remedies(advice)
     # THEN without it, the others do its work too: 200 ms × 8 / 7
     assert found["take_out"].saves_s == pytest.approx(0.25 - 0.2 * 8 / 7)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.mitigate.advice import Link, under_straggler
+from sftriage.mitigate.advice import Messages, under_straggler
 from sftriage.mitigate.schedule import Send, fewest_rounds, schedule_of
 
 ONE_MORE = {13, 14, 21, 22, 23, 25, 26, 27, 28, 30}
@@ -86,7 +86,7 @@ def test_one_rank_reduces_nothing() -> None:
 )
 def test_break_even_delay(n: int, break_even: float | None) -> None:
     """GIVEN no latency WHEN the straggler is later than this THEN StragglAR leaves less to do than a ring."""
-    cost = under_straggler(n, 1.0, Link(0.0, 1.0))
+    cost = under_straggler(n, Messages(1.0, 0.0, 1.0))
     assert cost.break_even_s == (None if break_even is None else pytest.approx(break_even, abs=1e-4))
 
 
@@ -97,7 +97,7 @@ def test_break_even_delay(n: int, break_even: float | None) -> None:
     delay_s=st.floats(0, 10),
 )
 def test_at_break_even_both_cost_the_same(n: int, size_bytes: float, latency_s: float, delay_s: float) -> None:
-    cost = under_straggler(n, size_bytes, Link(latency_s, 1e-9))
+    cost = under_straggler(n, Messages(size_bytes, latency_s, 1e-9))
     at = cost.break_even_s
     if at is None:
         assert cost.exposed_s(delay_s) >= cost.ring_s
