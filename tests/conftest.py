@@ -1,12 +1,7 @@
-"""What holds for all tests: hypothesis tries the same examples every time, unless it is told to go on looking (`soak`).
+"""Settings of all tests: hypothesis tries the same examples every time, except in `soak`, and without deadlines.
 
-How long an example takes is no property of what is tested: other work on the machine decides it.
-
-What was imported for all tests stays until they are through: looking through it for garbage takes longer than many a
-test.
-
-What was compiled is kept, whatever the environment says: tests start thousands of processes, each of which would
-compile all of ours that it imports, for a third of a second.
+The garbage collector skips what was imported, which takes longer than many tests. Compiled files are kept, whatever the
+environment says: tests start thousands of processes, and each would spend a third of a second on compiling.
 """
 
 import gc
@@ -72,7 +67,6 @@ def pytest_runtest_setup(item):
 
 @cache
 def _gpu() -> bool:
-    """Whether torch has a GPU. Asked by the first test that wants one, for torch takes a second to import."""
     try:
         import torch
     except ImportError:
@@ -87,7 +81,6 @@ def pytest_collection_finish():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Every cause for which tests were skipped, once."""
     causes = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
     for cause, tests in sorted(causes.items()):
         terminalreporter.write_line(f"SKIPPED [{tests}] {cause}")

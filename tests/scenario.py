@@ -97,14 +97,13 @@ CALM = gaussian(0.03)
 
 
 class Drawn:
-    """Noise of all steps, of which each takes so many numbers, as it would be had a step after the other drawn them."""
+    """Noise of all steps, drawn at once, as if each step had drawn its numbers after the one before."""
 
     def __init__(self, noise: Noise, seed: int, n_steps: int, n_numbers: int) -> None:
         self._noise_NK = noise(np.random.default_rng(seed), n_steps * n_numbers).reshape(n_steps, n_numbers)
         self._taken = 0
 
     def next(self, n_numbers: int) -> np.ndarray:
-        """The next few numbers of each step."""
         self._taken += n_numbers
         return self._noise_NK[:, self._taken - n_numbers : self._taken]
 
@@ -189,17 +188,14 @@ class Job:
 
 
 def exactly(durations_NRS, stages, sync=(), **optional):
-    """A window of just these numbers."""
     return Window(StageSchema(stages, sync), 0, np.asarray(durations_NRS, dtype=float), **optional)
 
 
 def classify(window, past=None, settings=None):
-    """The verdict on one window."""
     return judge(window, past, settings or Settings())[0]
 
 
 def judged_windows(windows, past=None):
-    """The verdict on each window, and the state after it."""
     for window in windows:
         verdict, past = judge(window, past, Settings())
         yield verdict, past
@@ -217,7 +213,6 @@ def verdicts(run, length=50, stride=10):
 
 
 def past_of(windows, past=None):
-    """The state after these windows."""
     *_, (_, past) = judged_windows(windows, past)
     return past
 
@@ -289,7 +284,6 @@ def row(
     requests: tuple[CaptureRequest, ...] = (),
     **about: Any,
 ) -> WindowRow:
-    """What is kept of a window."""
     of = verdict(first, label, **about)
     lost_s = 0.0 if of.lost is None else sum(of.lost.step_s)
     return replace(row_of(of, decision(of, outcome, reason, requests=requests)), lost_s=lost_s)
@@ -311,7 +305,6 @@ def slots(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Ma
 
 
 def steps_of(info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]]) -> StepArrays:
-    """The same as a log takes them."""
     return decode([(info.rank, slots(info, steps, durations_ms))], info.schema)
 
 
@@ -328,8 +321,6 @@ def info_of(rank: int, ranks: int = 4, **about: Any) -> RingInfo:
 
 @dataclass
 class Run:
-    """A run directory, and the page about it."""
-
     directory: RunDirectory
     app: Any
     source: RunSource
@@ -429,7 +420,6 @@ def raw(first_seq: int, *records: StepRecord) -> bytes:
 
 
 def of_rank(first_seq: int, *records: StepRecord, schema: StageSchema) -> StepArrays:
-    """Steps of one rank, at least one, as they are taken from its ring."""
     return decode([(records[0].rank, raw(first_seq, *records))], schema)
 
 
@@ -443,7 +433,6 @@ def batch(*records: StepRecord, schema: StageSchema | None = None) -> StepArrays
 
 
 def new_records(ring: Ring) -> list[StepRecord]:
-    """The steps that a ring has since it was last read."""
     return ring.read().steps.records()
 
 
@@ -476,7 +465,6 @@ class Windows:
         self._gathering = WindowAssembly(shape)
 
     def poll(self, *, ended: bool = False) -> list[Window]:
-        """Windows that have become ready since the last call."""
         return self._gathering.add(self.rings.rows(), ended=ended)
 
     @property

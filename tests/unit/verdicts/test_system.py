@@ -11,7 +11,7 @@ from sftriage.model.counters import COUNTERS
 from sftriage.verdicts import Settings
 from sftriage.verdicts.system import system_counts, with_system
 from sftriage.windows.counting import counted_of
-from tests.scenario import Fault, Job, at, classify, every, from_step, judged
+from tests.scenario import Fault, Job, always, at, classify, every, from_step, judged
 
 FOUR = Job(n_ranks=4)
 """A step is 100 ms, 60 of them before the sync and after the last one: of what is spread evenly, 60 % count."""
@@ -42,7 +42,7 @@ def counting(window, **known):
     return replace(window, counted_NRC=counted_of(known))
 
 
-always, half = from_step(0), from_step(25)
+half = from_step(25)
 
 
 @pytest.mark.parametrize(
