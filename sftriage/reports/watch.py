@@ -17,7 +17,7 @@ from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of
 from sftriage.runs.directory import run_so_far
-from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.following import RequestRow, WindowRow, picked
 from sftriage.runs.glance import Glance, glance_of, telling_row
 from sftriage.runs.report import MAX_CAPTURES, Frontier, frontier_of
 from sftriage.runs.source import RunSource, View
@@ -169,25 +169,21 @@ def window_values(row: WindowRow) -> dict[str, Any]:
     """A window, and what was decided about it, as JSON values."""
     return {
         "type": "window",
-        **_picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
+        **picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
         "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
-        **_picked(row, "suspects", "candidates", "regression", "coverage"),
+        **picked(row, "suspects", "candidates", "regression", "coverage"),
         "decision": {
-            **_picked(row, "outcome", "reason", "parameters", "words"),
+            **picked(row, "outcome", "reason", "parameters", "words"),
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": [
-                _picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.asked
+                picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.asked
             ],
         },
     }
 
 
 _REQUEST_FIELDS = ("capture_id", "rank", "role", "profiler", "steps", "warmup_steps", "max_seconds", "max_bytes")
-
-
-def _picked(record: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
 
 
 class FollowedRun:

@@ -26,6 +26,7 @@ from sftriage.reports.tables import LABEL_STYLES, OUTCOME_STYLES
 from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.glance import losses_words, on_devices
+from sftriage.runs.source import STALE_S
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.amounts import ago, counted, milliseconds, moment, size, span
 from sftriage.words.decisions import caused
@@ -34,9 +35,6 @@ from sftriage.words.run import disk_now, since_words, triage_off
 if TYPE_CHECKING:
     from sftriage.reports.watch import CaptureView, Picture
     from sftriage.runs.report import Frontier
-
-STALE_S = 120.0
-"""A run that goes on and has judged no window for as long is looked at twice."""
 
 WIDE = 60
 """Columns from which on a line says more than the least."""

@@ -133,8 +133,7 @@ def groups_of(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -
     ]
 
 
-MAX_DECISIONS = 8
-"""How many decisions about one step are told."""
+MAX_DECISIONS = 8  # about one step
 
 
 def decided_in(record: Iterable[events.Event]) -> list[events.Decided]:

@@ -223,14 +223,14 @@ def row_of(
     first = verdict.named
     of_suspect = "stage", "gain_s", "share", "persistence", "pattern"
     found = tuple(
-        NamedSuspect(who(one), where(one), when(one), one.ranks[:MAX_NAMED], **_picked(one, *of_suspect))
+        NamedSuspect(who(one), where(one), when(one), one.ranks[:MAX_NAMED], **picked(one, *of_suspect))
         for one in verdict.suspects[:MAX_NAMED]
         if one.ranks
     )
     excess_s = verdict.numbers.get("excess_s", -1.0)
     of_verdict = "first_step", "last_step", "label", "reasons", "exposed_s", "step_s", "clock", "regression"
     return WindowRow(
-        **_decided(decision, triggers) | {"attempt": verdict.attempt} | _picked(verdict, *of_verdict),
+        **_decided(decision, triggers) | {"attempt": verdict.attempt} | picked(verdict, *of_verdict),
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
         sentence=verdict_sentence(verdict),
@@ -248,13 +248,14 @@ def row_of(
     )
 
 
-def _picked(record: object, *names: str) -> dict[str, Any]:
+def picked(record: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a record by name."""
     return {name: getattr(record, name) for name in names}
 
 
 def _decided(decision: captures.Decision, triggers: Mapping[str, captures.Trigger]) -> dict[str, Any]:
     return {
-        **_picked(decision, "time_s", "attempt", "outcome", "reason"),
+        **picked(decision, "time_s", "attempt", "outcome", "reason"),
         "words": reason_sentence(decision),
         "resolves": resolution(decision),
         "asked": decision.requests,

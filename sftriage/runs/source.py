@@ -26,6 +26,8 @@ from sftriage.traces.store import LocalStore, Upload
 from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8
+STALE_S = 120.0
+"""A run that goes on is marked once it has judged no window for longer."""
 
 
 class Drawing:
@@ -212,12 +214,10 @@ class RunSource:
         there = info is not None and Path(info.rings).is_dir()
         # (its rings are on the host of the job, and the run directory may be seen from another one)
         look = info is not None and (there or info.ended_at == "")
-        watcher = (
-            opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and look else liveness.Watcher()
-        )
+        watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info and look else liveness.Watcher()
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
-        going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
+        going = (there or liveness.is_watched(watcher)) and watcher.state != "left"
         unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=there)
         disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and there else ""
         fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and there else ""

@@ -24,7 +24,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.following import CaptureStatus, RequestRow, WindowRow, statuses
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
-from sftriage.runs.source import Drawing, RunSource, StartedRun, StartedRuns, View
+from sftriage.runs.source import STALE_S, Drawing, RunSource, StartedRun, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
@@ -39,9 +39,6 @@ HEAT_PATIENCE_S = 1.0
 
 NEWEST = 8
 """Decisions on the overview."""
-
-STALE_S = 120.0
-"""A run that goes on and has judged no window for as long is looked at twice."""
 
 MAX_LANES, MAX_BOXES = 16, 4000
 """Workers whose step is drawn, the slowest; and operations: of more, only Perfetto makes a picture."""

@@ -271,14 +271,9 @@ def _stall_sentence(verdict: Verdict) -> str:
 
 
 def _missing(suspect: Suspect) -> str:
-    ranks = some_ranks(suspect.ranks)
-    return (
-        f"host {suspect.host} ({ranks})"
-        if suspect.scope == "host"
-        else who(suspect)
-        if suspect.scope == "rank"
-        else "every rank"
-    )
+    if suspect.scope == "host":
+        return f"host {suspect.host} ({some_ranks(suspect.ranks)})"
+    return who(suspect) if suspect.scope == "rank" else "every rank"
 
 
 def explained(codes: Iterable[str]) -> tuple[str, ...]:
