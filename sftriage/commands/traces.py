@@ -410,11 +410,7 @@ def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
     port, wait_s = how.port or VIEWER_PORT, how.wait
     started = how.browser and has_browser(os.environ, sys.platform)
     try:
-        with (
-            ending_on_sigterm(),
-            listen_for_viewer(port) as listening,
-            for_viewer(trace) as (file, shown, spot),
-        ):
+        with ending_on_sigterm(), listen_for_viewer(port) as listening, for_viewer(trace) as (file, shown, spot):
             served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
             with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
                 if how.as_json:

@@ -67,10 +67,7 @@ def vars_of(bound):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (("--profiler", "nsys", "--nsys-trace", "cuda,nvtz"), "nsys"),
-        (("--max-bytes", "1Ki"), "max_bytes: "),
-    ],
+    [(("--profiler", "nsys", "--nsys-trace", "cuda,nvtz"), "nsys"), (("--max-bytes", "1Ki"), "max_bytes: ")],
 )
 def test_options_that_make_no_sense_are_refused(sftriage, run, options, said):
     assert said in sftriage("capture", "--run", run.path, "--rank", 0, "--reason", "a look", *options).refusal
