@@ -1,12 +1,12 @@
 """Without torch: which optimizer ends a step, calls in another order than usual, and what part a rank has in a job."""
 
+import sys
 import threading
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
-from sftriage.seams import models
-from sftriage.seams.models import cohort_of, coordinates_of
+from sftriage.seams.models import C10D, cohort_of, coordinates_of
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, Rounds, StageSteps
 
 
@@ -157,52 +157,36 @@ def test_where_there_is_to_be_no_monitor_it_is_asked_for_once_a_round_at_most():
     assert steps.enter("forward")
 
 
-@dataclass
-class Mesh:
-    mesh_dim_names: tuple[str, ...] | None
-    coordinate: tuple[int, ...] | None
-
-    def get_coordinate(self):
-        return self.coordinate
+def mesh(names, at):
+    return SimpleNamespace(mesh_dim_names=names, get_coordinate=lambda: at)
 
 
-@dataclass
-class Stage:
-    group_rank: int
-    num_stages: int
+def stage(rank, stages):
+    return SimpleNamespace(group_rank=rank, num_stages=stages)
 
 
-@dataclass
-class Group:
-    group_desc: str
-    at: int
-    ranks: int = 2
-
-    def size(self):
-        return self.ranks
-
-    def rank(self):
-        return self.at
+def group(description, at, ranks=2):
+    return SimpleNamespace(group_desc=description, size=lambda: ranks, rank=lambda: at)
 
 
 @pytest.mark.parametrize(
     ("living", "groups", "expected"),
     [
         ([], [], {}),
-        ([Mesh(("dp", "pp"), (0, 1))], [], {"pp": 1}),
-        ([Mesh(("pp", "dp_shard", "tp"), (2, 0, 1))], [], {"pp": 2, "tp": 1}),
-        ([Mesh(None, (0,)), Mesh(("pp",), None)], [], {}),  # no names; a mesh of other ranks
-        ([Stage(3, 4)], [], {"pp": 3}),  # a pipeline over all ranks, without a mesh
-        ([Stage(0, 1)], [], {}),
+        ([mesh(("dp", "pp"), (0, 1))], [], {"pp": 1}),
+        ([mesh(("pp", "dp_shard", "tp"), (2, 0, 1))], [], {"pp": 2, "tp": 1}),
+        ([mesh(None, (0,)), mesh(("pp",), None)], [], {}),  # no names; a mesh of other ranks
+        ([stage(3, 4)], [], {"pp": 3}),  # a pipeline over all ranks, without a mesh
+        ([stage(0, 1)], [], {}),
         # as Megatron describes its groups; those of several dimensions at once say nothing of one
-        ([], [Group("PIPELINE_MODEL_PARALLEL_GROUP", 1), Group("DATA_PARALLEL_GROUP", 1)], {"pp": 1}),
-        ([], [Group("TENSOR_MODEL_PARALLEL_GROUP", 1), Group("TENSOR_AND_DATA_PARALLEL_GROUP", 3)], {"tp": 1}),
-        ([], [Group("mesh_pp", 0, ranks=1)], {}),  # a pipeline of one stage
-        ([], [Group("default_pg", 1), Group("mesh_default", 1), Group("undefined", 0)], {}),
+        ([], [group("PIPELINE_MODEL_PARALLEL_GROUP", 1), group("DATA_PARALLEL_GROUP", 1)], {"pp": 1}),
+        ([], [group("TENSOR_MODEL_PARALLEL_GROUP", 1), group("TENSOR_AND_DATA_PARALLEL_GROUP", 3)], {"tp": 1}),
+        ([], [group("mesh_pp", 0, ranks=1)], {}),  # a pipeline of one stage
+        ([], [group("default_pg", 1), group("mesh_default", 1), group("undefined", 0)], {}),
     ],
 )
 def test_a_rank_s_place_is_read_from_meshes_pipelines_and_groups(monkeypatch, living, groups, expected):
-    monkeypatch.setattr(models, "_groups", lambda: [(one.group_desc, one.at) for one in groups if one.ranks > 1])
+    monkeypatch.setitem(sys.modules, C10D, SimpleNamespace(_world=SimpleNamespace(pg_map=groups)))
     assert coordinates_of(living) == expected
 
 
