@@ -314,7 +314,7 @@ class Controller:
         self.record(found)
 
     def record(self, event: events.Event) -> None:
-        """Put an event on record, and tell of it."""
+        """Record an event and publish it."""
         self._records.append(event)
         self._publish(event)
 
@@ -332,7 +332,7 @@ NEAR_STEPS = 10
 """The last of them, whose median says it where that has just become more: what was slow before is no capture's cost."""
 
 MOST_MEDIANS = 5.0
-"""A step of more medians than these counts as so many in the mean: a checkpoint is not what a step takes."""
+"""In the mean, a step counts as at most this many medians: a checkpoint is not what a step takes."""
 
 MIN_BEFORE_STEPS = 5
 """Of fewer, nothing is known of what a step takes without a capture."""

@@ -19,7 +19,7 @@ class Fleet(Protocol):
     """The agents of a job. What crosses are records; times are ages, or nanoseconds since the epoch."""
 
     def rows(self) -> Sequence[Rows]:
-        """Steps that were not told before."""
+        """New steps."""
 
     def statuses(self) -> JobStatus | None:
         """What each rank of the newest generation is doing now; None before there is one."""
@@ -28,10 +28,10 @@ class Fleet(Protocol):
         """All captures that are wanted now: what is new is begun, what is there no more is called off."""
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """The groups of ranks that a remedy can be switched on, as they stand."""
+        """The state of each group of ranks that a remedy can be switched on."""
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
-        """What is to be in force in each group, by its name; told again, nothing happens again."""
+        """Set what is to be in force in each group, by its name; repeating it changes nothing."""
 
     def reports(self) -> Sequence[Report]:
         """What became of captures since the last call."""
@@ -40,7 +40,7 @@ class Fleet(Protocol):
         """What has come in so far."""
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
-        """What drivers say of these ranks' GPUs; None as long as they are being asked: call again."""
+        """What drivers report of these ranks' GPUs; None while they are queried: call again."""
 
     def settled(self, agent: str, position: int) -> None:
         """What came of an agent's rows up to this position is on record: they need not be sent again."""

@@ -20,7 +20,7 @@ from sftriage.windows.shipped import Rows
 log = logging.getLogger("sftriage")
 
 HELD_BYTES = 64 << 20
-"""Windows of about so many bytes are held while a capture goes on: its steps are asked for once it is stored."""
+"""Size of the windows that are held while a capture runs: its steps are read once it is stored."""
 
 Kept = Callable[[int, int, int], "Window | None"]
 """Steps that are held no longer: by generation, first and last step; None where they are not there either."""

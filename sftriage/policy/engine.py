@@ -43,7 +43,7 @@ HEALTHY_GAIN_FRACTION = 0.1
 """Of the first suspect's gain: a suspect with less counts as healthy beside it."""
 
 _END = "{} (end)"
-"""Notifications of a regression's end are remembered under this name; no rule can have it."""
+"""The name under which notifications of a regression's end are remembered; no rule can have it."""
 
 
 def decide(

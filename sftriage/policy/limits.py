@@ -82,14 +82,14 @@ def gain_in_numbers(verdict: Verdict, rule: Rule | None, cost_hours: float = 0.0
 
 
 WORSE_TIMES = 1.5
-"""A suspect is worse than when it was captured once it costs so many times as much: a window's noise is far less."""
+"""A suspect is worse than when it was captured once its cost has grown by this factor; a window's noise is far less."""
 
 EVIDENCE_S = 7 * DAY_S
-"""For so long a trace that holds a fault stands for it. In a month of work, what is beside the fault changes."""
+"""How long a trace stands for the fault that it holds. In a month of work, what is beside the fault changes."""
 
 
 def of_the_run(policies: PolicySet, state: State, now_s: float) -> Why | None:
-    """Why no rule may capture now. What lasts longest is said first."""
+    """Why no rule may capture now. The limit that lasts longest comes first."""
     bounds = policies.limits
     if bounds.captures_per_run is not None and state.captures >= bounds.captures_per_run:
         return Why("captures_per_run", {"captures": state.captures, "limit": bounds.captures_per_run})
@@ -167,7 +167,7 @@ def of_the_suspect(
 ) -> Why | None:
     """Why a rule has to wait with a suspect: it was captured and has not changed, it cools, or captures of it failed.
 
-    ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first. One that is ``following`` up what an
+    ``fired_s`` is the state's `last_fired_s`. The longest wait comes first. A capture that is ``following`` up what an
     earlier capture left open waits for neither.
     """
     # (there may be a thousand rules)

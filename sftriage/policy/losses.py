@@ -62,7 +62,7 @@ def suspect_key(suspect: Suspect, known: Collection[str] = ()) -> str:
 
 
 def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
-    """The same."""
+    """The key of ranks in a stage, or in all local stages."""
     named = ",".join(_spans(sorted(set(ranks))))
     if len(named) > _LONGEST:
         named = hashlib.sha256(named.encode()).hexdigest()
@@ -100,7 +100,7 @@ def _spans(ranks: Iterable[int]) -> Iterator[str]:
 
 
 MOST_SUSPECTS = 1000
-"""Of more, those that were named last are counted together, under `OTHERS`."""
+"""Further suspects are counted together, under `OTHERS`."""
 OTHERS = "others"
 
 
@@ -143,7 +143,7 @@ class Losses:
 
     @property
     def largest(self) -> list[SuspectLoss]:
-        """Who has cost most, first."""
+        """The suspects, the costliest first."""
         return sorted(self.by_suspect.values(), key=lambda one: -one.rank_s)
 
     @property
@@ -153,7 +153,7 @@ class Losses:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Losses:
-        """Those that `values` gave; raises ValueError where it did not."""
+        """The losses of what `values` returned; raises ValueError for anything else."""
         return msgspec.convert(values, cls, strict=False)
 
     def values(self) -> dict[str, Any]:

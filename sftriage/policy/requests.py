@@ -243,7 +243,7 @@ def trigger_of_request(
 
 
 _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "whole_rank", "nsys": "device_clock"}
-"""Why ``auto`` chose a profiler of somebody whom nobody suspects."""
+"""Why ``auto`` chose a profiler without a suspect."""
 
 
 STACKS_S = 30.0
@@ -257,7 +257,7 @@ def decide_follow_up(
 ) -> tuple[Decision, Trigger, State]:
     """Have the stacks taken of a rank that hangs inside its capture, and the state to pass to the next call.
 
-    No limit is asked: the capture had its place, and this only looks at a process that does nothing. It counts.
+    No limit applies: the capture had its place, and this only looks at a process that does nothing. It counts.
     """
     request = CaptureRequest(
         capture_id=f"{hung.capture_id[:_MOST_OF_AN_ID]}-stacks",

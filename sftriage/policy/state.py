@@ -18,7 +18,7 @@ DAY_S = 24 * HOUR_S
 MEMORY_S = 30 * DAY_S
 """The longest cooldown there can be: what was longer ago keeps nothing from anybody, and is forgotten."""
 MOST_REMEMBERED = 1000
-"""Suspects. Of more, those of longest ago are forgotten, so that a state is small however long a job is."""
+"""Maximum suspects remembered; the oldest are forgotten, so that a state stays small however long a job is."""
 GRACE_S = 120.0
 """Past its time-box, how long a capture counts as running: to reach a step boundary, export and report."""
 
@@ -28,7 +28,7 @@ _MAX_DOUBLINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A capture that was asked for and is not known to have ended. After ``deadline_s`` it is taken for lost.
+    """A capture that was requested and has not reported its end. After ``deadline_s`` it counts as lost.
 
     ``rule`` asked for it, and for others, at ``fired_s``, because of a ``suspect`` that was worth ``gain_s`` seconds a
     step in that ``attempt`` of the job; ``control`` says that its rank is a healthy peer's. It ``follows`` another

@@ -22,10 +22,10 @@ from sftriage.errors import InputError
 from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray, Operations
 
 MIN_SLOWDOWN = 1.03
-"""Under it there is too little to be shared out among anybody."""
+"""Below this slowdown there is too little to attribute."""
 
 WORST_PERCENT = 3
-"""So many of the workers, and at least one, may be the slow ones of M_W."""
+"""Percentage of the workers, and at least one, that M_W takes for slow."""
 
 
 NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
@@ -150,7 +150,7 @@ Code: TypeAlias = Literal[
 MIN_MAIN_SHARE = 0.5
 """From here on M_W is a worker's fault, and M_S the last stage's."""
 MIN_SHARE = 0.25
-"""So much of the slowdown another kind has to account for, to be named."""
+"""Share of the slowdown that another kind must account for to be named."""
 MIN_OF_ALL = 0.1
 """What shows only once other kinds are mended is named from this share of the whole slowdown on."""
 MIN_CORRELATION = 0.9
