@@ -319,11 +319,8 @@ class Operations:
 
     def ideal_step_s(self) -> float:
         """What a step takes with all operations at their ideal; all steps take the same."""
-
-        def fill(_: slice, work_TBW: FloatArray) -> None:
-            np.copyto(work_TBW, self.ideal_T[:, None, None])
-
-        return float(spans(self.graph, fill, 1, 1, self.final_T).finish_N[0])
+        _, end_TNW = timeline(self.graph, self.ideal_T[:, None, None])
+        return float(end_TNW[self.final_T].max())
 
     def each_column_alone(self) -> FloatArray:
         """Seconds of each step (N) with one column (W) as measured and all others, which are alike, at their ideal."""
