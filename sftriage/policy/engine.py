@@ -86,11 +86,8 @@ def _shows(rule: Rule, suspect: Suspect) -> bool:
     instead; the others show what is left without the waiting, if that is worth it. A slow host is captured all the
     same: its ranks are slow alike, and no peer on it shows what else it has in common.
     """
-    if (
-        suspect.scope == "host"
-        or suspect.host is not None
-        or (rule.capture is not None and rule.capture.profiler == "nsys")
-    ):
+    by_nsys = rule.capture is not None and rule.capture.profiler == "nsys"
+    if by_nsys or suspect.scope == "host" or suspect.host is not None:
         return True
     left = 1.0 - (suspect.descheduled_fraction or 0.0)
     return suspect.by_system is None and rule.reached(suspect.share * left, suspect.gain_s * left)
