@@ -143,8 +143,7 @@ class NatsFleet:
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
-        over = {agent: host.over for agent, host in self._hosts.items()}
-        self._orders.want(wanted, over, self._groups.wanted)
+        self._orders.want(wanted, {agent: host.over for agent, host in self._hosts.items()}, self._groups.wanted)
         self._acknowledge()
 
     def reports(self) -> Sequence[Report]:

@@ -130,7 +130,7 @@ class HostEnd:
         self._loop.start()
 
     def finish(self, patience_s: float) -> bool:
-        """Send what is left, and that the job has ended here; whether that is done in time, which moving traces extend."""
+        """Send what is left, and that the job has ended here; whether in time, which is extended while traces move."""
         self._over_s = time.monotonic()
         while not self._told_over and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)

@@ -35,8 +35,7 @@ LONGEST_DELAY_S = 60.0
 _SHORTEST_PAUSE_S = 0.05
 
 Doing = Literal["sending", "checking"]
-OnProgress = Callable[[str, Artefact, Doing, int], None]
-"""Takes a capture, its artefact, what is done with it, and the bytes so far. An exception from it ends the upload."""
+OnProgress = Callable[[str, Artefact, Doing, int], None]  # takes bytes so far; an exception ends the upload
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the caller wants it
