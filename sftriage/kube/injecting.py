@@ -289,24 +289,19 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
     what = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()
     if kind in _NAMED_LATER:
         raise InputError(f"{what}: {_NAMED_LATER[kind]}")
-    found = _copied(dict(body))
+    whole = {"": _copied(dict(body))}
     warnings: list[str] = []
     count = 0
     for path in _TEMPLATES.get(kind, ()):
-        for holder, key in list(_places(found, path)):
-            template = found if holder is None else holder[key]
-            job = _job(found, template, namespace)
+        for holder, key in list(_places(whole, ("", *path))):
+            job = _job(whole[""], holder[key], namespace)
             if job is None:
                 continue
-            one: Injection = injection(template, job, settings, server)
+            one = injection(holder[key], job, settings, server)
             warnings += [f"{what}: {warning}" for warning in one.warnings]
             count += bool(one.patch)
-            changed = applied(template, one.patch)
-            if holder is None:
-                found = changed
-            else:
-                holder[key] = changed
-    return Changed(found, count, tuple(dict.fromkeys(warnings)))
+            holder[key] = applied(holder[key], one.patch)
+    return Changed(whole[""], count, tuple(dict.fromkeys(warnings)))
 
 
 def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -> JobRef | None:
@@ -335,10 +330,7 @@ def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -
 
 
 def _places(holder: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
-    """The holders and keys of what is at a path; None for the object itself."""
-    if not path:
-        yield None, None
-        return
+    """The holders and keys of what is at a path."""
     first, *rest = path
     keys = list(range(len(holder)) if isinstance(holder, list) else holder if isinstance(holder, dict) else ())
     for key in keys if first == EACH else [first] if first in keys else []:
