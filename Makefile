@@ -25,7 +25,7 @@ ALONE := tests/integration/test_descheduled.py
 KUBE := $(wildcard tests/integration/test_kube_*.py)
 
 # What is built of the recorder and the seams, where there is a compiler.
-WRITER := $(wildcard sftriage/recorder/*.c) sftriage/seams/_seam.c
+WRITER := $(wildcard sftriage/trainer/*.c sftriage/trainer/seams/*.c)
 
 .PHONY: demo test test-hosts test-auto test-mitigate test-frameworks test-kube test-deps gpu-check soak unit golden golden-accept openers frameworks check lint types imports house clean
 .DELETE_ON_ERROR:

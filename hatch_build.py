@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("sftriage/seams/_seam.c")  # which includes the recorder's own
-BUILT = Path("sftriage/recorder/_moments.abi3.so")
+SOURCE = Path("sftriage/trainer/seams/_seam.c")  # which includes the recorder's own
+BUILT = Path("sftriage/trainer/_moments.abi3.so")
 
 
 class MomentsBuildHook(BuildHookInterface[Any]):

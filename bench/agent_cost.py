@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.runner import TMPFS
 from sftriage.policy.loading import load, shipped
-from sftriage.recorder import Monitor
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import Triage
+from sftriage.trainer.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
 AGENT = ("rows", "statuses", "want", "reports")

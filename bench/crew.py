@@ -24,8 +24,8 @@ from bench.runner import HERE, TMPFS, environment_of
 from sftriage.agent.counting import Counting
 from sftriage.errors import RingError
 from sftriage.policy.loading import find
-from sftriage.recorder import find_rings
 from sftriage.runs.directory import RunInfo, create
+from sftriage.trainer.files import find_rings
 from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog
 

@@ -23,7 +23,7 @@ import torch
 from bench.estimates import added
 from bench.monitors import STAGES, NoMonitor, TimedMonitor
 from bench.runner import TMPFS, interleaved
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 MODES = ("host", "device", "watched")
 BOUNDARIES = 2 * len(STAGES) + 2

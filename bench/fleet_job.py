@@ -8,7 +8,7 @@ import numpy as np
 
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
 from sftriage.windows.shipped import status_of
 

@@ -26,7 +26,8 @@ from bench.runner import add_recordings, recordings, say
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.runs.recordings import load_recording
-from sftriage.verdicts import Settings, judge
+from sftriage.verdict.judging import judge
+from sftriage.verdict.settings import Settings
 from sftriage.windows.gather import Shape
 
 OURS = "ours"

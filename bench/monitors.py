@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.monitors import NoMonitor
 from bench.runner import TMPFS, interleaved
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")
 QUICK = {"steps": 2000, "rounds": 3}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import anchored
 from sftriage.model.windows import OTHER, StageSchema, Window
+from sftriage.verdict.accounting import anchored
 
 FloatArray = NDArray[np.float64]
 MAD_TO_SIGMA, MAD_SIGMAS = 1.4826, 3.5

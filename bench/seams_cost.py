@@ -33,9 +33,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import sftriage
 from bench.estimates import added
 from bench.runner import TMPFS, interleaved, used
-from sftriage.recorder import monitor as recorder
 from sftriage.runtime.carrying import carried
-from sftriage.seams.patches import Seams
+from sftriage.trainer import monitor as recorder
+from sftriage.trainer.seams.patches import Seams
 
 MODES = ("without", "seams", "by hand")
 WARM_STEPS = 80

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.model.events import WindowJudged, encode
-from sftriage.recorder.layout import LOG_MAGIC, encode_header
+from sftriage.trainer.layout import LOG_MAGIC, encode_header
 from tests.scenario import Run, decision, info_of, run_at, slots, verdict
 
 STEP_MS = {"data": 5.0, "forward": 30.0, "backward": 60.0, "other": 0.5}

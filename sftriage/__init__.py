@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sftriage.model.windows import StageSchema as StageSchema
-    from sftriage.recorder import Monitor as Monitor
-    from sftriage.recorder import stage as stage
+    from sftriage.trainer.monitor import Monitor as Monitor
+    from sftriage.trainer.monitor import stage as stage
 
 _HOMES = {
-    "Monitor": "sftriage.recorder",
+    "Monitor": "sftriage.trainer.monitor",
     "StageSchema": "sftriage.model.windows",
-    "stage": "sftriage.recorder",
+    "stage": "sftriage.trainer.monitor",
 }
 
 __version__ = "0.1.0"

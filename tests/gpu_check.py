@@ -49,7 +49,7 @@ def machine() -> list[str]:
     """What it ran on."""
     import torch
 
-    from sftriage.recorder import moments
+    from sftriage.trainer import moments
 
     lines = [
         f"- Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} CPUs",

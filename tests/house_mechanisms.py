@@ -17,14 +17,14 @@ MECHANISMS = {
 
 _NATS = "a coroutine in the event loop of the hub's connection"
 EXCEPTIONS = {
-    ("capture/nsys.py", "rename"): "nsys wrote the file",
-    ("capture/nsys_rank.py", "rename"): "a script that runs without sftriage; nsys wrote the file",
-    ("capture/trace_file.py", "rename"): "the copy is written while the trace is read, and often dropped",
-    ("capture/stacks.py", "retry"): "each of three tries reads the stacks in another way; none is repeated",
+    ("agent/nsys.py", "rename"): "nsys wrote the file",
+    ("agent/nsys_rank.py", "rename"): "a script that runs without sftriage; nsys wrote the file",
+    ("agent/trace_file.py", "rename"): "the copy is written while the trace is read, and often dropped",
+    ("agent/stacks.py", "retry"): "each of three tries reads the stacks in another way; none is repeated",
     ("demo/train.py", "thread"): "the demo's training script has threads as the field writes them",
-    ("profiling/session.py", "rename"): "torch wrote the file",
-    ("recorder/files.py", "lock"): "a ring's record lock shows through PID namespaces, and forked children lack it",
-    ("recorder/files.py", "rename"): "a ring is allocated and locked before it has its name",
+    ("trainer/session.py", "rename"): "torch wrote the file",
+    ("trainer/files.py", "lock"): "a ring's record lock shows through PID namespaces, and forked children lack it",
+    ("trainer/files.py", "rename"): "a ring is allocated and locked before it has its name",
     ("runs/journal.py", "rename"): "the journal goes on with the descriptor that it has written",
     ("runtime/hub_server.py", "rename"): "the first of several hosts to make a secret wins",
     ("runtime/many_hosts.py", "rename"): "the secret appears once the hub answers",

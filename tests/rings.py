@@ -4,8 +4,7 @@ import struct
 from pathlib import Path
 
 from sftriage.model.windows import StepRecord
-from sftriage.recorder import RingInfo
-from sftriage.recorder.layout import (
+from sftriage.trainer.layout import (
     BEGIN,
     BLOCK,
     BLOCK_WORDS,
@@ -17,6 +16,7 @@ from sftriage.recorder.layout import (
     OPENED,
     RING_MAGIC,
     WORD_BYTES,
+    RingInfo,
     encode_header,
 )
 

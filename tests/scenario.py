@@ -25,13 +25,14 @@ from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decisi
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
-from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
-from sftriage.verdicts import Settings, judge
+from sftriage.trainer.layout import RingInfo
+from sftriage.verdict.judging import judge
+from sftriage.verdict.settings import Settings
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape

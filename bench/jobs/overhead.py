@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from bench.monitors import STAGES, NoMonitor, TimedMonitor
 from bench.processes import beside_ns
 from bench.runner import interleaved
-from sftriage.capture.mailbox import MailboxClient
+from sftriage.agent.mailbox import MailboxClient
 from sftriage.model.captures import ManualRequest
 from sftriage.model.windows import plain
-from sftriage.recorder import Monitor
-from sftriage.recorder.gradients import LEARNING_STEPS
+from sftriage.trainer.gradients import LEARNING_STEPS
+from sftriage.trainer.monitor import Monitor
 
 WIDTH, SMALL_WIDTH, SMALL_BATCH = 512, 8, 4
 FIRST_BATCH, BATCH_STEP, SIZING_STEPS = 512, 16, 15

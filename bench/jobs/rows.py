@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.rows import STAGES, SYNC, Row
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 WIDTH, LAYERS = 256, 4
 CALIBRATION_STEPS, SKIPPED_STEPS = 16, 6

@@ -1,1 +1,1 @@
-"""One host of a job: reads its ranks' rings, keeps every step, carries captures out and stores them; asks GPUs."""
+"""One host of a job: reads its ranks' rings, keeps every step, captures ranks and stores traces; asks GPUs."""

@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.agent.executor import Executor, RankLook, TrainerCapture
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
+from sftriage.agent.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.agent.reading import RankRings
-from sftriage.capture.executor import Executor, RankLook, TrainerCapture
-from sftriage.capture.nsys import AbandonedNsys, NsysCapture, NsysPlace
-from sftriage.capture.stacks import StacksCapture
+from sftriage.agent.stacks import StacksCapture
 from sftriage.errors import CaptureError, RingError, SftriageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.model.windows import GpuFindings, plain
-from sftriage.recorder import RingInfo
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.steplog import KeptSteps
 
 if TYPE_CHECKING:

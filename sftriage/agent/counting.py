@@ -19,9 +19,8 @@ import numpy as np
 from sftriage.base.process import start_ticks
 from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
-from sftriage.recorder import RingInfo
-from sftriage.recorder.layout import MAX_COUNT
 from sftriage.traces.disk import Counted, Do, at_once, refusal
+from sftriage.trainer.layout import MAX_COUNT, RingInfo
 from sftriage.windows.counting import MAX_APART_NS, UNKNOWN, CountersLog, none_taken, of_ranks_laid_over
 from sftriage.windows.decoding import IntArray, StepArrays
 from sftriage.windows.steplog import KeptSteps

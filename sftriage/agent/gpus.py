@@ -22,11 +22,11 @@ from typing import Annotated
 
 import msgspec
 
+from sftriage.agent import stacks
 from sftriage.base.children import BoundedProgram
 from sftriage.base.process import start_ticks
-from sftriage.capture import stacks
 from sftriage.errors import CaptureError
-from sftriage.recorder import RingInfo
+from sftriage.trainer.layout import RingInfo
 
 VISIBLE, ORDER, CONTAINER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"
 

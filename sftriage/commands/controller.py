@@ -60,11 +60,11 @@ def controller(
     # (a signal to the job, as before it is preempted, does not end this process)
     notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
     from sftriage.policy.loading import find
-    from sftriage.recorder.layout import bounded_text
     from sftriage.runtime.controlling import JobController, job_of
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.many_hosts import forget_hub
+    from sftriage.trainer.layout import bounded_text
 
     options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
     directory = run or out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))

@@ -52,12 +52,12 @@ from sftriage.runs.directory import find_run, read_info
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
-from sftriage.sampling.sampler import FOLDED_NAME
-from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
+from sftriage.trainer.sampler import FOLDED_NAME
+from sftriage.trainer.sampler import NAME as STACKS_NAME
 from sftriage.words.amounts import place, size, span
 
 if TYPE_CHECKING:

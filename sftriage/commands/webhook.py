@@ -131,7 +131,7 @@ def carry(
 ) -> None:
     """Copy what a trainer needs into a directory: what an injected pod's first container does.
 
-    The trainers' PYTHONPATH begins with DIR/sftriage/seams/site then.
+    The trainers' PYTHONPATH begins with DIR/sftriage/trainer/seams/site then.
     """
     if (nsys is None) != (nsys_armed is None) or (nsys is not None and spool is None):
         raise UsageError("--nsys, --nsys-armed and --spool go together")

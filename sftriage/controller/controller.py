@@ -19,7 +19,6 @@ import numpy as np
 from sftriage.controller.desired import ResumeState
 from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
-from sftriage.frontier.accounting import FloatArray, medians
 from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
@@ -33,9 +32,11 @@ from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, labelled, trigger, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.stalls.verdict import StallSettings, Watch, look, on_clock, still_ranks
-from sftriage.verdicts import Past, Settings, judge
-from sftriage.verdicts.judging import reproduced
+from sftriage.verdict.accounting import FloatArray, medians
+from sftriage.verdict.evidence import Past
+from sftriage.verdict.judging import judge, reproduced
+from sftriage.verdict.settings import Settings
+from sftriage.verdict.stalls import StallSettings, Watch, look, on_clock, still_ranks
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.windows import peers_of
-from sftriage.frontier.accounting import known_medians
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
@@ -23,7 +22,10 @@ from sftriage.policy.engine import decide
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses
 from sftriage.policy.state import State, finished
-from sftriage.verdicts import Past, Settings, judge
+from sftriage.verdict.accounting import known_medians
+from sftriage.verdict.evidence import Past
+from sftriage.verdict.judging import judge
+from sftriage.verdict.settings import Settings
 
 
 def verdicts_and_pauses(

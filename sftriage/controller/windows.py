@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.frontier.accounting import known_medians
 from sftriage.model.events import Span
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
+from sftriage.verdict.accounting import known_medians
 from sftriage.windows.decoding import together
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.shipped import Rows

@@ -22,7 +22,7 @@ import msgspec
 
 from sftriage.base.log_once import LogOnce
 from sftriage.fleet.wire import Incarnation
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 
 log = logging.getLogger("sftriage")
 

@@ -13,7 +13,7 @@ from sftriage.fleet.incoming import AgentMessage
 from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.shipped import ReadCounts, joined_statuses
 from sftriage.words.amounts import counted
 

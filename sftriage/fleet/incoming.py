@@ -21,7 +21,7 @@ from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, Subjects, is_token
 from sftriage.fleet.lease import Lease, make_places, taken_up
 from sftriage.fleet.wire import Incarnation, Shipment, decode_shipment
-from sftriage.recorder.layout import MAX_COUNT
+from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import Rows
 

@@ -12,7 +12,7 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubError, Subjects
-from sftriage.recorder.layout import bounded_text
+from sftriage.trainer.layout import bounded_text
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext

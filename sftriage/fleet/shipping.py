@@ -37,7 +37,7 @@ from sftriage.fleet.wire import (
     parts,
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:

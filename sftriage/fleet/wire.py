@@ -35,7 +35,7 @@ from sftriage.mitigate.switching import (
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
-from sftriage.recorder.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
+from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
 from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, bounds
 

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from sftriage.integrations.verdicts import Lead, active_runs
-from sftriage.seams.steps import CHECKPOINT, EVALUATION
+from sftriage.trainer.seams.steps import CHECKPOINT, EVALUATION
 
 
 class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from sftriage.integrations.verdicts import Lead
-from sftriage.seams.steps import CHECKPOINT, EVALUATION
+from sftriage.trainer.seams.steps import CHECKPOINT, EVALUATION
 
 if TYPE_CHECKING:
     Callback = object

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.base.loops import start_thread
 from sftriage.log import warn
-from sftriage.recorder.monitor import RUN_ENV
+from sftriage.trainer.monitor import RUN_ENV
 
 if TYPE_CHECKING:
     from sftriage.integrations.trackers import EntrySink, Tracker
-    from sftriage.seams.patches import Seams
+    from sftriage.trainer.seams.patches import Seams
 
 LOOK_S = 0.5
 """How often there is a look at the journal."""
@@ -150,7 +150,7 @@ class Lead:
         """
         try:
             if "torch" in sys.modules:
-                from sftriage.seams import patches
+                from sftriage.trainer.seams import patches
 
                 self._seams = patches.lead()
         except Exception as error:
@@ -167,7 +167,7 @@ class Lead:
         self._have(lambda seams: seams.steps.ended(next_number))
 
     def note(self, kind: str) -> None:
-        """Something is done in this step that ordinary ones do not (`sftriage.seams.steps`)."""
+        """Something is done in this step that ordinary ones do not (`sftriage.trainer.seams.steps`)."""
         self._have(lambda seams: seams.steps.note(kind))
 
     def stop(self) -> None:

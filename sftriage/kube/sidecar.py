@@ -69,7 +69,7 @@ Made = dict[str, Any]
 CARRY, AGENT = "sftriage-carry", "sftriage-agent"
 CARRIED, RINGS, SPOOL, HUB = "sftriage", "sftriage-rings", "sftriage-spool", "sftriage-hub"
 """Volumes; each is mounted at its own name below the root."""
-SITE = f"/{CARRIED}/sftriage/seams/site"
+SITE = f"/{CARRIED}/sftriage/trainer/seams/site"
 """A folder that `sftriage kube carry` makes in its volume, for a PYTHONPATH."""
 POD_UID = 65532
 """Our containers' user where the pod's own is root."""

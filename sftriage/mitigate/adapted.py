@@ -36,8 +36,8 @@ from sftriage.errors import UsageError
 from sftriage.log import warn
 from sftriage.mitigate.schedule import order_of
 from sftriage.mitigate.switching import BACK_NS, BACKWARD_NS, FORWARD_NS, THERE_NS, Switch, joined
-from sftriage.recorder.monitor import RINGS_ENV
-from sftriage.recorder.recording import step_now
+from sftriage.trainer.monitor import RINGS_ENV
+from sftriage.trainer.recording import step_now
 
 _PREPARE = "_prepare_schedule_with_comms"
 

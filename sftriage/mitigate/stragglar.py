@@ -27,8 +27,8 @@ from sftriage.errors import UsageError
 from sftriage.log import warn
 from sftriage.mitigate.schedule import schedule_of
 from sftriage.mitigate.switching import MultiHostSwitch, Switch, joined
-from sftriage.recorder.monitor import RINGS_ENV
-from sftriage.recorder.recording import step_now
+from sftriage.trainer.monitor import RINGS_ENV
+from sftriage.trainer.recording import step_now
 
 AS_BEFORE = "gradients are reduced as before"
 

@@ -50,8 +50,8 @@ from sftriage.base.files import open_regular
 from sftriage.base.process import BOOT_ID, start_ticks
 from sftriage.errors import RingError
 from sftriage.log import warn
-from sftriage.recorder import files
-from sftriage.recorder.layout import MAX_COUNT
+from sftriage.trainer import files
+from sftriage.trainer.layout import MAX_COUNT
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -531,7 +531,7 @@ def joined(
     # (not above: agents read switches without torch, and without a Monitor)
     import torch.distributed as dist
 
-    from sftriage.recorder.monitor import RINGS_ENV
+    from sftriage.trainer.monitor import RINGS_ENV
 
     def gathered(mine: Any) -> list[Any]:
         every_R: list[Any] = [None] * dist.get_world_size(group)

@@ -27,7 +27,7 @@ OTHER = "other"
 """The last stage of a recorded vector: time outside every named stage. It closes the vector to the step."""
 
 EXCHANGE = "exchange"
-"""The sync stage of collectives that are timed wherever they occur (`sftriage.seams`): in any stage, and maybe in some
+"""Sync stage of collectives timed wherever they occur (`sftriage.trainer.seams`): in any stage, perhaps in some
 steps only."""
 
 MAX_STAGES = 32

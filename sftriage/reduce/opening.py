@@ -26,10 +26,10 @@ import msgspec
 from sftriage.errors import SftriageError, UsageError
 from sftriage.model.captures import Profiler
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, beside, destination_of
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
 

@@ -40,10 +40,10 @@ from sftriage.reduce.events import (
     pair_halves,
 )
 from sftriage.reduce.intervals import Ints
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.jsonstream import Damage, TraceReader
 from sftriage.traces.manifest import CONTROL
 from sftriage.traces.stores import CHUNK_BYTES
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

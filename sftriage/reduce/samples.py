@@ -18,17 +18,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sftriage.errors import InputError
-from sftriage.sampling.stacks import USED
 from sftriage.traces.jsonstream import UNDECODABLE
 from sftriage.traces.manifest import CONTROL
+from sftriage.trainer.stacks import USED
 
 MAX_FILE_BYTES = 256 * 2**20
 
-_LIBRARY = re.compile(
-    r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(recorder|profiling|sampling|seams|integrations)/"
-)
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(trainer|integrations)/")
 """Files that are not the program's own: the interpreter's, installed packages, and what records and captures steps."""
-OURS = re.compile(r"/sftriage/(recorder|profiling|sampling)/")
+OURS = re.compile(r"/sftriage/trainer/(?!seams/)")
 """Files of what records and captures the steps, and calls nothing of the program's."""
 
 _PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/[^/]+/")

@@ -61,7 +61,7 @@ IDLES: Final = (
 """What waits for something of this process or of the system. Threads that have nothing to do spend their time so: it
 counts in the steps' own thread alone."""
 
-OURS: Final = tuple(f"*sftriage/{room}/*.py(*" for room in ("recorder", "profiling", "sampling", "seams"))
+OURS: Final = ("*sftriage/trainer/*.py(*",)
 """Python functions of what records and captures the steps, which have no part in what the program does."""
 
 COPIES: Final = ("aten::to", "aten::copy_", "aten::_to_copy")

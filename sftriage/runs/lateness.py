@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from sftriage.frontier.accounting import by_step, segments
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
-from sftriage.recorder import RingInfo
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
-from sftriage.verdicts.system import system_counts
+from sftriage.trainer.layout import RingInfo
+from sftriage.verdict.accounting import by_step, segments
+from sftriage.verdict.system import system_counts
 from sftriage.windows.logs import StepFile, StepLogs, Thinning, counted_steps, windows
 from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 

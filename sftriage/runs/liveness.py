@@ -17,9 +17,9 @@ from typing import Literal
 from sftriage.base.notes import Note
 from sftriage.base.process import Process, is_locked, locked, parent_of
 from sftriage.errors import RingError, UsageError
-from sftriage.recorder import find_rings
-from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
+from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring

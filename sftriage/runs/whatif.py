@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.frontier.accounting import complete_steps, segments
 from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
@@ -21,9 +20,10 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.following import DISTURBED
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.verdicts.clocks import timed
-from sftriage.verdicts.settings import Settings
-from sftriage.verdicts.system import HeldBack
+from sftriage.verdict.accounting import complete_steps, segments
+from sftriage.verdict.clocks import timed
+from sftriage.verdict.settings import Settings
+from sftriage.verdict.system import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.windows.gather import Shape

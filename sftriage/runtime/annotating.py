@@ -23,11 +23,11 @@ from sftriage.reduce.spots import in_torch, left_open
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, RetentionLimits, beside, due, noting, remove
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 from sftriage.windows.logs import StepLogs
 
 if TYPE_CHECKING:

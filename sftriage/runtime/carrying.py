@@ -14,10 +14,10 @@ from pathlib import Path
 
 import sftriage
 from sftriage.base.files import refusing
-from sftriage.recorder.moments import carried_binary
-from sftriage.seams.patches import REPORT_ENV
+from sftriage.trainer.moments import carried_binary
+from sftriage.trainer.seams.patches import REPORT_ENV
 
-CARRIED = ("__init__.py", "errors.py", "log.py", "base", "model", "profiling", "recorder", "sampling", "seams")
+CARRIED = ("__init__.py", "errors.py", "log.py", "base", "model", "trainer")
 """Of this package: what runs in a trainer."""
 
 REPORTS = "told"
@@ -39,9 +39,9 @@ def carry(folder: Path) -> Path:
                 shutil.copytree(package / name, copied / name, ignore=ignored, dirs_exist_ok=True)
             else:
                 shutil.copy(package / name, copied / name)
-        if (package / "recorder" / _BINARY).exists():
-            shutil.copy(package / "recorder" / _BINARY, carried_binary(copied / "recorder"))
-    return copied / "seams" / "site"
+        if (package / "trainer" / _BINARY).exists():
+            shutil.copy(package / "trainer" / _BINARY, carried_binary(copied / "trainer"))
+    return copied / "trainer" / "seams" / "site"
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import RunName
-from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
@@ -42,6 +41,7 @@ from sftriage.runtime.rings import make_rings_directory, own, remove_rings_direc
 from sftriage.runtime.triage import POLL_S, SEEN_S
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.log_files import find_segments
 from sftriage.windows.logs import LOG_KIND

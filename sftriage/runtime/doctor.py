@@ -22,13 +22,16 @@ from typing import Any, Literal
 from sftriage.base.loops import start_thread
 from sftriage.errors import RingError, SftriageError, UsageError
 from sftriage.model.windows import EXCHANGE, StepRecord
-from sftriage.recorder import Monitor, RingInfo, find_rings, moments
 from sftriage.runtime.carrying import REPORTS, under_seams
 from sftriage.runtime.first_step import Facts, Processes, facts_of, reports_in, why_nothing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import TMPFS, make_rings_directory, remove_rings_directory
-from sftriage.seams.patches import NAMES
-from sftriage.seams.steps import STAGES
+from sftriage.trainer import moments
+from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.monitor import Monitor
+from sftriage.trainer.seams.patches import NAMES
+from sftriage.trainer.seams.steps import STAGES
 from sftriage.windows.rings import open_ring
 from sftriage.words.amounts import counted
 
@@ -158,7 +161,7 @@ class JobFound:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the rings of a job hold, and what its processes have told (`sftriage.seams.patches`).
+    """What the rings of a job hold, and what its processes have told (`sftriage.trainer.seams.patches`).
 
     ``misuse`` counts calls of its recorders that made no sense.
     """

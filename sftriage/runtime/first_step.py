@@ -19,9 +19,10 @@ from typing import Any
 
 from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
-from sftriage.recorder import RingInfo, find_rings
 from sftriage.runtime.carrying import REPORTS
 from sftriage.runtime.launcher import Launcher
+from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
 from sftriage.words.amounts import counted
@@ -218,7 +219,7 @@ def _below(pid: int) -> list[int]:
 
 
 def reports_in(directory: Path) -> list[Mapping[str, Any]]:
-    """What the seams of a job's processes have told (`sftriage.seams.patches`)."""
+    """What the seams of a job's processes have told (`sftriage.trainer.seams.patches`)."""
     found = []
     for path in sorted(directory.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):

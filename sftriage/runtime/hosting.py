@@ -25,9 +25,6 @@ from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Transfer
 from sftriage.fleet.wire import RunName
-from sftriage.profiling.session import SPOOL
-from sftriage.recorder import find_rings
-from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
 from sftriage.runtime.copies import Keeping
@@ -37,6 +34,9 @@ from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Sender
+from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import bounded_text
+from sftriage.trainer.session import SPOOL
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")

@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
-from sftriage.capture.nsys import NsysPlace
+from sftriage.agent.nsys import NsysPlace
 from sftriage.controller.controller import shape_of
 from sftriage.controller.desired import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
 from sftriage.mitigate.switching import SwitchStatus, whole_groups
-from sftriage.recorder.layout import bounded_text
-from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import (
     DEFAULT_ROOT,
     RunDirectory,
@@ -43,6 +41,8 @@ from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk, Do, at_once
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.layout import bounded_text
+from sftriage.trainer.monitor import RUN_ENV
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")

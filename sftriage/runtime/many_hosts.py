@@ -24,7 +24,6 @@ from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import CA_FILE, PORT, HubAddress, LogLeader, hosts_of
 from sftriage.policy.schema import Detection
-from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime import hosting
@@ -35,6 +34,7 @@ from sftriage.runtime.hub_server import HubServer, is_here, listens_on, make_sec
 from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
+from sftriage.trainer.monitor import RUN_ENV
 
 log = logging.getLogger("sftriage")
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from sftriage.agent import nsys_rank
+from sftriage.agent.nsys import TRACES, NsysPlace, parse_version
 from sftriage.base.children import run_bounded
 from sftriage.base.notes import Note
-from sftriage.capture import nsys_rank
-from sftriage.capture.nsys import TRACES, NsysPlace, parse_version
 from sftriage.errors import CaptureError, UsageError
 from sftriage.runs.directory import RunDirectory
 

@@ -24,10 +24,11 @@ from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.annotating import explained, known_faulty, stage_in_question
 from sftriage.runtime.copies import pusher
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
-from sftriage.verdicts import Settings, judge
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
+from sftriage.verdict.judging import judge
+from sftriage.verdict.settings import Settings
 from sftriage.whatif.graph import Operations
 from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
 from sftriage.windows.gather import Shape

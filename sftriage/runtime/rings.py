@@ -18,10 +18,10 @@ from sftriage.base.files import refusing, regular
 from sftriage.base.notes import Note
 from sftriage.base.process import Process, locked_file
 from sftriage.errors import InputError, UsageError
-from sftriage.profiling.session import SPOOL
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import launcher_of, noted_process, trainers_alive
 from sftriage.runtime.nsys_launch import place_in, remove_place
+from sftriage.trainer.session import SPOOL
 
 log = logging.getLogger("sftriage")
 

@@ -26,7 +26,6 @@ from prometheus_client.registry import Collector
 from sftriage import __version__
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import UsageError
-from sftriage.frontier.accounting import by_step
 from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
 from sftriage.model.events import (
     CaptureChanged,
@@ -48,6 +47,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, Window
 from sftriage.sinks.stream import Sink, window_of
+from sftriage.verdict.accounting import by_step
 from sftriage.words.decisions import reasons_of
 
 log = logging.getLogger("sftriage")

@@ -38,7 +38,7 @@ from sftriage.model.captures import (
 )
 from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what would do something to a terminal
 

@@ -30,9 +30,9 @@ from sftriage.reduce.samples import (
     meanwhile,
     samples_in,
 )
-from sftriage.sampling.sampler import FOLDED_NAME, NAME
 from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile
 from sftriage.traces.stores import Store, are_beside, verified
+from sftriage.trainer.sampler import FOLDED_NAME, NAME
 from sftriage.web.page import milliseconds, pieces_of, reading_stored
 from sftriage.words.amounts import size
 

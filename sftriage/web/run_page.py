@@ -26,8 +26,8 @@ from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Drawing, RunSource, StartedRun, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
-from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.manifest import Manifest
+from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored

@@ -34,11 +34,11 @@ from sftriage.runs.captures import since_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import lanes_of
 from sftriage.runs.source import RunSource
-from sftriage.sampling.sampler import FOLDED_NAME
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey, Store, destination_of
+from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.web.charts import bars_of
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import Page, file_of, page_number, reading_stored

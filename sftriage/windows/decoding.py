@@ -1,6 +1,6 @@
 """The one decoder of recorded steps: bytes of slots in, columns out. A slot is one step of one rank on disk.
 
-``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.recorder.layout`) and slots in a line, ``.device-steps`` the
+``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.trainer.layout`) and slots in a line, ``.device-steps`` the
 same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
 
     seq           1 for the first step that this writer published, and one more for each one after it
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES, bounded_text
+from sftriage.trainer.layout import MAX_COUNT, WORD_BYTES, bounded_text
 
 SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
 DURATIONS = 9

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.windows import StageSchema
-from sftriage.recorder import RingInfo, layout
+from sftriage.trainer import layout
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows import decoding
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays
 

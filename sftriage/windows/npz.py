@@ -12,7 +12,7 @@ import numpy as np
 from sftriage.errors import InputError, SchemaError
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import OTHER, StageSchema, Window
-from sftriage.recorder.layout import MAX_COUNT
+from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.counting import counted_of
 from sftriage.windows.decoding import BoolArray, FloatArray
 

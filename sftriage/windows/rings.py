@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from sftriage.errors import RingError
 from sftriage.model.windows import OTHER, RankStatus, StageSchema
-from sftriage.recorder import layout
-from sftriage.recorder.files import OpenFile
+from sftriage.trainer import layout
+from sftriage.trainer.files import OpenFile
 from sftriage.windows.decoding import BoolArray
 from sftriage.windows.moments import Batch, Copied, batches
 

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
-from sftriage.recorder.layout import MAX_COUNT
+from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import IntArray, StepArrays
 
 

@@ -1,6 +1,6 @@
 """Logs on disk: segments of records, and the step log, the newest steps of one rank whole and older ones thinned.
 
-Each segment (see `log_files`) is a header (see `sftriage.recorder.layout`) and records in a line: 64-bit words in
+Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and records in a line: 64-bit words in
 native order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
 
 The agent appends to them; the trainer never touches them, so that they may lie on a disk. A segment of steps that is
@@ -24,9 +24,9 @@ import numpy as np
 from sftriage.base.files import open_regular
 from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
-from sftriage.recorder import layout
-from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo
+from sftriage.trainer import layout
+from sftriage.trainer.files import OpenFile
+from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
 from sftriage.windows.log_files import find_segments, thinned_kind
 

@@ -26,13 +26,13 @@ from sftriage.model.events import (
 )
 from sftriage.model.windows import JobStatus, RankStatus, StepRecord, Window
 from sftriage.policy.loading import find, load
-from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import FileToStore
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.shipped import status_of
 from sftriage.windows.steplog import StepLog
 from tests.scenario import Fault, Job, every, from_step, of_rank

@@ -15,7 +15,6 @@ from sftriage.model.events import CaptureChanged, Event, WindowJudged
 from sftriage.model.verdicts import Pattern, Suspect, Verdict
 from sftriage.model.windows import StageSchema, StepRecord, Window
 from sftriage.policy.loading import find, load
-from sftriage.recorder import RingInfo
 from sftriage.runs.captures import upload_words
 from sftriage.runs.decisions import why_undecided
 from sftriage.runs.directory import RunDirectory
@@ -23,10 +22,11 @@ from sftriage.runs.journal import Journal
 from sftriage.runtime.copies import what_is_left
 from sftriage.runtime.doctor import JobFound, Ranks, found_of
 from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, why_nothing
-from sftriage.seams.patches import NAMES
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.store import Upload
 from sftriage.traces.uploading import UploadProgress
+from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.seams.patches import NAMES
 from sftriage.windows.counting import counted_of
 from sftriage.words.decisions import capturing_sentence
 from sftriage.words.verdicts import verdict_sentence

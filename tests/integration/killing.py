@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sftriage.capture.mailbox import MailboxClient
+from sftriage.agent.mailbox import MailboxClient
 from sftriage.errors import RingError
 from sftriage.model.captures import ManualRequest
-from sftriage.recorder import find_rings
 from sftriage.runs import requests
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.files import find_rings
 from sftriage.windows.rings import Ring, open_ring
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.scenario import entries

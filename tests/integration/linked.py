@@ -5,8 +5,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
 from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 
 def kineto(run: Path, manifest: Manifest) -> dict:

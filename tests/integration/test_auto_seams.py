@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sftriage.capture.stacks import find_py_spy
-from sftriage.recorder import moments
+from sftriage.agent.stacks import find_py_spy
 from sftriage.runs.recordings import load_recording
+from sftriage.trainer import moments
 from tests.integration.processes import FORKED, ended, slowed, wait_until
 from tests.integration.runs import captures, named, verdicts
 

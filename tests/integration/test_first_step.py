@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from sftriage.recorder import Monitor
 from sftriage.runtime.first_step import AGAIN_S, FirstStep, Processes
+from sftriage.trainer.monitor import Monitor
 from sftriage.windows.gather import Shape
 from tests.integration.processes import ended
 

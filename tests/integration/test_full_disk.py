@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sftriage.controller.controller import shape_of
-from sftriage.recorder import find_rings
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
+from sftriage.trainer.files import find_rings
 from sftriage.windows.rings import open_ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk

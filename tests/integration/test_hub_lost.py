@@ -19,11 +19,11 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Shipment, encode
 from sftriage.model.windows import GpuFindings
-from sftriage.recorder import Monitor
 from sftriage.runtime.controlling import KeptRows
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.monitor import Monitor
 from tests.disks import small_disk
 from tests.integration.hubs import free_port
 from tests.integration.processes import wait_until

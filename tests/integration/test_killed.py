@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.capture.mailbox import MailboxClient
-from sftriage.recorder import find_rings
+from sftriage.agent.mailbox import MailboxClient
+from sftriage.trainer.files import find_rings
 from tests.integration.killing import (
     Job,
     asked,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.capture.mailbox import MailboxClient
-from sftriage.capture.stacks import find_py_spy
+from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.stacks import find_py_spy
 from sftriage.errors import CaptureError
-from sftriage.recorder import find_rings
 from sftriage.runs.directory import read_info
 from sftriage.runtime.nsys_launch import place_in
+from sftriage.trainer.files import find_rings
 from tests import needs
 from tests.integration.killing import (
     RANK,

@@ -147,12 +147,12 @@ def test_the_image_is_built_by_its_own_commands_and_runs_as_nobody(installed, tm
         f"{entrypoint} kube controller --help > /dev/null",
         "kubectl-sftriage --help > /dev/null",
         "python -c 'import kopf, kubernetes, nats, obstore, cryptography, prometheus_client'",
-        "python -c 'import sftriage.recorder.moments as m; print(m.__file__)'",
+        "python -c 'import sftriage.trainer.moments as m; print(m.__file__)'",
         'python -c \'from sftriage.kube.sidecar import manifest; manifest("pod.yaml"), manifest("controller.yaml")\'',
-        "ls /sftriage/sftriage/recorder/*.so",
+        "ls /sftriage/sftriage/trainer/*.so",
         "! touch /opt/sftriage/x 2>/dev/null",
         "! python -c 'import torch' 2>/dev/null",
     ]
     said = ran("final", "\n".join(commands), tmp_path, {"/opt/sftriage": installed, "/sftriage": carried}, user=65532)
     assert "/opt/sftriage/lib" in said
-    assert list((carried / "sftriage" / "recorder").glob("_moments*.so"))
+    assert list((carried / "sftriage" / "trainer").glob("_moments*.so"))

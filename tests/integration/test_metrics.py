@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.frontier.accounting import anchored
 from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
+from sftriage.verdict.accounting import anchored
 from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration.browsing import free_port

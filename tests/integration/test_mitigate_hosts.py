@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.mitigate.switching import SwitchFile, make_switch
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.processes import FORKED, descendants, is_controller, wait_until

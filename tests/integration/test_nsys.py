@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.agent import nsys, nsys_rank
 from sftriage.agent.agent import Agent
-from sftriage.capture import nsys, nsys_rank
 from sftriage.model.captures import ENDED, CaptureRequest, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from tests import needs

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.capture import nsys, nsys_report
-from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.agent import nsys, nsys_report
+from sftriage.agent.nsys import NsysCapture, NsysPlace
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import open_ring
 
 FAKE_NSYS = """#!/bin/sh

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.capture.stacks import StacksCapture
+from sftriage.agent.stacks import StacksCapture
 from sftriage.model.captures import CaptureRequest
-from sftriage.recorder import find_rings
+from sftriage.trainer.files import find_rings
 from sftriage.windows.rings import open_ring
 from tests.integration.processes import wait_until
 
 TRAINER = """
 import ctypes, os, sys, threading
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 monitor = Monitor(rings=sys.argv[1])
 def hangs_here():
     print("up", flush=True)

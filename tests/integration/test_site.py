@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import find_rings, moments
 from sftriage.runtime.carrying import carried, carry
+from sftriage.trainer import moments
+from sftriage.trainer.files import find_rings
 from sftriage.windows.rings import open_ring
 
 
@@ -90,8 +91,9 @@ def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environ
     script = f"""
 import sys
 sys.path.insert(0, {str(tmp_path / "auto")!r})
-from sftriage.recorder import Monitor, moments
-import sftriage.seams.patches
+from sftriage.trainer import moments
+from sftriage.trainer.monitor import Monitor
+import sftriage.trainer.seams.patches
 with Monitor(("work",), ()) as monitor:
     with monitor.step(), monitor.stage("work"):
         pass
@@ -107,11 +109,11 @@ print(moments.FORM.name, moments.WHY_NOT_C)
 
 def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment):
     carry(tmp_path / "auto")
-    found = next((tmp_path / "auto" / "sftriage" / "recorder").glob("*.so"), None)
+    found = next((tmp_path / "auto" / "sftriage" / "trainer").glob("*.so"), None)
     if found is None:
         pytest.skip(moments.WHY_NOT_C)
     found.write_bytes(b"\x7fELF of another machine")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path / 'auto')!r})\nfrom sftriage.recorder import moments\n"
+    script = f"import sys; sys.path.insert(0, {str(tmp_path / 'auto')!r})\nfrom sftriage.trainer import moments\n"
     said = output([sys.executable, "-I", "-S", "-c", f"{script}print(moments.FORM.name)"], environment)
     assert said == "Python\n"
 
@@ -148,8 +150,8 @@ def test_a_process_that_does_not_train_imports_nothing_of_ours(tmp_path, environ
         "sftriage",
         "sftriage.errors",
         "sftriage.log",
-        "sftriage.seams",
-        *(f"sftriage.seams.{name}" for name in names),
+        "sftriage.trainer.seams",
+        *(f"sftriage.trainer.seams.{name}" for name in names),
     }
     assert set(eval(output(importing, environment))) - set(before) == seams - set(before)
     assert set(eval(output(importing, {**environment, "SFTRIAGE_SEAMS": "off"}))) == set(before)
@@ -219,7 +221,7 @@ def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, 
 
 COMPILED = """
 import sys, torch
-from sftriage.seams.patches import Seams
+from sftriage.trainer.seams.patches import Seams
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 if "remaps first" in sys.argv:
     import torch.distributed._functional_collectives

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_it_has_the_writer_in_c_for_every_python_from_3_10_on(wheel):
     assert "-cp310-abi3-linux_" in wheel.name
-    assert "sftriage/recorder/_moments.abi3.so" in zipfile.ZipFile(wheel).namelist()
+    assert "sftriage/trainer/_moments.abi3.so" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path):
@@ -36,7 +36,7 @@ def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path)
     # THEN the wheel is one for any machine, and the recorder says why it is not in C
     assert built.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
-    code = f"import sys; sys.path.insert(0, {str(built)!r}); from sftriage.recorder import moments as m; "
+    code = f"import sys; sys.path.insert(0, {str(built)!r}); from sftriage.trainer import moments as m; "
     code += "print(m.FORM.name, m.WHY_NOT_C)"
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=60

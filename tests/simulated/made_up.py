@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import by_step
 from sftriage.model.verdicts import Suspect
+from sftriage.verdict.accounting import by_step
 from tests.scenario import Fault, Job, gaussian, heavy_tailed, verdicts
 
 COURSES = ("constant", "intermittent", "bursts", "recurring", "growing")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sftriage.verdicts import Settings
-from sftriage.verdicts.sequential import ClearEvent, Evidence, advanced
-from tests.unit.verdicts.test_sequential import by_chance
+from sftriage.verdict.sequential import ClearEvent, Evidence, advanced
+from sftriage.verdict.settings import Settings
+from tests.unit.verdict.test_sequential import by_chance
 
 
 @pytest.mark.parametrize("n_units", [2, 1024])

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.verdicts.baseline import MAX_REGIMES
-from sftriage.verdicts.regression import STEP, OwnBest, StepMeasures, advanced
-from sftriage.verdicts.settings import Settings
+from sftriage.verdict.baseline import MAX_REGIMES
+from sftriage.verdict.regression import STEP, OwnBest, StepMeasures, advanced
+from sftriage.verdict.settings import Settings
 
 SETTINGS = Settings()
 STAGES = ("data", "forward", "backward", "optimizer")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.integration.jobs import bits
-from tests.integration.recorder.test_ready import check_moments, run_ranks
+from tests.integration.trainer.test_ready import check_moments, run_ranks
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import StageSchema
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 
 MakeInfo = Callable[..., RingInfo]
 

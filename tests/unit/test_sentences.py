@@ -55,7 +55,7 @@ from sftriage.runs.following import Other, note_kind
 from sftriage.runs.glance import advice_lines, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
-from sftriage.verdicts.system import SAID
+from sftriage.verdict.system import SAID
 from sftriage.web.page import templates
 from sftriage.words.decisions import (
     COUNTED,
@@ -451,8 +451,7 @@ def in_rooms(*rooms: str) -> list[str]:
 
 
 def refusals() -> Rows:
-    parts = (f"{package}/*.py" for package in ("capture", "recorder", "profiling", "sampling", "agent"))
-    for path in in_rooms(*parts, "runtime/triage.py", "traces/store.py"):
+    for path in in_rooms("trainer/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"):
         called = "CaptureError", "_NotBegunError", "failed", "_fail", "_refuse", "CaptureResult", "_finish_early"
         for text in said_in(path, *called):
             yield path, text

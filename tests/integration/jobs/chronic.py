@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.mitigate import stragglar
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 WIDTH = 64
 TIMEOUT = timedelta(seconds=20)

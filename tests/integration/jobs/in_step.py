@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 STEP_S = 0.05
 

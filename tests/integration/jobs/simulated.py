@@ -22,7 +22,7 @@ class Now:
 time.monotonic_ns = lambda: Now.ns
 
 # Not before the clock is the one that is told: modules take it by its name.
-from sftriage.recorder import Monitor  # noqa: E402
+from sftriage.trainer.monitor import Monitor  # noqa: E402
 
 STAGES = ("data", "forward", "backward", "optimizer")
 SLOW_FROM, LATE_US = 100, 12_000

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.mitigate import adapted, stragglar
 from sftriage.mitigate.switching import Switch
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
 
 
 def delayed(rank: int, n: int) -> dict[int, Link]:

@@ -3,8 +3,8 @@
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.recorder import Monitor
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.monitor import Monitor
 
 
 @pytest.fixture

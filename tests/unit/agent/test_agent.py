@@ -15,10 +15,10 @@ from sftriage.agent.agent import ANSWER_GRACE_S, Agent, Switches
 from sftriage.errors import RingError
 from sftriage.mitigate.switching import Setting, Switch, SwitchFile, make_switch
 from sftriage.model.captures import CaptureRequest, CaptureResult, Trigger, WantedCapture
-from sftriage.recorder import Monitor
 from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.monitor import Monitor
 from sftriage.windows.counting import CountersLog
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import executor_for, overlap
-from sftriage.capture.executor import TrainerCapture, verify_stacks, verify_trace
-from sftriage.capture.nsys import NsysCapture, NsysPlace
-from sftriage.capture.stacks import StacksCapture
+from sftriage.agent.executor import TrainerCapture, verify_stacks, verify_trace
+from sftriage.agent.nsys import NsysCapture, NsysPlace
+from sftriage.agent.stacks import StacksCapture
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
-from sftriage.recorder import Monitor
-from sftriage.sampling.sampler import NAME as SAMPLES_NAME
+from sftriage.trainer.monitor import Monitor
+from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 
 def request(profiler, rank=0, capture_id="c-1"):

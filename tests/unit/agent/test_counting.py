@@ -30,8 +30,8 @@ from sftriage.agent.counting import (
 from sftriage.base.process import start_ticks
 from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.model.windows import StageSchema
-from sftriage.recorder import find_rings
 from sftriage.runs.recordings import load_recording
+from sftriage.trainer.files import find_rings
 from sftriage.windows.counting import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring

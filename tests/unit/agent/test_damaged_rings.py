@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
-from sftriage.recorder import Monitor
-from sftriage.recorder.layout import ADDITIONS_AT, CLAIMED, HEADER_BYTES, LIVE_AT, LOG_AT, WORD_BYTES
+from sftriage.trainer.layout import ADDITIONS_AT, CLAIMED, HEADER_BYTES, LIVE_AT, LOG_AT, WORD_BYTES
+from sftriage.trainer.monitor import Monitor
 
 RANKS, DAMAGED = (0, 1, 2), 1
 BEFORE, AFTER = 40, 90

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.recorder.device import IN_FLIGHT
 from sftriage.runs.recordings import load_recording
+from sftriage.trainer.device import IN_FLIGHT
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.scenario import Windows
 from tests.unit.conftest import run_in
-from tests.unit.recorder.fake_cuda import FakeDevice
+from tests.unit.trainer.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)
 FORWARD = STAGES.index("forward")

@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from sftriage.assistants.answers import Answers, RunLookup
-from sftriage.frontier.accounting import anchored
 from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.tables import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
 from sftriage.runs.whatif import operations_of, whatif_of
-from sftriage.verdicts import Settings, judge
+from sftriage.verdict.accounting import anchored
+from sftriage.verdict.judging import judge
+from sftriage.verdict.settings import Settings
 from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.counting import counted_of
 from sftriage.windows.npz import load_npz

@@ -9,10 +9,11 @@ import pytest
 
 from sftriage.agent.gpus import Gpu, GpuEvidence, RankGpu
 from sftriage.commands import doctor as command
-from sftriage.recorder import Monitor, moments
 from sftriage.runtime import doctor
 from sftriage.runtime.doctor import found_of
 from sftriage.runtime.first_step import flags_of, hides
+from sftriage.trainer import moments
+from sftriage.trainer.monitor import Monitor
 from tests.golden.said import MISSING, NOTHING, ranks, report
 from tests.unit.conftest import run_going_on
 

@@ -7,11 +7,11 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.recorder.layout import RingInfo
 from sftriage.reduce.stages import Names, outside_ns
 from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog
 from tests.scenario import of_rank

@@ -15,10 +15,10 @@ import pytest
 
 from sftriage.errors import StoreError
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
-from sftriage.sampling.sampler import NAME as STACKS_NAME
 from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.trainer.sampler import NAME as STACKS_NAME
 from tests.unit.conftest import manifest_of, run_in
 from tests.unit.reduce.test_samples import document
 

@@ -14,7 +14,7 @@ from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.stalls.verdict import StallSettings
+from sftriage.verdict.stalls import StallSettings
 from sftriage.windows.shipped import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.unit.policy.making import make_policy

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
 from sftriage.controller.windows import WindowAssembly, peers_of
-from sftriage.frontier.accounting import known_medians
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
-from sftriage.recorder import Monitor
+from sftriage.trainer.monitor import Monitor
+from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 from sftriage.windows.shipped import RankLocation

@@ -5,7 +5,7 @@ import numpy as np
 from sftriage.fleet.wire import Block, Shipment
 from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
-from sftriage.recorder.layout import RingInfo
+from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
 from sftriage.windows.shipped import RankLocation, Rows, status_of
 

@@ -11,8 +11,8 @@ from sftriage.errors import UsageError
 from sftriage.integrations import log_verdicts, verdicts
 from sftriage.integrations.trackers import EntrySink
 from sftriage.integrations.verdicts import Lead, VerdictLog
-from sftriage.recorder.monitor import RINGS_ENV, RUN_ENV
 from sftriage.runs.journal import read_journal
+from sftriage.trainer.monitor import RINGS_ENV, RUN_ENV
 from tests.scenario import Recorder, decision, verdict
 
 

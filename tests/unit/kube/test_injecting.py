@@ -324,7 +324,7 @@ def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftr
     folder, spool = tmp_path / "sftriage", tmp_path / "disk" / "spool"
     outcome = sftriage("kube", "carry", str(folder), "--spool", str(spool))
     assert (outcome.code, outcome.out) == (0, "")
-    assert (folder / "sftriage" / "seams" / "site" / "sitecustomize.py").is_file()
+    assert (folder / "sftriage" / "trainer" / "seams" / "site" / "sitecustomize.py").is_file()
     assert spool.stat().st_mode & 0o777 == 0o777
     # AND once more, as when a pod's first container is started again
     assert sftriage("kube", "carry", str(folder), "--spool", str(spool)).code == 0

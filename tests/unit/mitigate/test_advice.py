@@ -174,7 +174,7 @@ def test_one_stage_is_no_pipeline_and_an_interleaved_one_is_not_planned():
 
 def test_nobody_who_asks_for_advice_imports_torch_and_nobody_else_what_advises():
     code = (
-        "import sys, sftriage.recorder, sftriage.agent.agent;"
+        "import sys, sftriage.trainer, sftriage.agent.agent;"
         "assert not any('mitigate' in name for name in sys.modules);"
         "import sftriage.commands.analyze; assert 'torch' not in sys.modules"
     )

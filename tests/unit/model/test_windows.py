@@ -126,7 +126,7 @@ def test_steps_that_a_window_does_not_have_are_refused(first, last):
 
 
 def test_a_trainer_that_imports_the_records_does_not_import_numpy():
-    asks = "import sys, sftriage.recorder, sftriage.model.windows; sys.exit('numpy' in sys.modules)"
+    asks = "import sys, sftriage.trainer, sftriage.model.windows; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
 
 

@@ -380,9 +380,9 @@ def test_a_thread_that_runs_for_page_faults_does_not_compute(counts, runs, code)
 
 
 def test_our_own_functions_are_no_cause():
-    ours = Frame("Session._close_marks", f"{LIB}sftriage/profiling/session.py", 128)
+    ours = Frame("Session._close_marks", f"{LIB}sftriage/trainer/session.py", 128)
     torchs = Frame("__exit__", f"{LIB}torch/autograd/profiler.py", 9)
-    for frame in (ours, replace(ours, file="/work/sftriage/profiling/session.py")):
+    for frame in (ours, replace(ours, file="/work/sftriage/trainer/session.py")):
         cause = why(samples(((LOOP, GET), 8), ((LOOP, frame, torchs), 8)))
         assert cause.code == "sleep"
         assert not any(words in cause.sentence for words in ("_close_marks", "main"))

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from sftriage.base.process import locked, start_ticks
-from sftriage.recorder import Monitor
-from sftriage.recorder.files import RingFile
 from sftriage.runs import liveness
+from sftriage.trainer.files import RingFile
+from sftriage.trainer.monitor import Monitor
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of
 

@@ -12,8 +12,8 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.recorder.layout import HEADER_BYTES, RingInfo
 from sftriage.runs.recordings import load_recording
+from sftriage.trainer.layout import HEADER_BYTES, RingInfo
 from sftriage.windows.decoding import slot_bytes
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.steplog import StepLog

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.agent.nsys import NsysPlace
 from sftriage.base.notes import Note
 from sftriage.base.process import Process
-from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import UsageError
 from sftriage.policy.loading import find
-from sftriage.recorder import Monitor
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys
 from sftriage.runtime.local import LocalRun
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
+from sftriage.trainer.monitor import Monitor
 from sftriage.windows.logs import LogReader
 
 HOLD = """

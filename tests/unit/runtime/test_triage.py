@@ -22,7 +22,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage
 from sftriage.traces.disk import at_once
-from sftriage.verdicts.judging import reproduced
+from sftriage.verdict.judging import reproduced
 from sftriage.windows.counting import CountersLog
 from sftriage.windows.shipped import status_of
 from sftriage.windows.steplog import StepLog

@@ -12,7 +12,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.frontier.accounting import anchored, by_step
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced
 from sftriage.model.events import (
     CaptureChanged,
@@ -32,10 +31,11 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics, StepTally
+from sftriage.verdict.accounting import anchored, by_step
 from sftriage.windows.shipped import status_of
 from sftriage.words.verdicts import RESOLVES
 
-from ..frontier.strategies import windows
+from ..verdict.strategies import windows
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 ID = "w20-39-r2-any-1"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.capture.executor import verify_trace
+from sftriage.agent.executor import verify_trace
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.reduce.reading import read_kineto

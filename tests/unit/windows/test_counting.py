@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.recorder.layout import HEADER_BYTES
+from sftriage.trainer.layout import HEADER_BYTES
 from sftriage.windows import counting
 from sftriage.windows.counting import MAX_APART_NS, CountersLog, laid_over, spread
 from sftriage.windows.decoding import StepArrays, together

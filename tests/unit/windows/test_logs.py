@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
-from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.trainer.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
 from sftriage.windows import steplog
 from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, StepArrays, slot_bytes, together

@@ -1,0 +1,464 @@
+"""Nsight Systems on one rank, from outside: this starts and stops its session, and the trainer marks its steps.
+
+::
+
+    check nsys, its session, the disk ──▶ the trainer arms ──▶ nsys start ──▶ the trainer marks K steps ──▶ nsys stop
+        ──▶ .qdstrm to .nsys-rep, where nsys left one ──▶ export, examine, scrub ──▶ result
+
+The rank runs under `nsys_rank`, in a session named for it. Nothing here blocks: each turn of `poll` goes on a little,
+and every program that is run has a deadline. Steps are exact where the trainer has NVTX. Where it has none, or hangs
+inside a step, they are read from its ring: those that began and ended while nsys was collecting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sftriage.agent.executor import Course, Executor, RankLook, Turns, check_size, mailbox_of
+from sftriage.agent.nsys_rank import NOTE, release_registry
+from sftriage.agent.nsys_report import check, to_export, to_report, unread
+from sftriage.base.children import BoundedProgram, Finished
+from sftriage.base.files import write_atomically
+from sftriage.errors import CaptureError, RingError
+from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import RankStatus
+from sftriage.traces.store import FileToStore
+
+ASK_S = 20.0
+"""How long nsys may take to say its version or its sessions, or to start."""
+STOP_S = 60.0
+MARGIN_S = 2.0
+"""Past the time-box, how long the trainer is given to end its marks at a step boundary."""
+LEFT_S = 5.0
+"""How much later than its agent would have stopped nsys the rank's own script does, if the agent is no more."""
+FREE_BYTES = 128 * 2**20
+"""What has to be free on the disk: a report passes through a file of tens of megabytes."""
+
+REPORT_NAME, EXPORT_NAME = "trace.nsys-rep", "trace.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class NsysPlace:
+    """How the ranks of this host were launched under nsys.
+
+    Attributes:
+        binary: the nsys that launched them.
+        prefix: their sessions are called ``<prefix>-<rank>.<attempt>``.
+        traces: what they were launched with.
+        tmp: a private directory on an executable file system, where reports are made.
+        armed: where the ranks are armed on a range because the agent cannot reach their sessions: their reports are
+            called ``<armed>-<rank>.<attempt>.<number>``.
+    """
+
+    binary: Path
+    prefix: str
+    traces: tuple[str, ...]
+    tmp: Path
+    armed: Path | None = None
+
+
+class NsysCapture(Executor):
+    """One capture, from its request to report and export in the spool.
+
+    Raises CaptureError where the rank's mailbox cannot be used, or the request makes no sense.
+    """
+
+    def __init__(self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, look: RankLook) -> None:
+        super().__init__(request)
+        self._place, self._look = place, look
+        self._made = place.tmp / request.capture_id
+        self._note = place.tmp / f"{NOTE}-{request.rank}"
+        self._report = spool / f"{request.capture_id}.nsys-rep"
+        self._export = spool / f"{request.capture_id}.sqlite"
+        check_traces(request.options, place.traces)
+        self._flags = start_flags(request.options)
+        if place.armed is not None and request.options.get("sample", "none") != "none":
+            raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
+        self._session: str | None = None
+        self._marked: CaptureResult | None = None
+        self._marking = False
+        self._notes: list[str] = []
+        self._began: RankStatus | None = None
+        self._mailbox = mailbox_of(request, mailbox)
+
+    def products(self) -> tuple[FileToStore, ...]:
+        report = FileToStore(self._report, REPORT_NAME, "application/x-nsys-rep", compress=False)
+        if not self.request.options.get("sqlite", False):
+            return (report,)
+        return report, FileToStore(self._export, EXPORT_NAME, "application/vnd.sqlite3", compress=False)
+
+    def close(self) -> None:
+        """End what is under way, and remove what is left of it. Never raises."""
+        self._turns.close()
+        with contextlib.suppress(RingError, OSError):
+            if self._marking:
+                self._mailbox.cancel(self.request.capture_id)
+        self._mailbox.close()
+        if self._session is not None:
+            # It is bounded by itself, and its report goes with the temporary directory.
+            with contextlib.suppress(CaptureError):
+                stop: list[str | Path] = [self._place.binary, "stop", f"--session={self._session}"]
+                self._abandoned = BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *stop], 2 * STOP_S)
+            self._session = None
+            self._note.unlink(missing_ok=True)
+        partials = self._report.parent.glob(f".{self.request.capture_id}.*")
+        made = self._place.tmp.glob(f"{self.request.capture_id}.*")
+        for leftover in (self._report, self._export, *partials, *made):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+    def _course(self) -> Course:
+        armed = self._place.armed
+        yield from self._check()
+        if armed is None:
+            yield from self._find_session()
+        else:
+            self._drop_reports(armed)
+        yield from self._arm()
+        yield from self._start() if armed is None else self._wait_until_armed(armed)
+        steps = yield from self._collect()
+        yield from self._stop() if armed is None else self._take_report(armed)
+        began_s = time.monotonic()
+        yield from self._make(steps)
+        self._timings_s["export"] = time.monotonic() - began_s
+        return self._stored(self._report, *steps, self._notes)
+
+    def _check(self) -> Turns:
+        for directory in (self._place.tmp, self._report.parent):
+            free_bytes = shutil.disk_usage(directory).free
+            if free_bytes < FREE_BYTES:
+                raise CaptureError(f"{directory}: the disk is full: {free_bytes} bytes free, {FREE_BYTES} needed")
+            if not os.access(directory, os.W_OK):
+                raise CaptureError(f"{directory} may not be written")
+        found = yield from self._ask("--version")
+        version = parse_version(found.output)
+        self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
+
+    def _find_session(self) -> Turns:
+        name, state = self._session_in((yield from self._listed()))
+        if state not in FREE and self._note.exists():
+            yield from self._stop_left(name)
+            name, state = self._session_in((yield from self._listed()))
+        if state not in FREE:
+            raise CaptureError(f"session {name} is busy: {state}")
+        self._name = name
+
+    def _stop_left(self, name: str) -> Turns:
+        yield from self._run([self._place.binary, "stop", f"--session={name}"], STOP_S)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            left = json.loads(self._note.read_text(encoding="utf-8"))["capture_id"]
+            for leftover in self._place.tmp.glob(f"{left}.*"):
+                leftover.unlink()
+        self._note.unlink(missing_ok=True)
+
+    def _until(self, until_s: float) -> None:
+        """Leave word until when nsys collects for us at the most: whoever finds it there later stops nsys."""
+        left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
+        write_atomically(self._note, json.dumps(left), mode=0o666)
+
+    def _listed(self) -> Generator[None, None, str]:
+        found = yield from self._ask("sessions", "list")
+        if found.status:
+            raise CaptureError(f"nsys shows no sessions: {found.problem()}")
+        return found.output
+
+    def _session_in(self, listed: str) -> tuple[str, str]:
+        return session_of(listed, self._place.prefix, self.request.rank)
+
+    def _start(self) -> Turns:
+        began_s = time.monotonic()
+        self._until(self._end_s + MARGIN_S)
+        self._session = self._name
+        found = yield from self._ask(
+            *("start", f"--session={self._name}", f"--output={self._made}", "--force-overwrite=true", *self._flags)
+        )
+        if found.status:
+            raise CaptureError(f"nsys start: {found.problem()}")
+        self._timings_s["start"] = time.monotonic() - began_s
+
+    def _wait_until_armed(self, armed: Path) -> Turns:
+        """The agent cannot reach the session: nsys waits for the trainer's range; its report comes into the spool."""
+        while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
+            self._give_way()
+            if time.monotonic() >= self._end_s:
+                raise CaptureError(f"rank {self.request.rank} is not armed: it was not started so, or nsys has failed")
+            yield
+
+    def _collect(self) -> Generator[None, None, tuple[int, int]]:
+        started_s = time.monotonic()
+        self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        self._began = self._look()
+        if self._marking:
+            self._mailbox.allow(self.request.capture_id)
+        end_s = self._end_s + (MARGIN_S if self._marking else 0.0)
+        while not self._enough() and time.monotonic() < end_s:
+            yield
+        if self._place.armed is not None and self._marked is None:
+            raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
+        steps = self._covered()
+        self._timings_s["run"] = time.monotonic() - started_s
+        return steps
+
+    def _arm(self) -> Turns:
+        self._mailbox.post(replace(self.request, options={}))
+        self._marking = True
+        self._end_s = time.monotonic() + self.request.max_seconds
+        while self._mailbox.progress().state != "armed":
+            self._give_way()
+            if time.monotonic() >= self._end_s:
+                raise CaptureError("the rank began no step within the time-box: where it stands, stacks would tell")
+            if (answer := self._mailbox.result_of(self.request.capture_id)) is not None:
+                if answer.code != "no_nvtx":
+                    raise CaptureError(answer.detail or answer.state)
+                self._marking = False
+                if self._place.armed is not None:
+                    raise CaptureError(f"an armed rank is captured by ranges that it opens: {answer.detail}")
+                self._notes.append(f"steps told from the ring: {answer.detail}")
+                return
+            yield
+
+    def _enough(self) -> bool:
+        self._give_way()
+        if self._marking:
+            self._marked = self._marked or self._mailbox.result_of(self.request.capture_id)
+            if self._marked is not None and self._marked.state != "stored":
+                raise CaptureError(self._marked.detail or self._marked.state)
+            return self._marked is not None
+        covered = self._seen()
+        return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
+
+    def _covered(self) -> tuple[int, int]:
+        seen = self._seen()
+        if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
+            self._notes.append(self._marked.detail)
+            seen = self._marked.first_step, self._marked.last_step
+        elif self._marking:
+            self._notes.append("the trainer did not answer within the time-box: steps told from the ring")
+        if seen is None:
+            now = self._look()
+            where = "" if now is None else f"; the rank is in {now.stage or 'no stage'} of step {now.step}"
+            raise CaptureError(f"no step began and ended within the time-box{where}")
+        self.needs_trainer = False
+        return seen
+
+    def _seen(self) -> tuple[int, int] | None:
+        """Steps that began after nsys had started and have ended since, by the ring."""
+        now = self._look()
+        if self._began is None or now is None:
+            return None
+        # The step that was under way at the start is not whole; between two steps, the last one has ended.
+        first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
+        return (first, last) if last >= first else None
+
+    def _take_report(self, armed: Path) -> Turns:
+        began_s = time.monotonic()
+        report = yield from self._report_of(armed)
+        self._timings_s["stop"] = time.monotonic() - began_s
+        self._raw = self._made.with_suffix(report.suffix)
+        shutil.move(report, self._raw)
+
+    def _report_of(self, armed: Path) -> Generator[None, None, Path]:
+        end_s = time.monotonic() + STOP_S
+        while not (found := self._reports(armed)):
+            if time.monotonic() >= end_s:
+                raise CaptureError(f"no report came within {STOP_S:g} s of the last step")
+            yield
+        return found[-1]
+
+    def _reports(self, armed: Path) -> list[Path]:
+        return sorted(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.[nq]*"))
+
+    def _drop_reports(self, armed: Path) -> None:
+        for report in self._reports(armed):
+            report.unlink(missing_ok=True)
+
+    def _stop(self) -> Turns:
+        began_s = time.monotonic()
+        self._until(began_s + STOP_S)
+        found = yield from self._run([self._place.binary, "stop", f"--session={self._name}"], STOP_S)
+        self._timings_s["stop"] = time.monotonic() - began_s
+        if found.status:
+            raise CaptureError(f"nsys stop: {found.problem()}")
+        self._session = None
+        self._note.unlink(missing_ok=True)
+        report = report_of(found.output)
+        if report is None or not Path(report).exists():
+            raise CaptureError(f"nsys stop left no report: {found.problem()}")
+        if Path(report).parent != self._made.parent:
+            Path(report).unlink(missing_ok=True)
+            lines = [line.strip() for line in found.output.splitlines() if "Failed" in line or "No space" in line]
+            raise CaptureError(f"the report could not be written: {lines[0] if lines else found.problem()}")
+        self._raw = Path(report)
+
+    def _make(self, steps: tuple[int, int]) -> Turns:
+        self._raw, complaint = yield from to_report(self._raw, self._place.binary, self._run)
+        check_size(self.request, "report", self._raw.stat().st_size)
+        export, contents = yield from to_export(self._raw, self._place.binary, self._run)
+        marked = self._marked is not None and "nvtx" in self._place.traces
+        check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces, complaint)
+        if complaint:
+            self._notes.append(unread(complaint))
+        self._notes.append(f"the report holds {contents.environments} entries of processes' environments")
+        if self.request.options.get("sqlite", False):
+            check_size(self.request, "export", export.stat().st_size)
+            _move(export, self._export)
+        else:
+            export.unlink()
+        _move(self._raw, self._report)
+
+    def _ask(self, *words: str) -> Generator[None, None, Finished]:
+        return (yield from self._run([self._place.binary, *words], ASK_S))
+
+    def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
+        environment = {**os.environ, "TMPDIR": str(self._place.tmp)}
+        try:
+            return (yield from BoundedProgram(command, deadline_s, environment).wait())
+        except CaptureError:
+            release_registry()
+            raise
+
+
+class AbandonedNsys(NsysCapture):
+    """Stop nsys where it still collects, end its programs, and cancel the request in the trainer."""
+
+    needs_trainer = False
+
+    def _course(self) -> Course:
+        report_comes = self._report_comes()
+        with contextlib.suppress(RingError, OSError):
+            self._mailbox.cancel(self.request.capture_id)
+        for pid in _working_on(self._made):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._place.armed is not None:
+            if report_comes:
+                # The trainer closes its range now. What comes of it must not pass for the next capture's report.
+                yield from self._report_of(self._place.armed)
+            self._drop_reports(self._place.armed)
+        elif self._note.exists():
+            listed = yield from self._listed()
+            try:
+                name, _ = self._session_in(listed)
+            except CaptureError:
+                # It ended with its trainer.
+                self._note.unlink(missing_ok=True)
+            else:
+                yield from self._stop_left(name)
+        raise CaptureError("sftriage ended during it: nsys works from outside, and what it had is not kept")
+
+    def _report_comes(self) -> bool:
+        """Whether the trainer has opened its range, and the report that will come of it was not taken."""
+        if any(self._place.tmp.glob(f"{self.request.capture_id}.*")) or self._report.exists():
+            return False
+        try:
+            answer = self._mailbox.result_of(self.request.capture_id)
+            return self._mailbox.progress().state == "recording" or (answer is not None and answer.state == "stored")
+        except RingError:
+            return False
+
+
+def _working_on(made: Path) -> list[int]:
+    """Processes that make something of a capture's report: the agent that started them was to end them."""
+    found = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = cmdline.read_bytes().split(b"\0")
+            if any(word.startswith(os.fsencode(made) + b".") for word in words):
+                found.append(int(cmdline.parent.name))
+    return found
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move, also onto another file system; there is no half of it under the target's name."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.move(source, partial)
+        partial.chmod(0o600)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+OLDEST = (2021, 4)
+"""Reports are ``.nsys-rep`` from here on; what is older is refused."""
+FREE = ("Launched", "Idle")
+"""States of a session that neither collects nor waits to collect."""
+TRACES = ("cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx")
+
+_VERSION = re.compile(r"version\s+(\d{4})\.(\d+)(?:\.(\d+))?")
+_SESSION = re.compile(r"^\s*\d+\s+\S+\s+(\S+)\s+\d+\s+(\S.*?)\s*$", re.MULTILINE)
+_GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
+
+
+def parse_version(output: str) -> tuple[int, int, int]:
+    """The version in what ``nsys --version`` says; raises CaptureError where there is none, or it is too old."""
+    found = _VERSION.search(output)
+    if found is None:
+        raise CaptureError(f"nsys says no version that is understood: {output.strip()[:100]!r}")
+    version = int(found[1]), int(found[2]), int(found[3] or 0)
+    if version[:2] < OLDEST:
+        raise CaptureError(f"nsys {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} is needed")
+    return version
+
+
+def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags of ``nsys start`` that say what it samples: nothing by default; raises CaptureError for unknown options.
+
+    Context switches follow sampling in nsys, so both flags are always there.
+    """
+    unknown = sorted(set(options) - {"trace", "sample", "sqlite"})
+    if unknown:
+        raise CaptureError(f"unknown options: {', '.join(unknown)}")
+    sample = options.get("sample", "none")
+    if sample not in ("none", "cpu"):
+        raise CaptureError(f"option sample {sample!r}: none or cpu")
+    scope = "none" if sample == "none" else "process-tree"
+    return f"--sample={scope}", f"--cpuctxsw={scope}"
+
+
+def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
+    """Raise CaptureError where a rank was launched without what is to be traced: nsys learns that only at launch."""
+    wanted = options.get("trace", tuple(launched))
+    if not isinstance(wanted, (list, tuple)) or not wanted or any(name not in TRACES for name in wanted):
+        raise CaptureError(f"option trace {wanted!r}: some of {', '.join(TRACES)}")
+    missing = [name for name in wanted if name not in launched]
+    if missing:
+        raise CaptureError(
+            f"{', '.join(missing)} cannot be traced: the rank was launched under nsys with {','.join(launched)} only"
+        )
+
+
+def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
+    """The name and state of a rank's session in what ``nsys sessions list`` shows: that of its newest attempt.
+
+    It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know. Raises
+    CaptureError where there is none.
+    """
+    named = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
+    found = [
+        (int(attempt[1]), line[2], line[1])
+        for line in _SESSION.finditer(output)
+        if (attempt := named.fullmatch(line[2]))
+    ]
+    if not found:
+        raise CaptureError(
+            f"rank {rank} has no nsys session ({prefix}-{rank}): not launched under nsys, or the session vanished"
+        )
+    _, name, state = max(found)
+    return name, state
+
+
+def report_of(output: str) -> str | None:
+    """The report that ``nsys stop`` says it generated: it falls back on its own folder where ours is full or gone."""
+    found = _GENERATED.findall(output)
+    return found[-1] if found else None

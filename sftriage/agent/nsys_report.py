@@ -1,0 +1,239 @@
+"""Opens a report that was exported to SQLite: what is in it, and no secrets when it leaves.
+
+Run as a program (``python -m sftriage.agent.nsys_report FILE``), so that neither its time nor its memory is the
+agent's; it prints one line of JSON. nsys writes the environment of processes into its reports, of every one that starts
+while it collects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sftriage.base.children import Finished
+from sftriage.errors import CaptureError
+
+CONVERT_S = 240.0
+
+IMPORTERS = (
+    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
+    "/usr/lib/nsight-systems/host-linux-armv8/QdstrmImporter",
+)
+"""Where Debian's package has it; its nsys looks elsewhere."""
+
+Run = Callable[[list[str | Path], float], Generator[None, None, Finished]]
+"""Runs a program to its end, or its deadline, turn by turn."""
+
+
+def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, str]]:
+    """The ``.nsys-rep`` of what nsys left, and what the importer complains of ("": nothing); raises CaptureError.
+
+    What an importer does not know it leaves out, with all that comes after: an old one does so with the job's CUDA.
+    """
+    if raw.suffix != ".qdstrm":
+        return raw, ""
+    beside = [directory / "QdstrmImporter" for directory in nsys.resolve().parent.parent.glob("host-linux-*")]
+    importer = next((path for path in (*beside, *map(Path, IMPORTERS)) if path.exists()), None)
+    if importer is None:
+        raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
+    made = raw.with_suffix(".nsys-rep")
+    found = yield from run([importer, "-i", raw, "-o", made], CONVERT_S)
+    if not made.exists():
+        raise CaptureError(f"QdstrmImporter: {found.problem()}")
+    raw.unlink()
+    return made, complaint_of(found) if found.status else ""
+
+
+def complaint_of(found: Finished) -> str:
+    """What an importer that failed could not do, in its own words."""
+    complaint = _COMPLAINT.search(found.output)
+    return complaint[1][:200] if complaint else f"exit status {found.status}"
+
+
+def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, ReportContents]]:
+    """The scrubbed SQLite export of a report, and what is in it; raises CaptureError where nsys cannot open it."""
+    export = report.with_suffix(".sqlite")
+    options = ("--type=sqlite", "--force-overwrite=true", f"--output={export}")
+    found = yield from run([nsys, "export", *options, report], CONVERT_S)
+    if found.status or not export.exists():
+        raise CaptureError(f"the report cannot be opened: nsys export: {found.problem()}")
+    # In a process of its own: its time and memory are not the agent's.
+    found = yield from run([sys.executable, "-m", "sftriage.agent.nsys_report", export], CONVERT_S)
+    return export, contents_of(found.output)
+
+
+REMOVED = "[removed]"
+MAX_STEPS = 10_000
+
+_COMPLAINT = re.compile(r"tag_message\*\] = (.+?)(?:\\n|\n|\"|$)")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_UPPER_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{2,}=")
+_NAME = r"[a-z0-9_-]*(?:token|secret|passw(?:or)?d|credential|api[_-]?key|access[_-]?key|private[_-]?key)[a-z0-9_-]*"
+# ``name=value``, ``name: value`` and ``--name value``; a number is no secret, but a count of tokens.
+_SECRET = re.compile(rf"(?i)({_NAME}\s*[=:]\s*|--?{_NAME}\s+)(?!\[removed\]|[\d.,]+(?:\s|$))\S+")
+_BEARER = re.compile(r"(?i)\b(bearer\s+|basic\s+)[a-z0-9._~+/=-]{8,}")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_ENVIRONMENT_TABLES = ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContents:
+    """What a report holds: the steps that are marked in it, how many events, GPU kernels among them, and GPUs.
+
+    ``environments`` are the entries of processes' environments that were in it.
+    """
+
+    steps: tuple[int, ...]
+    events: int
+    kernels: int
+    gpus: int
+    environments: int
+
+
+def scrubbed(text: str) -> str:
+    """A text without environment and without what looks like a secret; most texts come back as they are."""
+    if is_environment(text):
+        return REMOVED
+    # Which of them is first matters: "Authorization: Bearer X" has a name, and "token: Bearer X" another one.
+    for pattern in (_BEARER, _SECRET):
+        text = pattern.sub(lambda found: f"{found[1]}{REMOVED}", text)
+    return _IN_ADDRESS.sub(REMOVED, text)
+
+
+def is_environment(text: str) -> bool:
+    """Whether a text is a process's environment, or one variable of it. A call's ``key=value`` in words is not."""
+    if "\0" in text:
+        parts = [part for part in text.split("\0") if part]
+        return bool(parts) and sum(bool(_VARIABLE.match(part)) for part in parts) * 2 >= len(parts)
+    return bool(_UPPER_VARIABLE.match(text))
+
+
+def examine(path: Path) -> ReportContents:
+    """Count what is in an export, and scrub it in place; raises CaptureError where that is not possible."""
+    try:
+        with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
+            # Among what nsys keeps as text there is some that is none.
+            database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+            tables = _tables(database)
+            if "StringIds" not in tables:
+                raise CaptureError("the export has no strings: it is not one of nsys")
+            contents = _contents(database, tables)
+            environments = _scrub(database, tables)
+        # What is deleted is still in the file until it is written anew.
+        database.execute("VACUUM")
+        database.close()
+    except sqlite3.Error as error:
+        raise CaptureError(f"the report's export cannot be read: {error}") from error
+    return ReportContents(**contents, environments=environments)
+
+
+def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str], complaint: str = "") -> None:
+    """Raise CaptureError where a report lacks what was to be traced, or steps that the trainer says it marked.
+
+    The message says what is missing, and what the importer complained of.
+    """
+    why = f"; {unread(complaint)}" if complaint else ""
+    missing = sorted(set(promised) - set(contents.steps))
+    if missing:
+        some = ", ".join(map(str, missing[:10]))
+        raise CaptureError(f"the report lacks the NVTX ranges of step{'s' * (len(missing) > 1)} {some}{why}")
+    if not contents.events:
+        raise CaptureError(f"the report holds no event at all{why}")
+    if "cuda" in traces and contents.gpus and not contents.kernels:
+        raise CaptureError(f"the report holds no GPU kernel, though cuda was traced on a host with a GPU{why}")
+
+
+def unread(complaint: str) -> str:
+    """What an importer's complaint means."""
+    return f"nsys could not read all that it had recorded ({complaint}): one as new as the job's CUDA can"
+
+
+def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
+    """Tables and their columns: nsys makes a table only when there is something for it."""
+    names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names}
+
+
+def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> dict[str, Any]:
+    def rows(name: str) -> int:
+        if name not in tables:
+            return 0
+        (count,) = database.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()
+        return int(count)
+
+    traced = [name for name in tables if name.startswith("CUPTI_") or name in ("NVTX_EVENTS", "OSRT_API")]
+    traced += [name for name in tables if name.endswith(("_EVENTS", "_CALLCHAINS")) and name not in traced]
+    return {
+        "steps": _steps(database, tables),
+        "events": sum(map(rows, traced)),
+        "kernels": rows("CUPTI_ACTIVITY_KIND_KERNEL"),
+        "gpus": rows("TARGET_INFO_GPU") or rows("TARGET_INFO_CUDA_GPU"),
+    }
+
+
+def _steps(database: sqlite3.Connection, tables: dict[str, list[str]]) -> tuple[int, ...]:
+    if "NVTX_EVENTS" not in tables:
+        return ()
+    texts = database.execute(
+        "SELECT DISTINCT coalesce(event.text, string.value) AS name FROM NVTX_EVENTS AS event "
+        "LEFT JOIN StringIds AS string ON string.id = event.textId "
+        "WHERE event.end IS NOT NULL AND name LIKE 'ProfilerStep#%' LIMIT ?",
+        (MAX_STEPS,),
+    )
+    found = (_STEP.fullmatch(text) for (text,) in texts)
+    return tuple(sorted(int(one[1]) for one in found if one))
+
+
+def _scrub(database: sqlite3.Connection, tables: dict[str, list[str]]) -> int:
+    count = 0
+    database.execute("PRAGMA secure_delete = ON")
+    for table, columns in tables.items():
+        for column in columns:
+            name = _quoted(column)
+            texts = database.execute(f"SELECT rowid, {name} FROM {_quoted(table)} WHERE typeof({name}) = 'text'")
+            changed = []
+            for row, text in texts:
+                better = scrubbed(text)
+                if table in _ENVIRONMENT_TABLES and column.lower() == "value" and "=" in text:
+                    better = REMOVED
+                if better != text:
+                    count += is_environment(text)
+                    changed.append((better.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), row))
+            database.executemany(f"UPDATE {_quoted(table)} SET {name} = ? WHERE rowid = ?", changed)
+    return count
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def contents_of(output: str) -> ReportContents:
+    """What `main` printed; raises CaptureError where that is something else, or the reason why it failed."""
+    try:
+        found = json.loads(output.strip().splitlines()[-1])
+        if "error" in found:
+            raise CaptureError(str(found["error"]))
+        return ReportContents(**{**found, "steps": tuple(found["steps"])})
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CaptureError(f"the report could not be examined: {output.strip()[-200:]!r}") from error
+
+
+def main() -> int:
+    """The program; see the module."""
+    try:
+        found = asdict(examine(Path(sys.argv[1])))
+    except CaptureError as error:
+        found = {"error": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

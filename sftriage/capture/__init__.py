@@ -1,1 +1,0 @@
-"""Executors: what runs a profiler on one rank, and what checks that it brought what was promised."""

@@ -1,0 +1,479 @@
+"""The trainer's half of a capture: a state machine driven at step boundaries, on the training thread.
+
+::
+
+    idle ──request──▶ armed ──warm-up steps──▶ recording ──steps──▶ exporting ──▶ idle
+                        │                         │
+                        └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
+
+Armed for a recurring step, it leaves the profiler alone until that step. Armed for many steps, it first records one
+(`Probe`) to learn how many fit into the allowed bytes without a stop and export that hold the rank up for too long.
+
+torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
+cannot be cut short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records
+from outside: here its steps are marked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sftriage.base.loops import start_thread
+from sftriage.errors import CaptureError
+from sftriage.log import warn
+from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
+from sftriage.trainer.sampler import WORKERS
+from sftriage.trainer.session import (
+    GUARD,
+    OPTIONS,
+    STACK_OPTIONS,
+    NvtxSession,
+    ProfilerGuard,
+    SampledSession,
+    Session,
+    TorchSession,
+    create_spooled,
+)
+
+if TYPE_CHECKING:
+    from sftriage.trainer.layout import RingInfo
+    from sftriage.trainer.mailbox import Mailbox
+
+LAST_EXPORT_S = 10.0
+"""How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
+
+PROBED_STEPS = 10
+"""A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
+options, which multiply what a step leaves, any capture of more than one step has."""
+
+MAX_STALL_S = 2.0
+"""How long the stop and the export of a capture may hold its rank up, and with it its group; longer ones are cut.
+
+Torch reads every event when it stops, and when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
+"""
+
+_ROOM_FRACTION = 0.9
+"""Of the bytes allowed, what is planned with: no step is quite like another."""
+
+_GROWTH = 1.5
+"""How much longer a step holds the rank up in a larger trace than in the measured one.
+
+With 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
+"""
+
+_BLANKS = 2
+"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
+
+Options = tuple[tuple[str, object], ...]
+
+State = Literal["idle", "armed", "recording", "exporting"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCost:
+    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
+
+    ``fixed_s`` are those of a trace without any step, as far as they are known.
+    """
+
+    steps: int
+    size_bytes: int
+    stall_s: float
+    fixed_s: float = 0.0
+
+
+class StepSizes:
+    """What a step takes, by the profiler's options, as measured last."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Options, TraceCost] = {}
+
+    def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
+        """Keep what was measured with these options; what is fixed stays where it was not measured again."""
+        before = self._measured.get(_key(options))
+        if measured.steps > 0 and measured.size_bytes > 0:
+            fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
+            self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
+
+    def wants_probe(self, request: CaptureRequest) -> bool:
+        """Whether to record a step before a capture, to learn what it takes."""
+        key = _key(request.options)
+        return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
+
+    def limit(self, request: CaptureRequest) -> tuple[int, str]:
+        """How many steps a capture may have, and why no more ("": it may have all).
+
+        Raises:
+            CaptureError: a single step does not fit into its bytes.
+        """
+        measured = self._measured.get(_key(request.options))
+        if measured is None:
+            return request.steps, ""
+        step_bytes = measured.size_bytes / measured.steps
+        if step_bytes > request.max_bytes:
+            raise CaptureError(
+                f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
+            )
+        fit = int(_ROOM_FRACTION * request.max_bytes / step_bytes)
+        limits = (
+            (request.steps, ""),
+            (max(1, fit), f"more would not fit into {request.max_bytes} bytes"),
+            (max(1, _in_time(measured)), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
+        )
+        return min(limits, key=lambda limit: limit[0])
+
+
+class Probe:
+    """One step recorded before a capture and thrown away, to learn what a step takes.
+
+    ``session`` makes a session with the capture's options. The training thread has spent ``took_s`` on it so far.
+    """
+
+    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
+        self._make, self._spool, self._capture_id = session, spool, capture_id
+        self._session: TorchSession | None = None
+        self._fixed_s = self.took_s = 0.0
+
+    def start(self, number: int) -> None:
+        began_s = time.monotonic()
+        for _ in range(_BLANKS):
+            blank = self._started(number)
+            blank.stop()
+            self._trace_bytes(blank)
+            self._fixed_s = blank.stall_s
+        self._started(number)
+        self.took_s += time.monotonic() - began_s
+
+    def finish(self) -> TraceCost:
+        """Stop after the step, or raise a CaptureError if nothing could be written."""
+        began_s = time.monotonic()
+        session = self._session
+        assert session is not None, "a probe is started before it is finished"
+        session.stop()
+        size_bytes = self._trace_bytes(session)
+        self.took_s += time.monotonic() - began_s
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, number: int) -> TorchSession:
+        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        self._session = session = self._make()
+        session.prepare()
+        session.start(self._capture_id, number, {})
+        return session
+
+    def _trace_bytes(self, session: TorchSession) -> int:
+        path = self._spool / f"{self._capture_id}.probe"
+        create_spooled(path)
+        try:
+            session.export(str(path))
+            size_bytes = path.stat().st_size
+        finally:
+            path.unlink(missing_ok=True)
+        if not size_bytes:
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        return size_bytes
+
+
+@dataclass(slots=True)
+class _Capture:
+    request: CaptureRequest
+    deadline_s: float
+    session: Session
+    most_steps: int
+    why_fewer: str = ""
+    probe: Probe | None = None
+    prepared: bool = False
+    warmed: int = 0
+
+
+class CaptureExecutor:
+    """Carries out requests for captures of one rank, driven at step boundaries. None of its public methods raises.
+
+    It closes its ``requests``. If the ``spool`` for traces is not ``named`` it may be missing: requests for a trace are
+    refused then.
+    """
+
+    def __init__(
+        self, requests: Mailbox, subject: RingInfo, spool: Path, guard: ProfilerGuard = GUARD, *, named: bool = True
+    ) -> None:
+        self._requests, self._subject, self._guard = requests, subject, guard
+        self._spool, self._named = spool, named
+        self._state: State = "idle"
+        self._capture: _Capture | None = None
+        self._export: threading.Thread | None = None
+        self._stalled = False
+        self._sizes = StepSizes()
+        guard.install()
+        WORKERS.attend()
+
+    @property
+    def busy(self) -> bool:
+        """Whether `before_step` is wanted at the next step in any case."""
+        return self._state != "idle" or self._stalled
+
+    @property
+    def _touching(self) -> bool:
+        """Whether the profiler is in the way; while it waits for its step it is not."""
+        waiting = (one := self._capture) is not None and not one.prepared and one.probe is None
+        return self._stalled or (self.busy and not waiting)
+
+    @property
+    def annotating(self) -> bool:
+        """Whether stages are marked in the trace."""
+        return self._state == "recording"
+
+    def before_step(self, number: int) -> bool:
+        """Continue or begin a capture; whether a heavy profiler touched this step, or the time since the last one."""
+        touched = self._touching
+        self._stalled = False
+        self._guard.install()
+        try:
+            if self._capture is not None:
+                self._continue(self._capture, number)
+            elif self._state == "idle" and (request := self._request()) is not None:
+                self._begin(request, number)
+        except Exception as error:
+            self._fail(_reason(error))
+        # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
+        touched = touched or self._touching
+        self._stalled = False
+        return touched
+
+    def after_step(self) -> None:
+        """Count the step that has ended, and stop when there are enough."""
+        if (capture := self._capture) is None:
+            return
+        try:
+            if self._state == "armed":
+                if capture.probe is not None:
+                    self._end_probe(capture, capture.probe)
+                capture.warmed += capture.prepared
+                return
+            session = capture.session
+            session.end_step()
+            self._requests.show("recording", session.steps)
+            if session.steps >= capture.most_steps:
+                why = capture.why_fewer
+                self._stop(capture, why and f"{capture.most_steps} of {capture.request.steps} steps: {why}")
+            elif time.monotonic() >= capture.deadline_s:
+                self._finish_early(capture, "time-box reached")
+        except Exception as error:
+            self._fail(_reason(error))
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Mark in the trace the stages that are open now, outermost first."""
+        try:
+            if self._capture is not None:
+                self._capture.session.follow(stages)
+        except Exception as error:
+            self._fail(_reason(error))
+
+    def close(self, wait: bool) -> None:
+        """Training or the recorder has ended: keep the steps, and answer. ``wait`` gives an export `LAST_EXPORT_S`."""
+        try:
+            if self._capture is not None:
+                self._finish_early(self._capture, "training ended")
+        except Exception as error:
+            self._fail(_reason(error))
+        if self._export is not None:
+            self._export.join(LAST_EXPORT_S if wait else 0)
+            if self._export.is_alive():
+                return  # (it still writes into the mailbox, which goes with the process)
+        WORKERS.leave()
+        if (late := self._request()) is not None:
+            self._refuse(late.capture_id, "training ended")
+        self._requests.close()
+
+    def abandon(self) -> None:
+        """This is a forked child: capture and mailbox are its parent's."""
+        self._capture = None
+        self._state = "idle"
+        self._guard.release(self._yield_to_job)
+        self._requests.close()
+
+    def _request(self) -> CaptureRequest | None:
+        try:
+            return self._requests.take()
+        except CaptureError as error:
+            self._refuse("unreadable", str(error))
+            return None
+
+    def _refusal(self, request: CaptureRequest) -> str | None:
+        stacks = request.profiler == "stacks"
+        if not request.takes_steps:
+            return "stacks are taken from outside"
+        if request.profiler != "nsys":
+            unknown = sorted(set(request.options) - (STACK_OPTIONS if stacks else OPTIONS))
+            if unknown:
+                return f"unknown options: {', '.join(unknown)}"
+            # Importing torch would take seconds.
+            if not stacks and "torch" not in sys.modules:
+                return "torch is not imported in this process"
+            # (the link beside the ring alone: the disk that it leads to may not answer)
+            if not self._named and not os.path.lexists(self._spool):
+                return "no spool directory is set (SFTRIAGE_SPOOL)"
+        return "cancelled" if self._requests.cancelled else None if stacks else self._guard.busy()
+
+    def _begin(self, request: CaptureRequest, number: int) -> None:
+        if (reason := self._refusal(request)) is not None:
+            self._refuse(request.capture_id, reason)
+            return
+        options = request.options
+        session: Session
+        try:
+            if request.profiler == "nsys":
+                session = NvtxSession()
+            elif request.profiler == "stacks":
+                session = SampledSession(options)
+            else:
+                sample = bool(options.get(SAMPLE_STACKS))
+                session = TorchSession(self._subject, options, self._guard, sample=sample)
+        except CaptureError as error:
+            self._refuse(request.capture_id, str(error), "no_nvtx" if request.profiler == "nsys" else "")
+            return
+        deadline_s = time.monotonic() + request.max_seconds
+        self._capture = capture = _Capture(request, deadline_s, session, request.steps)
+        if not isinstance(session, SampledSession):
+            self._guard.hold(self._yield_to_job)
+        self._enter("armed")
+        self._arm(capture, number)
+
+    def _arm(self, capture: _Capture, number: int) -> None:
+        """Prepare the profiler when its step is near, and start it when it is warm."""
+        if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
+            # This one step is recorded, to know what it takes; the capture begins after it.
+            make = partial(TorchSession, self._subject, capture.request.options, self._guard)
+            capture.probe = Probe(make, self._spool, capture.request.capture_id)
+            capture.probe.start(number)
+            return
+        request = capture.request
+        if not capture.prepared and request.begins_at(number + request.warmup_steps) == number + request.warmup_steps:
+            capture.prepared = True
+            capture.session.prepare()
+        warm = capture.prepared and capture.warmed >= request.warmup_steps
+        if warm and (not isinstance(capture.session, NvtxSession) or self._requests.allowed):
+            if isinstance(capture.session, TorchSession):
+                capture.most_steps, capture.why_fewer = self._sizes.limit(request)
+            capture.session.start(request.capture_id, number, request.labels)
+            capture.session.begin_step(number)
+            self._enter("recording")
+
+    def _end_probe(self, capture: _Capture, probe: Probe) -> None:
+        self._stalled = True
+        self._sizes.note(capture.request.options, probe.finish())
+        capture.session.timings_s["probe"] = probe.took_s
+        capture.probe = None
+
+    def _continue(self, capture: _Capture, number: int) -> None:
+        if capture.probe is not None:  # (its step's end was interrupted)
+            self._end_probe(capture, capture.probe)
+        if self._requests.cancelled:
+            self._fail("cancelled")
+        elif time.monotonic() >= capture.deadline_s:
+            self._finish_early(capture, "time-box reached")
+        elif self._state == "recording":
+            capture.session.begin_step(number)
+        else:
+            self._arm(capture, number)
+
+    def _finish_early(self, capture: _Capture, why: str) -> None:
+        if capture.session.steps:
+            self._stop(capture, f"{why} after {capture.session.steps} of {capture.request.steps} steps")
+        else:
+            self._fail(f"{why} before a step was recorded")
+
+    def _stop(self, capture: _Capture, detail: str) -> None:
+        self._stalled = True
+        capture.session.stop()
+        self._enter("exporting")
+        self._capture = None
+        # Our session is over: from here on the job may start its own profiler.
+        self._guard.release(self._yield_to_job)
+        if isinstance(capture.session, TorchSession | SampledSession):
+            self._export = start_thread("export", self._export_all, capture, capture.session, detail)
+        else:
+            # What was recorded is elsewhere.
+            self._ended(capture, "stored", detail)
+
+    def _export_all(self, capture: _Capture, session: TorchSession | SampledSession, detail: str) -> None:
+        began_s = time.monotonic()
+        state: CaptureState = "stored"
+        size_bytes = 0
+        try:
+            size_bytes, missing = session.store(self._spool, capture.request)
+            detail = "; ".join(filter(None, (detail, missing)))
+            if isinstance(session, TorchSession) and size_bytes:
+                self._sizes.note(capture.request.options, TraceCost(session.steps, size_bytes, session.stall_s))
+        except Exception as error:
+            state, detail = "failed", _reason(error)
+        session.timings_s["export"] = time.monotonic() - began_s
+        self._ended(capture, state, detail, size_bytes)
+
+    def _yield_to_job(self) -> None:
+        self._fail("the job started a profiler of its own")
+
+    def _fail(self, reason: str) -> None:
+        """Stop and discard, whatever state the profiler is in. Does not raise."""
+        capture, self._capture = self._capture, None
+        if capture is None:
+            warn("a capture failed: %s", reason)
+            return
+        self._stalled = True
+        try:
+            if capture.probe is not None:
+                capture.probe.stop()
+            capture.session.stop()
+        except Exception as error:
+            warn("a failed capture's profiler could not be stopped: %r", error)
+        self._guard.release(self._yield_to_job)
+        self._ended(capture, "failed", reason)
+
+    def _refuse(self, capture_id: str, reason: str, code: CaptureCode = "") -> None:
+        self._answer(CaptureResult(capture_id, self._subject.rank, "refused", reason, code=code))
+
+    def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
+        """Publish the result of a capture; then the next one may be requested."""
+        request, session = capture.request, capture.session
+        first, last = (session.first_step, session.last_step) if state == "stored" else (None, None)
+        costs = dict(session.timings_s), dict(session.clock)
+        self._answer(CaptureResult(request.capture_id, request.rank, state, detail, first, last, size_bytes, *costs))
+        # (last: until then the training thread leaves the mailbox to the exporting one)
+        self._enter("idle")
+
+    def _answer(self, result: CaptureResult) -> None:
+        """Publish a result. Does not raise: the mailbox may be gone."""
+        try:
+            self._requests.answer(result)
+        except Exception as error:
+            warn("the result of capture %s could not be delivered: %r", result.capture_id, error)
+
+    def _enter(self, state: State) -> None:
+        self._requests.show(state, self._capture.session.steps if self._capture else 0)
+        self._state = state
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+
+
+def _in_time(measured: TraceCost) -> int:
+    """How many steps should hold the rank up for `MAX_STALL_S` at most."""
+    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
+    steps = (MAX_STALL_S - measured.fixed_s) / step_s if step_s > 0.0 else sys.maxsize
+    return int(steps if steps <= measured.steps else max(measured.steps, steps / _GROWTH))
+
+
+def _key(options: Mapping[str, object]) -> Options:
+    return tuple(sorted((name, value) for name, value in options.items() if value and name not in STACK_OPTIONS))

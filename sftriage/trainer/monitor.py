@@ -1,0 +1,386 @@
+"""`Monitor`: what a training script holds.
+
+::
+
+    monitor = Monitor()
+    for batch in loader_of(monitor):
+        with monitor.step():
+            with monitor.stage("data"): ...
+            with monitor.stage("forward"): ...
+
+It records where ``SFTRIAGE_RINGS`` names a directory, and is inert elsewhere. Wrong arguments raise when it is made. A
+full disk or a missing directory is one warning and an inert monitor; nothing is ever raised into training.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from time import monotonic_ns, time_ns
+from typing import TYPE_CHECKING, Any
+
+from sftriage.base.process import start_ticks
+from sftriage.errors import RingError, SchemaError, UsageError
+from sftriage.log import warn
+from sftriage.model.windows import StageSchema
+from sftriage.trainer import moments
+from sftriage.trainer.executor import CaptureExecutor
+from sftriage.trainer.files import claim
+from sftriage.trainer.gradients import watch_model
+from sftriage.trainer.layout import MAX_SLOTS, RingInfo, bounded_text
+from sftriage.trainer.mailbox import Answering, Mailbox
+from sftriage.trainer.recording import Recording
+from sftriage.trainer.session import SPOOL, torch_distributed
+
+if TYPE_CHECKING:
+    import torch
+
+    Calls = object
+else:
+    Calls = moments.FORM.calls
+
+RINGS_ENV = "SFTRIAGE_RINGS"
+SPOOL_ENV = "SFTRIAGE_SPOOL"
+RUN_ENV = "SFTRIAGE_RUN"
+"""Where trainers on the host that decides find the directory of the run."""
+DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
+JOB_ENV = "SFTRIAGE_JOB"
+HOST_ENV = "SFTRIAGE_HOST"
+COHORT_ENV = "SFTRIAGE_COHORT"
+
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # (a batch script has SLURM_NTASKS as well, and is no task)
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
+
+_NUMBERS = (
+    ("rank", "RANK", 0),
+    ("world_size", "WORLD_SIZE", 1),
+    ("local_rank", "LOCAL_RANK", 0),
+    ("attempt", "TORCHELASTIC_RESTART_COUNT", 0),
+)
+"""The numbers of a `RingInfo`: where torchrun's environment has them, and what they are by default."""
+
+_ORDINARY = ""
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Monitor(Calls):
+    """Records the stages of every step of one rank, and carries out the captures in its mailbox.
+
+    Args:
+        stages: the named stages of a step, in order; ``other`` is added as the last one.
+        sync: those of them that end in a blocking exchange between the ranks; by default ``backward``, where it is one
+            of them.
+        rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
+            it by now, or MPI or SLURM (see `LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
+            ``local_rank``, this one's on its host, likewise.
+        job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
+        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
+            so the node's has to be given.
+        cohort: ranks of one cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all are one.
+        rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
+        spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or what ``spool`` in ``rings`` leads to, which
+            `sftriage agent` makes. Without one captures are refused.
+        slots: steps that the ring holds before the oldest is overwritten.
+        device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
+            `sftriage.trainer.device`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
+
+    Raises:
+        SchemaError: the stages make no sense.
+        UsageError: another argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[str] = ("data", "forward", "backward", "optimizer"),
+        sync: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        local_rank: int | None = None,
+        job: str | None = None,
+        host: str | None = None,
+        cohort: str | None = None,
+        rings: str | os.PathLike[str] | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        slots: int = 4096,
+        device_time: bool | None = None,
+    ) -> None:
+        self._make_way()
+        if isinstance(stages, str) or isinstance(sync, str):
+            raise SchemaError("stages and sync are sequences of names, not one string")
+        stages = tuple(stages)
+        if sync is None:
+            sync = ("backward",) if "backward" in stages else ()
+        schema = StageSchema.closed(stages, tuple(sync))
+        if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
+            raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
+        given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+        info = _identified(schema, os.environ, **given, job=job, host=host, cohort=cohort)
+        directory = rings if rings is not None else os.environ.get(RINGS_ENV)
+        if device_time is None:
+            device_time = os.environ.get(DEVICE_ENV) != "0"
+        self._recording: Recording | None = None
+        if info is not None and directory:
+            self._recording = _open(Path(directory), info, slots, spool or os.environ.get(SPOOL_ENV), device_time)
+        self._stages: Mapping[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
+        self._step: AbstractContextManager[None] = _NOTHING
+        if self._recording is not None:
+            self._stages, self._step = self._recording.stages, self._recording.step
+            # Runs when the monitor is dropped and at exit; the recording does not keep the monitor alive.
+            weakref.finalize(self, self._recording.close)
+
+    def step(
+        self, number: int | None = None, kind: str | None = None, work: int | None = None
+    ) -> AbstractContextManager[None]:
+        """One training step, as a context manager.
+
+        Args:
+            number: the job's own number of the step, for one resumed from a checkpoint; by default one more than the
+                last, from 0.
+            kind: what sort of step it is, where it is not an ordinary one: ``"checkpoint"``, ``"evaluation"``. Steps of
+                a kind are compared with one another. Printable text of at most 16 bytes.
+            work: how much there is to do in it, in tokens or samples. `note` says either later on.
+        """
+        if (number is None and kind is None and work is None) or self._recording is None:
+            return self._step
+        # By identity: it costs nothing, and a CUDA tensor given by mistake does not wait for its device.
+        ordinary = (kind is None or kind is _ORDINARY) and work is None
+        return _GivenStep(self._recording, number, None if ordinary else (kind, work))
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """One stage of the step that is open, as a context manager. A name that is unknown counts as misuse."""
+        try:
+            return self._stages[name]
+        except Exception:
+            if self._recording is not None:
+                self._recording.misused("there is no such stage", name)
+            return _NOTHING
+
+    # The form in C, whose own are inherited, calls these where a call is not as usual.
+    _step_in_python, _stage_in_python = step, stage
+    if not TYPE_CHECKING and Calls is not object:
+        del step, stage
+
+    def note(self, kind: str | None = None, work: int | None = None) -> None:
+        """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
+
+        See `step`. The last value counts, for this step only; None leaves the one before.
+        """
+        if self._recording is not None:
+            self._recording.note(kind, work)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Also record when each step's last gradient is ready on this rank, before it waits for any other.
+
+        Inside the backward of DDP the ranks tie: a slow rank makes all of them slow, and durations cannot name it. That
+        moment can: it splits ``backward``, or else the first sync stage, into own work and waiting. Call it once before
+        the first step, and again after the model was replaced or parameters were added to it::
+
+            model = DistributedDataParallel(network)
+            monitor.watch(model)
+
+        It puts hooks on parameters (``register_post_accumulate_grad_hook``): on all of them for a few steps, to learn
+        which gradients come last, then on just those. ``close`` takes them off. A step without such a moment (no
+        backward, an order that has just changed, a model under FSDP) records none.
+
+        Args:
+            model: all that is trained, as one module, in DDP or not; several as one ``nn.ModuleList``. A second call
+                replaces the first.
+        """
+        if self._recording is not None:
+            watch_model(self._recording, model)
+
+    def declare(self, stage: str, *, sync: bool = False) -> None:
+        """Add a stage that was not known when the monitor was made: the last one, before ``other``.
+
+        ``sync`` says whether it ends in a blocking exchange between the ranks. A stage that is there already stays as
+        it is. What cannot be declared (32 stages are recorded) counts as misuse.
+        """
+        if self._recording is not None:
+            self._recording.declare(stage, sync)
+
+    def join(self, cohort: str) -> None:
+        """Say to which cohort the rank belongs, where that was not known when the monitor was made."""
+        if self._recording is not None:
+            self._recording.join(cohort)
+
+    @property
+    def info(self) -> RingInfo | None:
+        """Who this monitor records as, or None if it is inert."""
+        return None if self._recording is None else self._recording.info
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are being recorded."""
+        return self._recording is not None and not self._recording.off
+
+    def close(self) -> None:
+        """Stop recording. A second call does nothing; steps and stages after it cost next to nothing."""
+        if self._recording is not None:
+            self._recording.close()
+
+    def _make_way(self) -> None:
+        """A script's own monitor replaces an automatic one."""
+        global _by_hand
+        _by_hand = True
+        automatic = None if _automatic is None else _automatic()
+        if automatic is not None:
+            automatic.give_way()
+
+    def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
+        # An inert one may be copied and pickled with what holds it; what lies in C does not go by itself.
+        return self.__dict__, {"_step": self._step}
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AutomaticMonitor(Monitor):
+    """The monitor of a script that makes none, from torch's seams (`sftriage.trainer.seams`).
+
+    ``give_way`` is called when the script makes one after all; it has to close this one.
+    """
+
+    def __init__(
+        self, stages: Sequence[str], sync: Sequence[str], cohort: str | None = None, *, give_way: Callable[[], None]
+    ) -> None:
+        super().__init__(stages, sync, cohort=cohort)
+        self.give_way = give_way
+
+    def _make_way(self) -> None:
+        global _automatic
+        _automatic = weakref.ref(self)
+
+
+def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
+    """A stage that the seams of `sftriage run --auto` do not see, named by hand in an otherwise unedited script.
+
+    Nothing is recorded where the script makes a `Monitor`, in the first two steps, and without ``--auto``.
+
+    Args:
+        name: a stage that is seen by itself, or a new one: it becomes the last before ``other``.
+        sync: of a new one, whether it ends in a blocking exchange between the ranks.
+    """
+    automatic = None if _automatic is None else _automatic()
+    if automatic is None or not automatic.active:
+        return _NOTHING
+    automatic.declare(name, sync=sync)
+    return automatic.stage(name)
+
+
+def made_by_hand() -> bool:
+    """Whether the script has made a monitor."""
+    return _by_hand
+
+
+_by_hand = False
+_automatic: weakref.ref[AutomaticMonitor] | None = None
+
+
+class _GivenStep:
+    """A step whose number, or kind and work, are given as it begins; apart, for most steps are given none."""
+
+    __slots__ = ("_noted", "_number", "_recording")
+
+    def __init__(self, recording: Recording, number: int | None, noted: tuple[object, object] | None) -> None:
+        self._recording, self._number, self._noted = recording, number, noted
+
+    def __enter__(self) -> None:
+        self._recording.begin(self._number)
+        if self._noted is not None:
+            self._recording.note(*self._noted)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._recording.end(kind is not None)
+
+
+def _open(
+    directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[str] | None, device_time: bool
+) -> Recording | None:
+    try:
+        ring = claim(directory, info, slots)
+        try:
+            # (where none is named, an agent may come and leave word of one)
+            traces = Path(spool or directory / SPOOL).absolute()
+            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, traces, named=bool(spool))
+            answering = None
+            with suppress(OSError, RuntimeError):
+                answering = Answering(directory, ring.info)
+            return Recording(ring, hook, answering, device_time=device_time)
+        except BaseException:
+            # Readers must not wait for a rank that does not record.
+            ring.path.unlink(missing_ok=True)
+            ring.close()
+            raise
+    except (OSError, RingError) as error:
+        warn("not recording rank %d: %s", info.rank, error)
+        return None
+
+
+def _identified(schema: StageSchema, environment: Mapping[str, str], **given: str | int | None) -> RingInfo | None:
+    """Who this process is, by the arguments or its launcher's environment; None if that is malformed."""
+    texts = {
+        "job": environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or "",
+        "host": environment.get(HOST_ENV) or os.uname().nodename,
+        "cohort": environment.get(COHORT_ENV) or "",
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in texts.keys() & given.keys():
+        if not isinstance(given[name], str):
+            raise UsageError(f"{name} {given[name]!r}: a text")
+    if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
+        environment = _launched(environment)
+    try:
+        numbers = {
+            name: given[name] if name in given else _number(environment, variable, default)
+            for name, variable, default in _NUMBERS
+        }
+        info: dict[str, Any] = {**numbers, **{name: bounded_text(str(given.get(name, texts[name]))) for name in texts}}
+        return RingInfo(
+            **info,
+            schema=schema,
+            started_mono_ns=monotonic_ns(),
+            started_wall_ns=time_ns(),
+            pid=os.getpid(),
+            pid_start_ticks=start_ticks(os.getpid()) or 0,
+        )
+    except RingError as error:
+        if given.keys() - texts.keys():
+            raise UsageError(str(error)) from error
+        warn("not recording: %s", error)
+        return None
+
+
+def _launched(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as torchrun would have it, by MPI or SLURM, and by torch.distributed, which goes first."""
+    found: dict[str, str] = {}
+    variables = next((names for names in LAUNCHERS if all(name in environment for name in names[:2])), ())
+    for name, variable in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=False):
+        if variable in environment:
+            found[name] = environment[variable]
+    found |= environment
+    try:
+        if (distributed := torch_distributed()) is not None:
+            found |= {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    except Exception as error:
+        warn("torch.distributed does not say which rank this is: %r", error)
+    return found
+
+
+def _number(environment: Mapping[str, str], variable: str, default: int) -> int:
+    text = environment.get(variable, str(default))
+    # int() would also take "1_0" and " 1 ".
+    if not (text.isascii() and text.isdecimal()):
+        raise RingError(f"{variable}={text!r} is not a whole number")
+    return int(text)

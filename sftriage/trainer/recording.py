@@ -1,0 +1,344 @@
+"""One rank's recording: all that is not as usual at a boundary, and what else is to be done at the ends of a step.
+
+A steady step is written by the log alone (see `moments`): no system call, nothing allocated that lasts. It comes here
+when a doorbell has rung, where a capture or the last gradient is watched, or a device's time by a log that does not do
+that itself, and for whatever makes no sense: another thread than the step's, a step within a step.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from numbers import Integral
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from sftriage.errors import RingError, SchemaError
+from sftriage.log import warn
+from sftriage.model.windows import OTHER, StageSchema
+from sftriage.trainer import layout
+from sftriage.trainer.device import CUDA_START_STEPS, DeviceTime, cuda_in_use, in_c
+from sftriage.trainer.executor import CaptureExecutor
+from sftriage.trainer.files import RingFile, forget_locks
+from sftriage.trainer.layout import bounded_text
+from sftriage.trainer.moments import NEVER
+
+if TYPE_CHECKING:
+    from sftriage.trainer.gradients import GradientWatch
+    from sftriage.trainer.mailbox import Answering
+    from sftriage.trainer.moments import Stage
+
+
+class Recording:
+    """One rank's steps as they happen. None of its methods raises into training.
+
+    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set,
+    ``answering``, the ``watch`` for the last gradient and the ``device`` time. ``step`` is the context manager of the
+    next step, and ``stages`` has those of the stages by name; nothing is recorded any more once it is ``off``.
+    """
+
+    def __init__(
+        self, ring: RingFile, hook: CaptureExecutor, answering: Answering | None = None, *, device_time: bool = True
+    ) -> None:
+        self.info = ring.info  # with stages that are declared later
+        self.off = False
+        self._ring = ring
+        self._answering = answering
+        self._hook = hook
+        self.form = ring.form
+        self.log = ring.open_log(self)
+        self.step = ring.form.step(self.log)
+        self.stages = {name: self._stage(number) for number, name in enumerate(self.info.schema.stages[:-1], 1)}
+        self.stages[OTHER] = self._stage(layout.OTHER_STAGE)
+        self._capturing = False
+        self._rings_handled = NEVER  # of the doorbell, by the executor
+        self._device_time = device_time
+        self._misuse = 0
+        # Steps that still look whether CUDA is in use; no later step pays for that.
+        self._cuda_steps_left = CUDA_START_STEPS
+        # The open stages, outermost first, followed only while listening.
+        self._open: list[int] = []
+        self._listening = False
+        self._seen: set[str] = set()
+        self.watch: GradientWatch | None = None
+        self.device: Any = None
+        self._driven: DeviceTime | None = None  # the same, if it is driven from here
+        _recordings.add(self)
+
+    def begin(self, number: int | None) -> None:
+        """Start a step on this thread; one that is still open here is published as incomplete."""
+        if self.off:
+            return
+        try:
+            log = self.log
+            if log.owner:
+                if get_ident() != log.owner:
+                    self.misused("a step was begun in one thread while another thread's step was open")
+                    return
+                self.misused("a step was begun while one was open; the open one is recorded as incomplete")
+                self._end(layout.LEFT)
+            number = log.number + 1 if number is None else self._checked(number)
+            if log.doorbell != log.seen:
+                self._consult(number)
+            begun_ns = log.begin(number)
+            if self._capturing:
+                log.put(layout.CAPTURING, 1)
+            if self._driven is not None:
+                self._driven.begin(number, begun_ns)
+        except Exception as error:
+            self.fail(error)
+
+    def end(self, incomplete: bool) -> None:
+        """End the step of this thread and publish it. Without one open here: ignored, and counted as misuse."""
+        if self.off:
+            return
+        try:
+            if get_ident() != self.log.owner:
+                self.misused("a step was ended that is not open in this thread")
+            else:
+                self._end(layout.LEFT if incomplete else layout.END)
+        except Exception as error:
+            self.fail(error)
+
+    def note(self, kind: object, work: object) -> None:
+        """Note kind and work of the step open in this thread; None leaves the value before."""
+        if self.off:
+            return
+        try:
+            if get_ident() != self.log.owner:
+                self.misused("a kind or work was given outside a step, or in another thread than the step's")
+                return
+            words: tuple[tuple[int, int], ...] = ()
+            if kind is not None:
+                words = layout.kind_words(kind) if isinstance(kind, str) else ()
+                if not words:
+                    self.misused(
+                        f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind
+                    )
+            # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
+            if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
+                words = (*words, (layout.WORK, int(work)))
+            elif work is not None:
+                self.misused("a step's work has to be a whole number from 0 on", work)
+            for code, value in words:
+                self.log.put(code, value)
+            if words:
+                self.log.note(layout.NOTED)
+        except Exception as error:
+            self.fail(error)
+
+    def stray(self, code: int) -> None:
+        """A stage outside a step, or in another thread than the step's: ignored, and counted as misuse."""
+        if code & 1:
+            self.misused("a stage was left that is not open in this thread's step")
+        else:
+            self.misused("a stage was entered outside a step, or in another thread than the step's")
+
+    def device_failed(self, why: str) -> None:
+        """Go without device time from now on: the host's times go on."""
+        self.log.set_live(layout.ON_DEVICE, layout.UNTIMED)
+        warn("no device time any more: %s", why)
+
+    def declare(self, stage: object, sync: bool) -> None:
+        """Another stage, the last one before ``other``; one that is there already stays as it is."""
+        if self.off or stage in self.stages:
+            return
+        try:
+            if not isinstance(stage, str):
+                raise SchemaError("a stage's name is a text")
+            schema = self.info.schema
+            grown = StageSchema((*schema.stages[:-1], stage, OTHER), (*schema.sync, stage) if sync else schema.sync)
+            self._ring.add(self.log, stage=stage, sync=sync)
+            self.info = replace(self.info, schema=grown)
+            self.stages[stage] = self._stage(len(grown.stages) - 1)
+        except (SchemaError, RingError) as error:
+            self.misused(f"a stage cannot be declared: {error}", stage)
+        except Exception as error:
+            self.fail(error)
+
+    def join(self, cohort: object) -> None:
+        """The rank is of this cohort from now on, and was before."""
+        if self.off:
+            return
+        try:
+            if not isinstance(cohort, str) or bounded_text(cohort) != cohort:
+                self.misused("a cohort is a short printable text", cohort)
+            elif cohort != self.info.cohort:
+                self._ring.add(self.log, cohort=cohort)
+                self.info = replace(self.info, cohort=cohort)
+        except RingError as error:
+            self.misused(f"a cohort cannot be declared: {error}", cohort)
+        except Exception as error:
+            self.fail(error)
+
+    def set_watch(self, watch: GradientWatch | None) -> None:
+        """Use this watch for the last gradient from now on; None: none."""
+        self.watch = watch
+        self._attend()
+
+    def misused(self, what: str, *example: object) -> None:
+        """Count a wrong call, and warn of each kind once with its first ``example``."""
+        if self.off:
+            return
+        self._misuse += 1
+        with suppress(ValueError):  # (closed meanwhile, in another thread)
+            self.log.set_live(layout.MISUSE, self._misuse)
+        self.say_once(what, f"%s{': %r' * len(example)} (more of this sort is only counted)", what, *example)
+
+    def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
+        """Warn of each ``what`` once; without a message, ``what`` is the message."""
+        if what not in self._seen:
+            self._seen.add(what)
+            warn(message, *(arguments or (what,)))
+
+    def fail(self, error: Exception) -> None:
+        """Turn the recording off for good: whatever is wrong here, training goes on."""
+        if not self.off:
+            warn("the recorder has turned itself off: %r", error)
+            self.close(wait=False)
+
+    def close(self, wait: bool = True) -> None:
+        """Stop recording; what was published stays readable. A second call does nothing.
+
+        With ``wait``, training is over, so that a capture may take its time to be finished.
+        """
+        if self.off:
+            return
+        if os.getpid() != self.info.pid:
+            # A finalizer in a forked child, maybe before our own hook of that fork.
+            self.abandon()
+            return
+        self.off = True
+        self.log.owner = 0
+        try:
+            # The hook first: while the ring is open, a result may still come.
+            try:
+                if self.watch is not None:
+                    self.watch.close()
+                if self.device is not None:
+                    self.device.close(self.log)
+                if self._answering is not None:
+                    self._answering.close()
+                self._hook.close(wait)
+            finally:
+                self.log.set_live(layout.CLOSED, 1)
+                self.log.close()
+                self._ring.close()
+        except Exception as error:
+            warn("the recorder could not close: %r", error)
+
+    def abandon(self) -> None:
+        """Become inert without touching the files: this is a forked child, and they are its parent's."""
+        if self.off:
+            return
+        self.off = True
+        self._hook.abandon()
+        if self._answering is not None:
+            self._answering.abandon()
+        self.log.close()
+        self._ring.close()
+
+    def _stage(self, number: int) -> Stage:
+        return self._ring.form.stage(self.log, number)
+
+    def _checked(self, number: int) -> int:
+        try:
+            if 0 <= operator.index(number) <= layout.MAX_VALUE:
+                return operator.index(number)
+        except TypeError:
+            pass
+        self.misused("a step's number has to be a whole number from 0 on", number)
+        return self.log.number + 1
+
+    def _consult(self, number: int) -> None:
+        # Both before the hook looks: a ring meanwhile counts for the next step, and a busy hook did not listen.
+        rings, busy = self.log.doorbell, self._hook.busy
+        if rings != self._rings_handled:
+            self._capturing = self._hook.before_step(number)
+            self._rings_handled = NEVER if busy or self._hook.busy else rings
+        if self._cuda_steps_left:
+            self._cuda_steps_left -= 1
+            if cuda_in_use():
+                self._cuda_steps_left = 0
+                self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
+                if self._device_time:
+                    self.device = in_c(self._ring.form)
+                    if self.device is None:
+                        self.device = self._driven = DeviceTime(self.log, self.device_failed)
+        attentive = self._cuda_steps_left or self._driven is not None
+        self.log.seen = NEVER if attentive else self._rings_handled
+        self._attend()
+
+    def _attend(self) -> None:
+        """Make the log call back at the end of a step, and at each boundary, while needed."""
+        listening = self._driven is not None or (self._capturing and self._hook.annotating)
+        if listening and not self._listening:
+            self._open.clear()
+        self._listening = listening
+        self.log.listener = self._follow if listening else None
+        if self.device is not None and self._driven is None:
+            self.device.listener = self.log.listener
+            self.log.listener = self.device  # (which it knows what to do with)
+        self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
+
+    def _follow(self, code: int) -> None:
+        """A stage was entered or left: pass on the stages that are open now."""
+        try:
+            at = code & ~1
+            if at == code:
+                self._open.append(at)
+            elif at in self._open:
+                while self._open.pop() != at:
+                    pass
+            if self._capturing and self._hook.annotating:
+                self._hook.follow([self._name(one) for one in self._open])
+            if self._driven is not None:
+                self._driven.mark(self._open[-1] >> 1 if self._open else layout.OTHER_STAGE)
+        except Exception as error:
+            self.fail(error)
+
+    def _name(self, entering: int) -> str:
+        number = entering >> 1
+        return OTHER if number == layout.OTHER_STAGE else self.info.schema.stages[number - 1]
+
+    def _end(self, code: int) -> None:
+        log, watch, driven = self.log, self.watch, self._driven
+        ready = {} if watch is None else watch.collect(code == layout.LEFT)
+        for ready_ns in ready.values():
+            log.put(layout.READY, max(0, ready_ns - self.info.started_mono_ns))
+        if self.device is not None:
+            self.device.note(self._capturing, tuple(ready))
+        if driven is not None:
+            driven.end(code == layout.LEFT)
+        log.end(code)
+        self._open.clear()
+        if watch is not None and watch.due:
+            watch.settle()
+        if driven is not None:
+            driven.settle()
+        if self._capturing:
+            self._capturing = False
+            self._hook.after_step()
+            self._attend()
+
+
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def step_now() -> int:
+    """The number of the step that this process records, or was the last one; -1 where it records none."""
+    return max((one.log.number for one in _recordings if not one.off), default=-1)
+
+
+def _abandon_all() -> None:
+    forget_locks()
+    for recording in list(_recordings):
+        recording.abandon()
+
+
+# Data loader workers are forked from the trainer: their copy of the monitor must not write into its ring. Asking for
+# the pid at every step would do too, but that is a system call.
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,153 @@
+"""Which models a process trains, where its ranks wait for one another, and which of them do the same work.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+_FSDP = ("FSDPModule", "FullyShardedDataParallel")
+_DDP = "DistributedDataParallel"
+_GRAPH = "GraphModule"
+
+C10D = "torch.distributed.distributed_c10d"
+
+# By the names of device meshes and process groups: the stages of a pipeline, and the parts of a tensor.
+_DIMENSIONS = {
+    "pp": re.compile(r"(mesh_)?(pp|pipe|pipeline|stage)(_.*)?", re.IGNORECASE),
+    "tp": re.compile(r"(mesh_)?(tp|tensor)(_(?!and_).*)?", re.IGNORECASE),
+}
+
+
+def living(kinds: tuple[type, ...]) -> list[Any]:
+    """All objects of these types that the garbage collector knows: call it once.
+
+    A hook on all modules would slow every submodule, and make torch warn about compiled models and compile them again.
+    """
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+
+
+def outermost(modules: list[Any], parameters: set[int]) -> list[Any]:
+    """The modules that hold any of these parameters (by id) and are part of no other one."""
+    parts = {id(part) for module in modules for part in children(module)}
+    tops = [one for one in modules if id(one) not in parts and holds(one, parameters)]
+    # What the compiler has made of a model holds its parameters too.
+    return [one for one in tops if not _is(one, _GRAPH)] or tops
+
+
+def children(module: Any) -> list[Any]:
+    """A module's parts; none if it is half made."""
+    parts = vars(module).get("_modules")
+    return [part for part in (parts or {}).values() if part is not None]
+
+
+def holds(module: Any, parameters: set[int]) -> bool:
+    """Whether the module, or one of its parts, has any of these parameters (by id)."""
+    return "_modules" in vars(module) and any(id(parameter) in parameters for parameter in module.parameters())
+
+
+def wrapped(module: Any) -> Any:
+    """What DDP or FSDP wraps, which scripts often call to evaluate; None for any other module."""
+    return vars(module)["_modules"].get("module") if _is(module, _DDP) or _is(module, _FSDP[1]) else None
+
+
+def copiers() -> list[tuple[Any, str]]:
+    """Where the frameworks in use copy batches to a device: an owner, and a name in it."""
+    strategies = [f"{package}.strategies.strategy" for package in ("lightning.pytorch", "pytorch_lightning")]
+    found = [(getattr(sys.modules.get(name), "Strategy", None), "batch_to_device") for name in strategies]
+    found.append((sys.modules.get("accelerate.data_loader"), "send_to_device"))
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+
+
+def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
+    """The stages in which torch has every rank take part; ``clipping`` says that gradients are clipped across ranks."""
+    parts = [part for model in models for part in model.modules()]
+    sharded = any(is_sharded(one) for model in models for one in model.parameters())
+    if sharded or any(_is(part, name) for part in parts for name in _FSDP):
+        return ("forward", "backward", "optimizer") if clipping else ("forward", "backward")
+    return ("backward",) if any(_is(part, _DDP) for part in parts) else ()
+
+
+def largest_ddp(models: Iterable[Any]) -> Any:
+    """The model under DDP with the most parameters, or None."""
+    found = [model for model in models if any(_is(part, _DDP) for part in model.modules())]
+    return max(found, key=lambda model: sum(one.numel() for one in model.parameters()), default=None)
+
+
+def is_sharded(value: object) -> bool:
+    """Whether a tensor is spread over the ranks."""
+    return any(kind.__name__ == "DTensor" for kind in type(value).__mro__)
+
+
+def part_types() -> tuple[type, ...]:
+    """The imported types whose objects say which part of a job this rank is."""
+    mesh = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None)
+    return tuple(one for one in (mesh, stage) if one is not None)
+
+
+def coordinates_of(living: Iterable[Any]) -> dict[str, int]:
+    """This rank's place in a pipeline (``pp``) and among ranks that share tensors (``tp``); takes `part_types`."""
+    found: dict[str, int] = {}
+    for one in living:
+        names = getattr(one, "mesh_dim_names", None)
+        for name, at in zip(names or (), one.get_coordinate() or () if names else (), strict=False):
+            _note(found, name, int(at))
+        if isinstance(getattr(one, "group_rank", None), int) and getattr(one, "num_stages", 1) > 1:
+            found["pp"] = one.group_rank
+    for description, at in _groups():
+        _note(found, description, at)
+    return found
+
+
+def cohort_of(coordinates: dict[str, int], *, loads: bool) -> str:
+    """A word for the ranks that do the same work as this one; "" if all may be compared.
+
+    Stages of a pipeline do different work. The ranks of a stage do the same, as replicas or sharing tensors or experts,
+    unless one of those that share tensors loads the batches for all.
+    """
+    parts = [f"pp{coordinates['pp']}"] if "pp" in coordinates else []
+    if coordinates.get("tp") and not loads:
+        parts.append("fed")
+    return "-".join(parts)
+
+
+def model_cohort(trained: Iterable[Any]) -> str:
+    """The cohort of ranks whose script exchanges gradients, by what they train: ``Decoder-1048576``."""
+    return "+".join(f"{type(one).__name__}-{sum(part.numel() for part in one.parameters())}" for one in trained)
+
+
+def many_ranks() -> bool:
+    """Whether the job has other ranks, or will have, by its launcher."""
+    from sftriage.trainer.session import torch_distributed  # (with the recorder, once a step was trained)
+
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if world_size.isdecimal() and int(world_size) > 1:
+        return True
+    distributed = torch_distributed()
+    return distributed is not None and bool(distributed.get_world_size() > 1)
+
+
+def _groups() -> Iterable[tuple[str, int]]:
+    """The process groups with a description (as Megatron's have), and this one's rank in each."""
+    world = getattr(sys.modules.get(C10D), "_world", None)
+    for group in list(getattr(world, "pg_map", ())):
+        description = getattr(group, "group_desc", "")
+        if isinstance(description, str) and group.size() > 1:
+            yield description, group.rank()
+
+
+def _note(found: dict[str, int], name: str, at: int) -> None:
+    for dimension, pattern in _DIMENSIONS.items():
+        if pattern.fullmatch(name):
+            found.setdefault(dimension, at)
+
+
+def _is(module: Any, name: str) -> bool:
+    return any(kind.__name__ == name and kind.__module__.startswith("torch.") for kind in type(module).__mro__)

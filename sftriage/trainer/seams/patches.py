@@ -1,0 +1,363 @@
+"""The seams: where torch says, in an unedited script, that a part of a step begins or ends.
+
+===========  =========================================================================================================
+data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
+forward      a hook on each outermost model that is trained: on itself, not on its parts
+backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
+ready        what `Monitor.watch` does, under DDP
+h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
+exchange     collectives that block, and waits for those that do not, wherever the script, or what it uses, calls them:
+             in the stages too, whose own time is without them
+optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
+evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
+checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
+compilation  ``torch.compile`` was at work: the kind of that step
+===========  =========================================================================================================
+
+``SFTRIAGE_SEAMS=-data,-ready`` switches seams off by name, ``off`` all of them. A seam that raises is switched off with
+one warning; what it wraps continues. A monitor that the script makes replaces them all at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sftriage.log import warn
+from sftriage.trainer.seams import models
+from sftriage.trainer.seams.hooks import AROUND, Models, Optimizers
+from sftriage.trainer.seams.replaced import REMAPS, Exchanges, Replaced, uncompiled
+from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
+
+if TYPE_CHECKING:
+    from sftriage.trainer.monitor import Monitor
+
+RINGS_ENV = "SFTRIAGE_RINGS"
+SEAMS_ENV = "SFTRIAGE_SEAMS"
+REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
+"""A directory in which each process keeps a report of its seams for `sftriage doctor`."""
+_REPORT_EVERY_S = 0.25
+_COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
+NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+
+LOOK_ROUNDS = 4
+"""The first steps, after each of which a model that was not called is replaced by its parts."""
+
+
+class Seams:
+    """All seams of this process except those that are ``off``."""
+
+    def __init__(self, off: frozenset[str] = frozenset()) -> None:
+        self.on = set(NAMES) - off
+        self.fired = dict.fromkeys(NAMES, 0)  # uses of each seam that is no stage
+        # Once known: the stages that wait for other ranks, the ranks that do the same work, the types of the models.
+        self.sync: tuple[str, ...] = ()
+        self.cohort = ""
+        self.trained: tuple[str, ...] = ()
+        self.failed: dict[str, str] = {}  # why seams were switched off
+        self.steps = StageSteps(self._begin, self._step_ends)
+        self._torch = torch = sys.modules["torch"]
+        # (whether the compiler reads the calling code instead of running it; it takes the answer as a constant)
+        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+        self.gradients: Callable[[], bool] = torch.is_grad_enabled
+        self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
+        self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
+        self.counters: dict[str, dict[str, int]] = {}  # the compiler's, once it is imported
+        self.compiled = 0  # frames that it had compiled at the end of the last step
+
+    def install(self) -> None:
+        """Put them in; what this torch lacks is left out, with a warning."""
+        for name, put_in in (
+            ("optimizer", self.optimizers.put_in),
+            ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
+            ("data", self._data),
+            (EXCHANGE, self.exchanges.put_in),
+            (CHECKPOINT, lambda: self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))),
+            ("forward", self.models.put_in),
+        ):
+            if name in self.on:
+                with self.guarded(name):
+                    put_in()
+        os.register_at_fork(after_in_child=self.steps.abandon)
+
+    def stop(self) -> None:
+        """Take them out; what stays does nothing."""
+        self.on.clear()
+        self.optimizers.take_out()
+        self.replaced.undo()
+        self.models.take_out()
+        self.steps.stop()
+
+    @contextlib.contextmanager
+    def guarded(self, name: str) -> Iterator[None]:
+        """An exception inside switches the seam off, and goes no further."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(name, error)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """A seam raised: switch it off; with the optimizer's all of them, for then no step ends."""
+        if name in self.on:
+            self.on.discard(name)
+            self.failed[name] = repr(error)
+            warn("the seam %s is switched off here: %r", name, error)
+            self.steps.forget(name)
+            if name == "optimizer":
+                self.stop()
+
+    def checkpoints(self) -> None:
+        """torch.distributed.checkpoint has been imported."""
+        if CHECKPOINT in self.on:
+            with self.guarded(CHECKPOINT):
+                saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
+                for name in ("save", "async_save"):
+                    if hasattr(saver, name):
+                        self.replaced.wrap(saver, name, self._noting(CHECKPOINT))
+
+    def evaluates(self) -> None:
+        """A model is called to evaluate it, and not to train it."""
+        if EVALUATION in self.on:
+            self.fired[EVALUATION] += 1
+            self.steps.note(EVALUATION)
+
+    def _data(self) -> None:
+        loader = sys.modules["torch.utils.data.dataloader"]
+
+        def begins(*_: object, **__: object) -> bool:
+            # (the loop may then call parts of the model instead of the model)
+            if self.steps.monitor is not None and self.models.set_to_evaluate():
+                self.evaluates()
+            return self.steps.enter("data")
+
+        def ended(*_: object) -> None:
+            self.steps.leave("data")
+
+        iterated = loader.DataLoader.__iter__
+        self.replaced.put(loader.DataLoader, "__iter__", self.replaced.around(iterated, "data", begins, ended))
+        self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
+
+    def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def begins(*_: object, **__: object) -> bool:
+            self.fired[kind] += 1
+            self.steps.note(kind)
+            return False
+
+        return lambda original: self.replaced.around(original, kind, begins)
+
+    def _begin(self) -> Monitor | None:
+        """The first round has ended, which shows what is trained: make a monitor for it."""
+        from sftriage.trainer import moments
+        from sftriage.trainer import monitor as recorder
+        from sftriage.trainer.monitor import COHORT_ENV
+
+        monitor = None
+        try:
+            if recorder.made_by_hand():
+                self.stop()
+                return None
+            found = self._look()
+            self.compiled = self._compilations()
+            cohort = None if os.environ.get(COHORT_ENV) else self.cohort
+            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
+            uncompiled(*vars(moments.Stage).values(), *vars(moments.Log).values())
+            if not monitor.active:
+                self.stop()
+                return None
+            watched = models.largest_ddp(found) if "ready" in self.on else None
+            if "backward" in self.sync and "forward" not in self.sync and watched is not None:
+                monitor.watch(watched)
+                self.fired["ready"] += 1
+            return monitor
+        except Exception as error:
+            self.fail("optimizer", error)
+            self.stop()
+            if monitor is not None:
+                monitor.close()
+            return None
+
+    def _look(self) -> list[Any]:
+        """Find the trained models, where their ranks wait for one another, and which ranks do the same work."""
+        optimizers = [made for reference in self.optimizers.seen.values() if (made := reference()) is not None]
+        self.optimizers.seen.clear()
+        trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
+        module, parts = self._torch.nn.Module, models.part_types()
+        living = models.living((module, *parts))
+        found = models.outermost([one for one in living if isinstance(one, module)], trained)
+        self.trained = tuple(type(one).__name__ for one in found)
+        self.models.hook(found)
+        on_device = any(not parameter.is_cpu for model in found for parameter in model.parameters())
+        if H2D in self.on and on_device and (copiers := models.copiers()):
+            for owner, name in copiers:
+                self.replaced.stage(owner, name, H2D)
+            self.steps.stages = ("data", H2D, *STAGES[1:])
+        exchanged = models.exchanged_in(found, clipping=self.optimizers.clip_across_ranks)
+        if "forward" in exchanged:
+            self.exchanges.within = frozenset(exchanged)
+        elif self.exchanges.in_backward:
+            exchanged = ("backward",)
+        self.sync = tuple(one for one in exchanged if one in self.on)
+        if models.many_ranks():
+            at = models.coordinates_of([one for one in living if isinstance(one, parts)])
+            self.cohort = models.cohort_of(at, loads=self.steps.entered["data"] > 0)
+            if not exchanged:
+                self.cohort = self.cohort or models.model_cohort(found)
+            if EXCHANGE in self.on:
+                # (an exchange may come at any time, and all ranks need the same stages)
+                self.steps.stages = (*self.steps.stages[:-1], EXCHANGE, self.steps.stages[-1])
+                self.sync = (*self.sync, EXCHANGE)
+        return found
+
+    def _step_ends(self) -> None:
+        compiled = self._compilations()
+        if compiled != self.compiled:
+            self.compiled = compiled
+            if self.steps.counting is not None:
+                self.steps.counting.compiled = compiled
+            self.fired[COMPILATION] += 1
+            self.steps.note(COMPILATION)
+        if self.steps.rounds <= LOOK_ROUNDS + 1:
+            with self.guarded("forward"):
+                self.models.look_inside()
+        elif not self.steps.steady["optimizer"] and self.steps.turns.alone:
+            self._settle(self.steps.turns.alone)
+
+    def _settle(self, optimizer: int) -> None:
+        """The job is in its stride: let the form in C do what seams do."""
+        steps = self.steps
+        steps.settle(*(stage for stage in steps.stages if stage in self.on))
+        form = sys.modules["sftriage.trainer.moments"].FORM
+        make, spans = form.seam, list(steps.spans.values())
+        if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
+            return
+        with self.guarded("optimizer"):
+            more = (self._leave, steps.stepping, steps.kinds, self.counters, self.gradients)
+
+            def made(role: int, stage: str, slow: object, about: object = None) -> Any:
+                return make(role, steps.spans[stage], steps.opened, steps.steady[stage], stage, slow, *more, about)
+
+            steps.counting = self.optimizers.settle(made, optimizer)
+            for owner, name, stage, original, slow in self.replaced.stages:
+                if stage in self.on and getattr(owner, name) is slow:
+                    seam: Any = wraps(original)(made(AROUND, stage, slow, original))
+                    # (pickled by its name, as a function is)
+                    seam.__reduce_ex__ = lambda _, name=original.__qualname__: name
+                    self.replaced.put(owner, name, seam)
+            self.models.settle(made)
+
+    def _leave(self, stage: str) -> None:
+        with self.guarded(stage):
+            self.steps.leave(stage)
+
+    def _compilations(self) -> int:
+        """How many frames the compiler has compiled; 0 if that seam is off."""
+        if not self.counters and COMPILATION in self.on:
+            self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
+        compiled = self.counters.get("frames")
+        return 0 if compiled is None else compiled.get("total", 0)
+
+
+def lead() -> Seams | None:
+    """The seams of this process for a framework that says where steps end, put in if needed; None without recording."""
+    global _installed
+    if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
+        return None
+    if _installed is not None and (_installed.steps.rounds or not _installed.on):  # (of an earlier training)
+        _installed.stop()
+        _installed = None
+    if "torch.distributed" in sys.modules:
+        # (before the seams are in, which would not see its import)
+        with contextlib.suppress(ImportError):
+            import_module(REMAPS)
+    imported("torch")
+    if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
+        _installed.checkpoints()
+    return _installed
+
+
+def imported(name: str) -> None:
+    """A module of torch has just been imported: put its seams in."""
+    global _installed
+    if name == "torch":
+        off = switched_off(os.environ.get(SEAMS_ENV, ""))
+        if _installed is None:
+            _installed = Seams(off)
+            _installed.install()
+            if directory := os.environ.get(REPORT_ENV):
+                _keep_report(_installed, Path(directory))
+    elif _installed is not None:
+        (_installed.exchanges.remaps if name == REMAPS else _installed.checkpoints)()
+
+
+def _keep_report(seams: Seams, directory: Path) -> None:
+    """Write the report several times a second until the directory is gone: a process may end at any time."""
+    # (not in every process that imports torch)
+    from sftriage.base.files import write_atomically
+    from sftriage.base.loops import start_thread
+
+    def keep() -> None:
+        waiting = threading.Event()
+        while directory.is_dir():
+            worker_of = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+            if worker_of is None or worker_of() is None:
+                with contextlib.suppress(OSError):
+                    write_atomically(directory / f"{os.getpid()}.json", json.dumps(_report(seams)), synced=False)
+            waiting.wait(_REPORT_EVERY_S)
+
+    def begin() -> None:
+        # (a fork of a rank that trains is none)
+        if not seams.steps.rounds:
+            start_thread("doctor", keep)
+
+    begin()
+    # A launcher may have imported torch before it forks its ranks.
+    os.register_at_fork(after_in_child=begin)
+
+
+def _report(seams: Seams) -> dict[str, object]:
+    torch = sys.modules["torch"]
+    kineto = getattr(torch.autograd, "kineto_available", None)
+    # (it may be half imported just now)
+    by_hand = getattr(sys.modules.get("sftriage.trainer.monitor"), "made_by_hand", None)
+    return {
+        "pid": os.getpid(),
+        "rank": os.environ.get("RANK", ""),
+        "torch": str(torch.__version__),
+        "fired": seams.fired | seams.steps.entered,
+        "failed": dict(seams.failed),
+        "rounds": seams.steps.rounds,
+        "models": list(seams.trained),
+        "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.seen).items()},
+        "by_hand": bool(by_hand is not None and by_hand()),
+        "kineto": bool(kineto is not None and kineto()),
+        "compiling": _compiles(),
+    }
+
+
+def _compiles() -> bool:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if any(part in frame.f_code.co_filename for part in _COMPILER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def switched_off(text: str) -> frozenset[str]:
+    """The seams that `SEAMS_ENV` switches off: ``-data,-ready``."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    wrong = [name for name in names if name[:1] != "-" or name[1:] not in NAMES]
+    if wrong:
+        warn("%s=%s: a minus and one of %s, with commas; ignored: %s", SEAMS_ENV, text, NAMES, ", ".join(wrong))
+    return frozenset(name[1:] for name in names if name not in wrong)
+
+
+_installed: Seams | None = None

@@ -1,0 +1,98 @@
+"""Imported by every Python that has this folder first on its PYTHONPATH. It waits for torch, and hands over.
+
+A process that never imports torch pays for this file and for one look at the name of each module that it imports.
+"""
+
+# (no annotations that mypy would read: what they name is not imported here)
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import os
+import sys
+
+_HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib is not imported yet)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
+
+
+_WAITED_FOR = (
+    "torch",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.checkpoint.state_dict_saver",
+)
+
+
+class _Torch:
+    """Finds torch as everybody else does, and has the seams put in once it is imported."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name not in _WAITED_FOR:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is cls else finder.find_spec(name, path, target)
+            if spec is not None:
+                _tell_when_done(spec)
+                return spec
+        return None
+
+
+def _tell_when_done(spec):
+    loader = spec.loader
+
+    def exec_module(module):
+        del loader.exec_module
+        loader.exec_module(module)
+        _hand_over(spec.name)
+
+    # One without a place for it is left alone: the script trains unseen.
+    if hasattr(loader, "__dict__"):
+        loader.exec_module = exec_module
+
+
+def _hand_over(name):
+    try:
+        if "sftriage" not in sys.modules:
+            _find_package()
+        from sftriage.trainer.seams.patches import imported
+
+        imported(name)
+    except Exception as error:
+        import logging
+
+        logging.getLogger("sftriage").warning("sftriage: no stages of an unedited script here: %r", error)
+
+
+def _find_package():
+    """The sftriage that this Python has; where it has none, or one without seams, the one that this folder is of."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    found = find_spec("sftriage")
+    theirs = list(found.submodule_search_locations or ()) if found and found.origin else []
+    if any(os.path.isdir(os.path.join(place, "trainer")) for place in theirs):  # noqa: PTH112, PTH118
+        return
+    init = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
+    # (what else belongs to theirs is still found there)
+    spec = spec_from_file_location("sftriage", init, submodule_search_locations=[_PACKAGE, *theirs])
+    if spec and spec.loader:
+        sys.modules["sftriage"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def _go_on():
+    """Import the sitecustomize that this one has taken the place of, if there is one, under its name."""
+    sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+if os.environ.get("SFTRIAGE_RINGS") and os.environ.get("SFTRIAGE_SEAMS") != "off":
+    if "torch" in sys.modules:
+        _hand_over("torch")
+    else:
+        sys.meta_path.insert(0, _Torch)
+_go_on()

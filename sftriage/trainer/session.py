@@ -1,0 +1,441 @@
+"""What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys; its trace in the spool.
+
+Nothing here decides when: that is `executor`.
+
+There is one profiler a process, and starting a second Kineto session beside one that is only warming up can end the
+process, not raise. So the three entry points that every torch profiler goes through are wrapped (`ProfilerGuard`), to
+know of the job's own profiler from its first warm-up step on. The wrappers pass everything on untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from importlib import import_module
+from pathlib import Path
+from threading import get_ident
+from time import monotonic, monotonic_ns, time_ns
+from typing import TYPE_CHECKING, Any
+
+from sftriage.base import files
+from sftriage.errors import CaptureError
+from sftriage.log import warn
+from sftriage.model.captures import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
+from sftriage.model.windows import OTHER
+from sftriage.trainer.sampler import NAME, StackSampler, period_of
+
+if TYPE_CHECKING:
+    from sftriage.trainer.layout import RingInfo
+
+_OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
+STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
+OPTIONS = _OF_PROFILER | STACK_OPTIONS
+"""What a request may ask for. Those of the profiler are off by default: they multiply its memory and its trace."""
+
+RANGE = "SFT_CAPTURE"
+"""The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
+
+SPOOL = "spool"
+"""What leads to the spool in the directory of the rings, where the environment does not name it."""
+_TAIL_BYTES = 8192
+_LAST_KEY = b'"traceName"'
+
+
+class ProfilerGuard:
+    """Tracks the holder of the process's one profiler: none, the job, or a capture.
+
+    A job's profiler that was prepared and dropped without being stopped counts as held: refusing a capture is safe.
+    """
+
+    def __init__(self) -> None:
+        self._installed = False
+        self._job_has_profiler = False
+        self._on_job_profiler: Callable[[], None] | None = None
+        self._our_thread = 0
+
+    def install(self) -> None:
+        """Wrap torch's entry points if torch has been imported. A second call does nothing."""
+        module = sys.modules.get("torch.autograd.profiler")
+        if self._installed or module is None:
+            return
+        self._installed = True
+        for name, holds in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
+            if hasattr(module, name):
+                setattr(module, name, self._wrap(getattr(module, name), holds))
+
+    def busy(self) -> str | None:
+        """Why no capture can start now, or None."""
+        if self._on_job_profiler is not None:
+            return "another capture is under way in this process"
+        # (torch itself knows of one on this thread that is recording, and not of one that is warming up)
+        autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
+        if self._job_has_profiler or getattr(autograd, "_profiler_enabled", bool)():
+            return "a profiler is already running in this process"
+        return None
+
+    def hold(self, on_job_profiler: Callable[[], None]) -> None:
+        """Take the profiler for a capture, which ``on_job_profiler`` stops when the job starts its own."""
+        self._on_job_profiler = on_job_profiler
+
+    def release(self, on_job_profiler: Callable[[], None]) -> None:
+        """Give the profiler back if this capture holds it."""
+        if self._on_job_profiler == on_job_profiler:
+            self._on_job_profiler = None
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Calls into torch's profiler from this thread are the capture's own."""
+        self._our_thread = get_ident()
+        try:
+            yield
+        finally:
+            self._our_thread = 0
+
+    def _wrap(self, original: Callable[..., Any], holds: bool) -> Callable[..., Any]:
+        @wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() == self._our_thread:
+                return original(*args, **kwargs)
+            if holds and self._on_job_profiler is not None:
+                try:
+                    self._on_job_profiler()
+                except Exception as error:
+                    warn("a capture could not make way for the job's own profiler: %r", error)
+            answer = original(*args, **kwargs)
+            self._job_has_profiler = holds
+            return answer
+
+        return wrapper
+
+
+GUARD = ProfilerGuard()
+"""The process has one profiler, and so one guard."""
+
+
+class Session(ABC):
+    """One capture's marks, steps and costs. Called on the training thread."""
+
+    def __init__(self) -> None:
+        # What closes the open marks: a step's, and its stages', outermost first.
+        self._marks: list[Callable[[], object]] = []
+        self._started_s = 0.0
+        self.steps = 0  # recorded so far
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        # Seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
+        self.timings_s: dict[str, float] = {}
+        self.clock: dict[str, int] = {}  # ``mono_ns`` and ``wall_ns``, read together when recording started
+        # The step and the innermost stage that the rank is in, and since when (monotonic clock, ns).
+        self.at = (0, OTHER, 0)
+
+    def prepare(self) -> None:
+        """Warm up, if there is anything to warm up: the first steps after this pay for it and are not recorded."""
+        return
+
+    @abstractmethod
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        """Record from here on; a trace that has room for it says whose it is and what led to it."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop. Does nothing if it was never prepared, or was stopped before."""
+
+    def _mark(self, name: str) -> Callable[[], object]:
+        """Open a mark, if there are any; returns what closes it."""
+        return lambda: None
+
+    def begin_step(self, number: int) -> None:
+        self._marks.append(self._mark(f"ProfilerStep#{number}"))
+        self.last_step = number
+        self.at = (number, OTHER, monotonic_ns())
+
+    def end_step(self) -> None:
+        self.follow(())
+        self._close_marks(0)
+        self.steps += 1
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Open and close marks until those of these stages are open, outermost first."""
+        self._close_marks(1 + len(stages))
+        for stage in stages[len(self._marks) - 1 :]:
+            self._marks.append(self._mark(f"sftriage:{stage}"))
+        self.at = (self.at[0], stages[-1] if stages else OTHER, monotonic_ns())
+
+    def _begun(self, first_step: int) -> None:
+        self._started_s = monotonic()
+        self.clock = {"mono_ns": monotonic_ns(), "wall_ns": time_ns()}
+        self.first_step = first_step
+        self.at = (first_step, OTHER, self.clock["mono_ns"])
+
+    def _run_ends(self) -> bool:
+        """Close all marks; False if nothing runs."""
+        if self.first_step is None or "run" in self.timings_s:
+            return False
+        self.timings_s["run"] = monotonic() - self._started_s
+        self._close_marks(0)
+        return True
+
+    def _close_marks(self, left: int) -> None:
+        while len(self._marks) > left:
+            self._marks.pop()()
+
+
+class TorchSession(Session):
+    """torch's profiler with some of `OPTIONS`, from preparing it to a trace in memory."""
+
+    def __init__(
+        self, subject: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
+    ) -> None:
+        super().__init__()
+        period_s = period_of(options)
+        options = {name: bool(wanted) for name, wanted in options.items() if name in _OF_PROFILER}
+        began_s = monotonic()
+        profiler = import_module("torch.profiler")
+        self.timings_s["import"] = monotonic() - began_s
+        activities = [profiler.ProfilerActivity.CPU]
+        if sys.modules["torch"].cuda.is_available():
+            activities.append(profiler.ProfilerActivity.CUDA)
+        # (the class under torch.profiler.profile: without a schedule, and the step counter that the job may use)
+        self._profile = profiler._KinetoProfile(activities=activities, **options)
+        self._options, self._subject, self._guard = options, subject, guard
+        self.stall_s = 0.0  # of the stop and the export: torch keeps the GIL for both, on any thread
+        self._prepared = False
+        self._broken: Exception | None = None
+        # (beside the profiler's own stacks, which trace every thread, it would only be traced)
+        self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
+
+    def prepare(self) -> None:
+        began_s = monotonic()
+        with self._guard.ours():
+            # (in `vars`, which neither imports the compiler nor waits for an import under way)
+            compiler = vars(sys.modules["torch"]).get("_inductor")
+            if compiler is not None and "config" in vars(compiler):
+                self._profile.prepare_trace()
+            else:
+                # prepare_trace() would import torch's compiler, to ask for a setting that matters only to its users:
+                # 820 modules, seconds in which the rank stands still. What else it does is this.
+                backend = sys.modules["torch.autograd.profiler"]
+                made = backend.profile(use_kineto=True, use_device=self._profile.use_device, **self._options)
+                self._profile.profiler = made
+                made._prepare_trace()
+        self._prepared = True
+        self.timings_s["prepare"] = monotonic() - began_s
+
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        began_s = monotonic()
+        with self._guard.ours():
+            self._profile.start_trace()
+        self._begun(first_step)
+        self.timings_s["start"] = self._started_s - began_s
+        self._label("capture_id", capture_id)
+        self._label("job", self._subject.job)
+        self._label("first_step", str(first_step))
+        for name, value in labels.items():
+            self._label(_UNSAFE.sub("_", name), value)
+        if torch_distributed() is None:
+            # (else torch writes that itself)
+            ranks = {"backend": "none", "rank": self._subject.rank, "world_size": self._subject.world_size}
+            self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
+        if self.sampler is not None:
+            self.sampler.start()
+
+    def stop(self) -> None:
+        if not self._prepared:
+            return
+        self._prepared = False
+        began_s = monotonic()
+        if self.sampler is not None:
+            self.sampler.stop()
+        try:
+            if self._run_ends():
+                self._label("last_step", str(self.last_step))
+        finally:
+            with self._guard.ours():
+                # One that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
+                if self.first_step is None:
+                    self._profile.start_trace()
+                try:
+                    self._profile.stop_trace()
+                except Exception as error:
+                    # (the stacks of its steps are as good without a trace)
+                    if self.sampler is None:
+                        raise
+                    self._broken = error
+            self.timings_s["stop"] = monotonic() - began_s
+            self.stall_s += self.timings_s["stop"]
+
+    def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
+        """Write trace and stacks into the spool, on any thread: the trace's bytes (0: none), and what is missing.
+
+        Raises:
+            CaptureError: there is neither a whole trace within its bytes nor stacks.
+        """
+        size_bytes, missing = 0, []
+        try:
+            size_bytes = write_trace(self.export, spool, request.capture_id, request.max_bytes)
+        except Exception as error:
+            if self.sampler is None:
+                raise
+            missing.append(f"no trace: {error}")
+        if self.sampler is not None:
+            missing.append(self.sampler.keep(_samples(spool, request), request.max_bytes - size_bytes))
+        if not size_bytes and all(missing):
+            raise CaptureError("; ".join(missing))
+        return size_bytes, "; ".join(filter(None, missing))
+
+    def export(self, path: str) -> None:
+        """Write the trace as JSON, on any thread, or raise a CaptureError if there is nothing in it."""
+        if self._broken is not None:
+            raise CaptureError(f"the profiler could not be stopped: {self._broken}")
+        if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
+            raise CaptureError("the profiler recorded nothing")
+        began_s = monotonic()
+        self._profile.export_chrome_trace(path)
+        self.stall_s += monotonic() - began_s
+
+    def _label(self, name: str, value: str) -> None:
+        # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
+        self._profile.add_metadata(f"sftriage.{name}", _UNSAFE.sub("_", value))
+
+    def _mark(self, name: str) -> Callable[[], object]:
+        mark = sys.modules["torch.autograd.profiler"].record_function(name)
+        mark.__enter__()
+        return partial(mark.__exit__, None, None, None)
+
+
+class SampledSession(Session):
+    """Python stacks alone: no profiler is started, and the job's may run meanwhile. Raises as `period_of` does."""
+
+    def __init__(self, options: Mapping[str, int]) -> None:
+        super().__init__()
+        self.sampler = StackSampler(lambda: self.at, period_of(options))
+
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        self._begun(first_step)
+        self.sampler.start()
+        self.timings_s["start"] = monotonic() - self._started_s
+
+    def stop(self) -> None:
+        if self._run_ends():
+            self.sampler.stop()
+
+    def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
+        """Write the stacks into the spool, on another thread, or raise a CaptureError; their size in bytes."""
+        path = _samples(spool, request)
+        if missing := self.sampler.keep(path, request.max_bytes):
+            raise CaptureError(missing)
+        return path.stat().st_size, ""
+
+
+class NvtxSession(Session):
+    """NVTX ranges for a profiler that runs outside the trainer: one around all, one a step, one a stage.
+
+    NVTX is torch's if torch was built with CUDA, else that of the ``nvtx`` package, which is imported only now. All
+    ranges are of the default domain: torch's NVTX has no other.
+
+    Raises:
+        CaptureError: there is no NVTX in this process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._push, self._pop = _nvtx()
+
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        self._mark(RANGE)
+        self._begun(first_step)
+
+    def stop(self) -> None:
+        if self._run_ends():
+            self._pop()
+
+    def _mark(self, name: str) -> Callable[[], object]:
+        self._push(name)
+        return self._pop
+
+
+def _samples(spool: Path, request: CaptureRequest) -> Path:
+    return spool / f"{request.capture_id}.{NAME}"
+
+
+def torch_distributed() -> Any:
+    """torch.distributed if the job has initialised it, else None. Imports nothing."""
+    distributed = sys.modules.get("torch.distributed")
+    there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if there else None
+
+
+def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
+    if hasattr(getattr(sys.modules.get("torch"), "_C", None), "_nvtx"):
+        torch_nvtx = import_module("torch.cuda.nvtx")
+        return torch_nvtx.range_push, torch_nvtx.range_pop
+    try:
+        package = import_module("nvtx")
+        return package.push_range, package.pop_range
+    except (ImportError, AttributeError) as error:
+        why = "torch has none in this build, and the nvtx package is not there"
+        raise CaptureError(f"no NVTX in the trainer: {why}") from error
+
+
+def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
+    """Have ``export`` write a trace to ``<spool>/<capture_id>.json``; its size in bytes.
+
+    It takes its name when it is on disk. A failure leaves nothing behind. Kineto says nothing when the disk is full.
+
+    Raises:
+        CaptureError: the trace is not whole or too large, or the name is taken.
+    """
+    final, partial = spool / f"{capture_id}.json", spool / f"{capture_id}.json.partial"
+    if final.exists():
+        raise CaptureError(f"there is a trace named {capture_id} already")
+    create_spooled(partial)
+    try:
+        export(str(partial))
+        size_bytes = partial.stat().st_size
+        if size_bytes > max_bytes:
+            raise CaptureError(f"the trace has {size_bytes} bytes; {max_bytes} are allowed")
+        if not ends_whole(partial):
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        # Kineto makes a file of its own with the process's umask.
+        partial.chmod(0o600)
+        with partial.open("rb") as file:
+            files.permit(file.fileno())
+            os.fsync(file.fileno())
+        partial.rename(final)
+        files.sync_directory(spool)
+    except OSError as error:
+        raise CaptureError(f"the trace could not be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size_bytes
+
+
+def create_spooled(path: Path) -> None:
+    """Make a new empty file in the spool, or raise a CaptureError."""
+    try:
+        os.close(files.create(path))
+    except OSError as error:
+        raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
+
+
+def ends_whole(trace: Path) -> bool:
+    """Whether a Kineto trace is whole: valid JSON follows its last key, or a string and the document end there.
+
+    torch does not escape the path of the trace. Reading hundreds of megabytes as JSON would hold the trainer's GIL.
+    """
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    at = tail.rfind(_LAST_KEY)
+    try:
+        return at >= 0 and bool(json.loads(b"{" + tail[at:]))
+    except ValueError:
+        return at >= 0 and re.search(rb'[^,:{\s]\s*"\s*\}\s*\Z', tail[at + len(_LAST_KEY) :]) is not None

@@ -1,0 +1,534 @@
+"""The job against itself: a sequential test of its steps against the best that it has shown.
+
+Peers in the same step cannot show what they all share, and a baseline that follows the job follows it down. So each
+step's time, each stage's level and the sync stages' own work are compared with the job's best. Slower steps add to the
+evidence and others take from it: a CUSUM (Page 1954) over the signs, so that neither the size of a hiccup nor the
+distribution of the times matters. The *best* is the level that one block of steps in four has kept to, and two blocks
+at least; blocks of a job that has become slower do not count.
+
+A job that climbs becomes slower from its start on, and so steadily that it keeps to no level: its best is where it
+began to. Each kind of step and size of work has a best of its own, and each kind of step its evidence.
+
+A pause is a step or a few that all ranks have spent many times as long in as in others, and no rank alone explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.model.events import JobPaused, PauseReason
+from sftriage.model.verdicts import Regression
+from sftriage.model.windows import Window
+from sftriage.verdict.accounting import BoolArray, FloatArray, Walk, advances_by_step, medians
+from sftriage.verdict.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
+from sftriage.verdict.settings import Settings
+from sftriage.verdict.whatif import MAD_TO_SIGMA, Profile
+
+FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6
+"""A climb is seen in the medians of blocks of as many steps, and in no fewer blocks. A job that has not climbed in the
+two thousand steps of the largest blocks has kept to a level."""
+
+ERRORS, WANDERINGS = 8.0, 3.0
+"""A climb is as high as so many standard errors of a median, and so many times what blocks come to that rise and fall
+by chance: ranks that share cores differ for dozens of steps."""
+
+BLOCK_STEP, BLOCK_TIMES, BLOCK_WORK, BLOCK_SPREAD = 0, 1, -2, -1
+"""What there is of a block (K): its last step, the medians of what is measured of its steps, of which the step's length
+is the first one and the work the last one, and how much the lengths spread."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """The way of one regime's steps since the job's start, in blocks of equal length.
+
+    Attributes:
+        steps: how many steps a block has; twice as many whenever there are too many blocks, and 0 in the end.
+        blocks: the blocks that are full, `MAX_SAMPLES` at most (K).
+        rest: what is measured of the steps since then.
+    """
+
+    steps: int = FIRST_BLOCK_STEPS
+    blocks: tuple[FloatArray, ...] = ()
+    rest: tuple[FloatArray, ...] = ()
+
+    @property
+    def room(self) -> int | None:
+        """How many steps there are until the next block is full; None where there is none to come."""
+        return self.steps - len(self.rest) if self.steps else None
+
+    def after(self, step: int, rows: Sequence[FloatArray], slower: bool) -> Way:
+        """The way after the steps up to this one, as many as there is room for, unless the job is ``slower``."""
+        rest = (*self.rest, *rows)
+        if len(rest) < self.steps or not self.steps:
+            return Way(self.steps, self.blocks, rest if self.steps else ())
+        if slower:
+            return Way(self.steps, self.blocks)
+        rest_KN = np.array(rest).T.copy()
+        typical = medians(rest_KN)
+        spread = medians(np.abs(rest_KN[0] - typical[0])) * MAD_TO_SIGMA
+        blocks = (*self.blocks, np.concatenate(([step], typical, [spread])))
+        if len(blocks) < MAX_SAMPLES:
+            return Way(self.steps, blocks)
+        return Way(2 * self.steps, _joined(blocks)) if self.steps < LAST_BLOCK_STEPS else Way(0)
+
+    def climb(self, settings: Settings) -> tuple[FloatArray, ...]:
+        """The blocks from the best one to the last, if the job has climbed from it for most of its time."""
+        blocks, steps = self.blocks, self.steps
+        while not self.rest and len(blocks) >= LEAST_BLOCKS:
+            best = int(np.argmin([block[BLOCK_TIMES] for block in blocks]))
+            since = blocks[best:]
+            if 4 * best < len(blocks) and len(since) >= LEAST_BLOCKS and _climbs(np.array(since), steps, settings):
+                return since
+            blocks, steps = _joined(blocks), 2 * steps
+        return ()
+
+
+def more_work(work_N: FloatArray, work: float) -> FloatArray:
+    """How many times as long steps may take that have more work: no training step grows faster than by its square."""
+    return np.maximum(1.0, work_N / work) ** 2 if work > 0.0 else np.ones(len(work_N))
+
+
+def _joined(blocks: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
+    pairs = zip(blocks[::2], blocks[1::2], strict=False)
+    return tuple(np.concatenate((two[:1], (one[1:] + two[1:]) / 2)) for one, two in pairs)
+
+
+def _climbs(since_NK: FloatArray, steps: int, settings: Settings) -> bool:
+    """Whether blocks of so many steps rise from the first to the last by what is reported, and steadily.
+
+    A jump that is most of it is no climb, and neither are blocks of which many fall.
+    """
+    best_s = since_NK[0, BLOCK_TIMES]
+    over_N = since_NK[:, BLOCK_TIMES] / more_work(since_NK[:, BLOCK_WORK], since_NK[0, BLOCK_WORK]) / best_s - 1.0
+    rises_N, height = np.diff(over_N), float(over_N[-1])
+    # The standard error of a median is 1.25 σ/√n.
+    error = 1.25 * float(medians(since_NK[:, BLOCK_SPREAD])) / best_s / math.sqrt(steps)
+    wandering = float(rises_N.std(ddof=1)) * math.sqrt(len(rises_N))
+    least = max(settings.min_over_best_fraction, ERRORS * error, WANDERINGS * wandering)
+    jump, fallen = float(rises_N.max()), float(-rises_N.clip(max=0.0).sum())
+    return bool(height >= max(least, jump / settings.most_fraction, fallen / settings.most_fraction**2))
+
+
+StepArray = NDArray[np.int64]
+
+STEP, COMMON, STAGES, QUEUED = 0, 1, 2, -1
+"""The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
+the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage; and last,
+what is not tested, but explains the others: for how long the rank that waited longest for a CPU did so."""
+
+MOST = 1e6
+"""The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMeasures:
+    """The measures of consecutive steps, in seconds. N steps, S stages.
+
+    Attributes:
+        counts_N: the steps that count: complete, without a profiler, and not after a step of another kind.
+        work_N: the work of each step; None, or 0, if it was not given.
+    """
+
+    first_step: int
+    stages: tuple[str, ...]
+    times_NQ: FloatArray
+    counts_N: BoolArray
+    regimes: Sequence[Regime]
+    work_N: FloatArray | None = None
+
+
+def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArray) -> StepMeasures:
+    """The measures of a window's steps, from its walks, the profile of all steps, and which steps are complete.
+
+    What came after a step's last sync belongs to that step. The slowest cohort counts. A step of another kind than the
+    one before it does not count, for it begins with what that one left behind.
+    """
+    step_N, level_NS = advances_by_step(walks, window).sum(axis=1), whole.common_NCS.max(axis=1)
+    queued_NR = window.counted("queued_s")
+    queued_N = np.zeros(len(step_N)) if queued_NR is None else np.nan_to_num(np.fmax.reduce(queued_NR, axis=1))
+    common_N = level_NS.sum(axis=1) + whole.sync_NS.sum(axis=1)
+    counts_N, kinds_N = valid_N.copy(), np.asarray(window.kinds or ("",) * len(valid_N))
+    counts_N[1:] &= kinds_N[1:] == kinds_N[:-1]
+    return StepMeasures(
+        first_step=window.first_step,
+        stages=window.schema.stages,
+        times_NQ=np.column_stack([step_N, common_N, level_NS, whole.sync_NS, queued_N]),
+        counts_N=counts_N,
+        regimes=regimes_of(window),
+        work_N=None if window.work_NR is None else window.work_NR.mean(axis=1),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BestLevel:
+    """The best of one regime.
+
+    Attributes:
+        best_Q: a typical step, in seconds.
+        line_Q: by how much over it a step counts as slower, as a fraction of the best step: more in a job whose blocks
+            differ by chance.
+        alike_Q: by how much more blocks differ than independent steps would make them, 1 at least: the evidence of
+            correlated steps is divided by this.
+        work: the work of such a step.
+    """
+
+    best_Q: FloatArray
+    line_Q: FloatArray
+    alike_Q: FloatArray
+    work: float
+
+    def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
+        """By how much steps are over the best, as a fraction of the best step.
+
+        The work of one regime's steps differs by up to a fifth.
+        """
+        with np.errstate(over="ignore"):
+            over_NQ = (times_NQ - self.best_Q * more_work(work_N, self.work)[:, None]) / self.best_Q[STEP]
+        return np.asarray(np.clip(over_NQ, -MOST, MOST))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """The samples of one regime: medians of blocks of steps; a row is the quantities and, last, the work (K).
+
+    Attributes:
+        block: the steps of the block that is not full yet.
+        samples: the medians of some of the blocks before.
+        last: the medians of the last block.
+        changes: the latest changes from one block to the next, each with the spread of the steps in its block.
+        level: the best; None before there are enough samples.
+        way: the way of the steps, without those that the job was slower in.
+        lowest_s: the step's length where it began to climb: the best, unless a level is better.
+    """
+
+    block: tuple[FloatArray, ...] = ()
+    samples: Samples[FloatArray] = Samples()  # noqa: RUF009  # frozen
+    last: FloatArray | None = None
+    changes: tuple[FloatArray, ...] = ()
+    level: BestLevel | None = None
+    way: Way = Way()  # frozen
+    lowest_s: float = math.inf
+
+    def after(self, last_step: int, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
+        """The samples after more steps, at most as many as the block, and the one of its way, have room for.
+
+        While the job is ``slower``, no samples are taken, but changes are.
+        """
+        block, way = (*self.block, *rows), self.way.after(last_step, rows, slower)
+        if len(block) < settings.best_steps:
+            return replace(self, block=block, way=way)
+        steps_KN = np.array(block).T.copy()
+        typical = medians(steps_KN)
+        samples = self.samples if slower else self.samples.after(typical)
+        known = replace(self, block=(), samples=samples, last=typical, way=way)
+        if self.last is None or samples.seen < 2:
+            return known
+        change_2K = np.stack([np.abs(typical - self.last), medians(np.abs(steps_KN - typical[:, None]))])
+        changes = (*self.changes, change_2K[:, :-1])[-MAX_SAMPLES:]
+        n_as_good = max(2, math.ceil(settings.best_fraction * len(samples.kept)))
+        best = np.sort(np.array(samples.kept), axis=0)[n_as_good - 1]
+        if best[STEP] <= 0.0 or self.lowest_s <= best[STEP]:
+            return known
+        change_Q, spread_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA
+        # The variance of a difference is that of both blocks.
+        wander_Q = change_Q / math.sqrt(2.0)
+        # The standard error of a median is 1.25 σ/√n; up to twice that, steps count as independent.
+        alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
+        alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
+        line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
+        line_Q[QUEUED] = np.inf  # (no step counts as slower for that)
+        return replace(known, changes=changes, level=BestLevel(best[:-1], line_Q, alike_Q, float(best[-1])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeedTest:
+    """The evidence that one kind of step has become slower, for each quantity (log odds).
+
+    Attributes:
+        evidence_Q: from 0 up to the threshold.
+        since_Q, first_Q, last_Q: the step since which it has been above 0, and the range of that step.
+        until_Q: the last step at which it was at the threshold.
+        stands_Q: whether it has been at the threshold, and not at 0 since.
+        recent: the last steps (`Settings.best_steps`), each with by how much it was over the best (Q).
+        best_Q: the best that the last of them was compared with.
+        onset: of the regression that stands: its first step, and the range of that step.
+        full: that regression when its evidence was last at the threshold, which may be long before it is 0.
+        ended: the last regression that has ended, which was known at step ``ended_by``.
+    """
+
+    kind: str
+    stages: tuple[str, ...]
+    evidence_Q: FloatArray
+    since_Q: StepArray
+    first_Q: StepArray
+    last_Q: StepArray
+    until_Q: StepArray
+    stands_Q: BoolArray
+    recent: tuple[tuple[int, FloatArray], ...] = ()
+    best_Q: FloatArray | None = None
+    onset: tuple[int, int, int] | None = None
+    full: Regression | None = None
+    ended: Regression | None = None
+    ended_by: int = -1
+    n_steps: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was tested."""
+        return self.recent[-1][0]
+
+    def recent_Q(self, since: int = 0) -> FloatArray:
+        """The median of how much the last steps, from ``since`` on, were over the best."""
+        over_KQ = np.array([over_Q for step, over_Q in self.recent if step >= since])
+        return medians(over_KQ.T.copy()) if len(over_KQ) else np.zeros(len(self.evidence_Q))
+
+    @property
+    def regression(self) -> Regression:
+        """The regression that stands."""
+        assert self.onset is not None
+        assert self.best_Q is not None
+        recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)
+        over_S, best_S = (
+            of_Q[STAGES : STAGES + n_stages] + of_Q[STAGES + n_stages : QUEUED] for of_Q in (recent_Q, self.best_Q)
+        )
+        everywhere, waits = 2 * recent_Q[COMMON] >= recent_Q[STEP], min(recent_Q[QUEUED], recent_Q[STEP]) > 0.0
+        return Regression(
+            *self.onset,
+            fraction=float(recent_Q[STEP]),
+            scope="all" if everywhere else "some",
+            stages=_slower_stages(over_S, best_S / self.best_Q[STEP], self.stages) if everywhere else (),
+            best_step_s=float(self.best_Q[STEP]),
+            kind=self.kind,
+            descheduled_fraction=min(1.0, float(recent_Q[QUEUED] / recent_Q[STEP])) if waits else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnBest:
+    """The best of each regime, and the evidence of each kind of step.
+
+    ``next_step`` is the first step that has not been tested: windows overlap, and each step is tested once.
+    """
+
+    stages: tuple[str, ...] = ()
+    next_step: int = 0
+    bests: Mapping[Regime, Best] = field(default_factory=dict)
+    tests: Mapping[str, SpeedTest] = field(default_factory=dict)
+
+    def reported(self, first_step: int, new_from: int) -> Regression | None:
+        """The regression to report with a window from ``first_step`` on, whose steps from ``new_from`` on are new.
+
+        The one that stands, of the most frequent kind of step; or one that has just ended. None while the job is as
+        good as its best.
+        """
+        here = self._met(first_step)
+        for test in here:
+            if test.onset is not None:
+                return test.regression
+        ended = [test for test in here if test.ended is not None and test.ended_by >= new_from]
+        return max(ended, key=lambda test: test.ended_by).ended if ended else None
+
+    def numbers(self, first_step: int, settings: Settings) -> dict[str, float]:
+        """The numbers and thresholds of the most frequent kind of step, of the steps from ``first_step`` on."""
+        here = self._met(first_step)
+        if not here:
+            return {}
+        test = here[0]
+        return {
+            "over_best_fraction": float(test.recent_Q()[STEP]),
+            "min_over_best_fraction": settings.min_over_best_fraction,
+            "slower_evidence": float(test.evidence_Q.max()),
+            "min_slower_evidence": settings.naming_log_odds,
+        }
+
+    @property
+    def queued_s(self) -> float | None:
+        """For how long the rank that waits longest for a CPU does so in a step, when the job is at its best.
+
+        Of the most frequent kind of step; None where the best is not known yet.
+        """
+        best_Q = next((test.best_Q for test in self._met(0)), None)
+        return None if best_Q is None else float(best_Q[QUEUED])
+
+    def _met(self, first_step: int) -> list[SpeedTest]:
+        """The evidence of each kind of step that was met from a step on, the most frequent one first."""
+        here = (test for test in self.tests.values() if test.last_step >= first_step)
+        return sorted(here, key=lambda test: -test.n_steps)
+
+
+def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
+    """The state after more steps, without those that were tested before.
+
+    It does not depend on how the steps are split into windows, overlapping or not.
+    """
+    if before is None or before.stages != measures.stages:
+        before = OwnBest(measures.stages)
+    bests, tests = before.bests, before.tests
+    times_NQ, work_N = measures.times_NQ, measures.work_N
+    work_N = np.zeros(len(times_NQ)) if work_N is None else np.nan_to_num(work_N, posinf=0.0)
+    counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (times_NQ[:, STEP] > 0.0)
+    counts_N &= measures.first_step + np.arange(len(counts_N)) >= before.next_step
+    for regime, group in groupby(np.flatnonzero(counts_N).tolist(), key=lambda n: measures.regimes[n]):
+        rows_N = list(group)
+        while rows_N:
+            best, test = bests.get(regime, Best()), tests.get(regime[0])
+            room = min(settings.best_steps - len(best.block), best.way.room or settings.best_steps)
+            rows, rows_N = rows_N[:room], rows_N[room:]
+            steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
+            learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
+            if best.level is not None:
+                over_NQ = best.level.over_NQ(times_NQ[rows], work_N[rows])
+                test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
+                test = _tested(test, over_NQ, steps_N, best.level, settings)
+            slower = test is not None and test.onset is not None
+            best = best.after(int(steps_N[-1]), learned, slower, settings)
+            if not slower and (blocks := best.way.climb(settings)):
+                # The best of a job that has climbed is where it began to.
+                first_Q = blocks[0][BLOCK_TIMES:BLOCK_WORK]
+                line_Q = np.append(np.full(len(first_Q) - 1, settings.slower_fraction), np.inf)
+                level = BestLevel(first_Q, line_Q, np.ones(len(first_Q)), float(blocks[0][BLOCK_WORK]))
+                best = replace(best, level=level, lowest_s=float(level.best_Q[STEP]), way=Way(0))
+                test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
+                test = _climbed(test, np.array(blocks), level, settings)
+            bests, tests = met(bests, regime, best), tests if test is None else met(tests, regime[0], test)
+    next_step = max(before.next_step, measures.first_step + len(times_NQ))
+    return OwnBest(before.stages, next_step, bests, tests)
+
+
+def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
+    none_Q = np.zeros(STAGES + 2 * len(stages) + 1)
+    step_Q = np.full(len(none_Q), step, dtype=np.int64)
+    return SpeedTest(kind, stages, none_Q, step_Q, step_Q, step_Q, step_Q, none_Q > 0.0)
+
+
+def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: Settings) -> SpeedTest:
+    """The evidence after a climb over such blocks: it stands since the block that was the last one not to be slower."""
+    over_NQ = level.over_NQ(since_NK[:, BLOCK_TIMES:BLOCK_WORK], since_NK[:, BLOCK_WORK])
+    steps_N = since_NK[:, BLOCK_STEP].astype(np.int64)
+    at = int(np.flatnonzero(over_NQ[:, STEP] <= settings.slower_fraction)[-1])
+    onset = int(steps_N[at]) + 1, int(steps_N[max(at - 1, 0)]) + 1, int(steps_N[min(at + 1, len(steps_N) - 1)]) + 1
+    is_step_Q = np.arange(len(test.evidence_Q)) == STEP
+    return replace(
+        test,
+        evidence_Q=np.where(is_step_Q, settings.naming_log_odds, test.evidence_Q),
+        stands_Q=test.stands_Q | is_step_Q,
+        recent=((int(steps_N[-1]), over_NQ[-1]),),
+        best_Q=level.best_Q,
+        onset=onset,
+    )
+
+
+def _tested(
+    test: SpeedTest, over_NQ: FloatArray, steps_N: StepArray, level: BestLevel, settings: Settings
+) -> SpeedTest:
+    """The evidence after more steps of its kind, which were over their best by ``over_NQ``.
+
+    In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
+    the first of ``guilty_fractions`` are. The evidence is the log likelihood ratio.
+    """
+    test = replace(test, best_Q=level.best_Q, n_steps=test.n_steps + len(steps_N))
+    guilty = settings.guilty_fractions[0]
+    rises, falls = math.log(guilty / 0.5), math.log((1.0 - guilty) / 0.5)
+    changes_NQ = np.where(over_NQ > level.line_Q, rises, falls) / level.alike_Q
+    for step, over_Q, change_Q in zip(steps_N.tolist(), over_NQ, changes_NQ, strict=True):
+        test = _after_step(test, step, over_Q, change_Q, settings)
+    return test
+
+
+def _after_step(test: SpeedTest, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings) -> SpeedTest:
+    """The evidence after one more step. A regression has ended once all quantities that stood are at 0."""
+    was_Q, enough = test.evidence_Q, settings.naming_log_odds
+    evidence_Q = np.minimum(np.maximum(was_Q + change_Q, 0.0), enough)
+    stands_Q = test.stands_Q & (evidence_Q > 0.0)
+    onset, full, ended, ended_by = test.onset, test.full, test.ended, test.ended_by
+    until_Q = np.where(was_Q == enough, step, test.until_Q)
+    if onset is not None:
+        if (test.stands_Q & (was_Q == enough) & (evidence_Q < enough)).any():
+            full = test.regression
+        if full is not None and not stands_Q.any():
+            ended = replace(full, until_step=int(until_Q[test.stands_Q].max()))
+            onset, full, ended_by = None, None, step
+    test = replace(
+        test,
+        evidence_Q=evidence_Q,
+        since_Q=np.where(was_Q == 0.0, step, test.since_Q),
+        first_Q=np.where(was_Q == 0.0, test.since_Q, test.first_Q),
+        last_Q=np.where(was_Q <= settings.onset_log_likelihood, step, test.last_Q),
+        until_Q=until_Q,
+        stands_Q=stands_Q,
+        recent=(*test.recent, (step, over_Q))[-settings.best_steps :],
+        onset=onset,
+        full=full,
+        ended=ended,
+        ended_by=ended_by,
+    )
+    begun = [q for q in np.flatnonzero((evidence_Q == enough) & ~stands_Q).tolist() if _counts(test, q, settings)]
+    if not begun:
+        return test
+    stands_Q[begun] = True
+    since = int(test.since_Q[begun[0]]), int(test.first_Q[begun[0]]), int(test.last_Q[begun[0]])
+    return test if onset is not None else replace(test, onset=since)
+
+
+def _counts(test: SpeedTest, q: int, settings: Settings) -> bool:
+    """Whether a quantity's slowdown is worth reporting, and is most of the job's: time may also move between stages."""
+    recent_Q = test.recent_Q(int(test.since_Q[q]))
+    mostly = recent_Q[q] >= settings.most_fraction * recent_Q[STEP]
+    return bool(mostly and recent_Q[STEP] >= settings.min_over_best_fraction)
+
+
+def _slower_stages(over_S: FloatArray, best_S: FloatArray, stages: tuple[str, ...]) -> tuple[str, ...]:
+    """The fewest stages without which the slowdown would be at most half; none if it is in all of them."""
+    slower = over_S.sum() / best_S.sum() if best_S.sum() > 0.0 else 0.0
+    rest = list(range(len(stages)))
+    for s in np.argsort(-over_S).tolist():
+        rest.remove(s)
+        rest_s = float(best_S[rest].sum())
+        if rest_s <= 0.0:
+            return ()
+        if float(over_S[rest].sum()) / rest_s < 0.5 * slower:
+            return tuple(stage for at, stage in enumerate(stages) if at not in rest)
+    return ()
+
+
+PAUSE_STEPS, LEAST_PAUSE_S = 10.0, 1.0
+"""A pause is a step that takes as many times the typical one's length, and this much longer."""
+
+
+def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
+    """The steps of a window in which the job paused: most of what they take longer is what all ranks have in common.
+
+    A step with a kind is as long as that kind takes.
+    """
+    counts_N: BoolArray = measures.counts_N & np.asarray([kind == "" for kind, _ in measures.regimes])
+    if not counts_N.any():
+        return counts_N
+    times_NQ = measures.times_NQ
+    usual_Q = medians(times_NQ[counts_N], axis=0)
+    over_NQ = times_NQ - usual_Q
+    least_s = max(LEAST_PAUSE_S, (PAUSE_STEPS - 1.0) * float(usual_Q[STEP]))
+    paused_N = counts_N & (over_NQ[:, STEP] >= least_s)
+    return np.asarray(paused_N & (over_NQ[:, COMMON] >= settings.most_fraction * over_NQ[:, STEP]))
+
+
+def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: int) -> tuple[JobPaused, ...]:
+    """The pauses in a window's steps from ``new_from`` on, without a time. Of steps on end, those here are one."""
+    paused_N, found, stages = paused_steps(measures, settings), [], measures.stages
+    usual_Q = medians(measures.times_NQ[measures.counts_N], axis=0) if paused_N.any() else np.zeros(0)
+    ends = np.flatnonzero(np.diff(np.concatenate(([False], paused_N, [False])).astype(np.int8))).reshape(-1, 2)
+    for begin, end in np.maximum(ends, new_from - measures.first_step).tolist():
+        if begin == end:
+            continue
+        over_Q = (measures.times_NQ[begin:end] - usual_Q).sum(axis=0)
+        local_S, sync_S = over_Q[STAGES : STAGES + len(stages)], over_Q[STAGES + len(stages) : QUEUED]
+        s = int(np.argmax(local_S + sync_S))
+        reason: PauseReason = "in_sync" if sync_S[s] >= local_S[s] else "in_own_work"
+        first, last = measures.first_step + begin, measures.first_step + end - 1
+        found.append(JobPaused(0.0, attempt, first, last, float(over_Q[STEP]), stages[s], reason))
+    return tuple(found)

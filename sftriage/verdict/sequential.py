@@ -1,0 +1,440 @@
+"""Sequential likelihood-ratio tests along the run: which rank, or which host, delays the others.
+
+A *unit* is a rank or a host (which arrives with its last rank). A *clear event* of a unit is a step that this unit
+alone delayed by more than some share of the step. Two hypotheses are compared at each event:
+
+- nothing is wrong: each unit is equally likely to cause the event, or, where delays last for several steps, the unit of
+  the last event is as likely to cause it as others were after theirs;
+- the unit is at fault: it causes most of the events.
+
+The log likelihood ratio is summed over the events and never falls below zero (CUSUM, Page 1954). If events are
+no more dependent than that, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
+
+Work that all units do (an evaluation, a checkpoint) makes a different unit last each time, so that no unit's sum grows,
+however regular the work is. Where each unit does it in its own time, the events of several are the same period apart,
+which is then the job's. If a unit's events also fall into one phase of a period, the odds of that are added: how
+unlikely it is that chance puts so many of them there (Fisher's exact test).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray
+from sftriage.verdict.settings import Settings
+from sftriage.verdict.units import UnitName
+from sftriage.verdict.whatif import Roles, SegmentReplay
+
+HISTORY_STEPS = 512
+"""Steps whose events are remembered."""
+
+Runs: TypeAlias = "tuple[tuple[UnitName, bool], ...]"
+"""Runs of clear events that one unit caused one after the other, and whether there was a second one."""
+
+MAX_RUNS = 64
+"""Runs that are remembered."""
+
+MAX_PERIOD_STEPS = 64
+"""The longest period that is searched for, an eighth of `HISTORY_STEPS`. A fault absent for longer has ended."""
+
+MIN_TIMES = 4
+"""Events that a recurrence has at least: three gaps that agree."""
+
+MAX_DRIFT = 0.1
+"""Gaps between events that differ from a period by no more than this fraction of it are of that period."""
+
+MAX_PERIODS_APART = 3
+"""Periods between two events of a recurrence of which some are missing: a longer gap, with its drift, may be chance."""
+
+_LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
+
+
+@dataclass(frozen=True, slots=True)
+class ClearEvent:
+    """A step that one unit alone delayed, by ``share`` of the usual step."""
+
+    step: int
+    unit: UnitName
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A unit's events at every step n with ``n % period == phase``, since the step ``onset``."""
+
+    period: int
+    phase: int
+    onset: int
+    log_odds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOdds:
+    """The state of the tests of one unit.
+
+    Attributes:
+        log_odds: the sum of each test, natural logarithm, 0 at least.
+        since: for each test the step of the event at which its sum last rose from 0.
+        named: whether one of them has reached the threshold, and the fault is not known to have ended.
+    """
+
+    log_odds: tuple[float, ...]
+    since: tuple[int, ...]
+    named: bool = False
+
+    @property
+    def onset(self) -> int:
+        """The step at which the largest sum rose from 0."""
+        return self.since[max(range(len(self.since)), key=self.log_odds.__getitem__)]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The tests of all of a job's ranks, or of all its hosts, after the steps before ``next_step``.
+
+    Attributes:
+        n_units: how many ranks, or hosts, the job has.
+        next_step: the first step that has not been taken into account.
+        units: the state of each unit whose sums are not all 0.
+        events: the clear events of the last `HISTORY_STEPS` steps, in order.
+        runs: the last runs of events from each size on.
+    """
+
+    n_units: int = 0
+    next_step: int = 0
+    units: Mapping[UnitName, UnitOdds] = field(default_factory=dict)
+    events: tuple[ClearEvent, ...] = ()
+    runs: tuple[Runs, ...] = ()
+
+    def named(self, unit: UnitName) -> bool:
+        """Whether a test has named the unit, and its fault is not known to have ended."""
+        return unit in self.units and self.units[unit].named
+
+    def events_of(self, unit: UnitName, settings: Settings) -> list[int]:
+        """The steps of the unit's events in the test that names it, since its sum rose from 0."""
+        state = self.units[unit]
+        test = max(range(len(state.since)), key=state.log_odds.__getitem__)
+        size = _tests(self.n_units, settings).sizes[test // len(settings.guilty_fractions)]
+        own = (one for one in self.events if one.unit == unit and one.step >= state.since[test])
+        return [one.step for one in own if one.share > size]
+
+    def log_odds(self, unit: UnitName) -> float:
+        """The largest log odds of any test of the unit."""
+        return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
+
+
+def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, settings: Settings) -> Evidence:
+    """The evidence after the steps before ``next_step``, whose clear events were ``events``, in order."""
+    if evidence.n_units < 2:
+        return replace(evidence, next_step=next_step)
+    tests = _tests(evidence.n_units, settings)
+    units, runs = dict(evidence.units), list(evidence.runs or [()] * len(tests.sizes))
+    last_step = {event.unit: event.step for event in evidence.events}
+    for event in events:
+        units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
+        units.setdefault(event.unit, UnitOdds((0.0,) * tests.n_tests, (event.step,) * tests.n_tests))
+        updated = {unit: _updated(one, unit, event, runs, tests) for unit, one in units.items()}
+        units = {unit: one for unit, one in updated.items() if any(one.log_odds)}
+        last_step[event.unit] = event.step
+        runs = [_longer(r, event.unit) if event.share > size else r for r, size in zip(runs, tests.sizes, strict=True)]
+    units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
+    kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
+    return Evidence(evidence.n_units, next_step, units, kept, tuple(runs))
+
+
+class Tests(NamedTuple):
+    """The tests of a unit among so many.
+
+    Attributes:
+        sizes: the shares of a step from which events count, with as many tests each as there are ``guilty``.
+        guilty: the fraction of clear events that a unit at fault causes.
+        chance: the fraction that any unit causes by chance.
+        names_from, keeps_from: the log odds from which a test names a unit, and down to which it stays named.
+        most: the most that log odds can be.
+    """
+
+    sizes: tuple[float, ...]
+    guilty: tuple[float, ...]
+    chance: float
+    names_from: float
+    keeps_from: float
+    most: float
+
+    @property
+    def n_tests(self) -> int:
+        """The number of tests."""
+        return len(self.sizes) * len(self.guilty)
+
+
+def _longer(runs: Runs, unit: UnitName) -> Runs:
+    if not runs or runs[-1][0] != unit:
+        return (*runs, (unit, False))[-MAX_RUNS:]
+    return runs if runs[-1][1] else (*runs[:-1], (unit, True))
+
+
+def _chance(runs: Runs, unit: UnitName, least: float) -> float:
+    """The probability that the next event is this unit's too by chance: ``least`` at least.
+
+    After one of its own, it is as large as the fraction of the others' runs that went on (the rule of succession, from
+    ``least`` where there are none). A run that is a whole fault counts once.
+    """
+    if not runs or runs[-1][0] != unit:
+        return least
+    others = [went_on for other, went_on in runs if other != unit]
+    return max(least, (sum(others) + 1.0) / (len(others) + 1.0 / least))
+
+
+def _updated(state: UnitOdds, unit: UnitName, event: ClearEvent, runs: list[Runs], tests: Tests) -> UnitOdds:
+    """A unit's state after an event, which was its own or another's. ``runs`` are those before it."""
+    own, since, log_odds, n_guilty = unit == event.unit, list(state.since), list(state.log_odds), len(tests.guilty)
+    for k, size in enumerate(tests.sizes):
+        if event.share <= size:
+            continue
+        chance = _chance(runs[k], unit, tests.chance)
+        for i, guilty in enumerate(tests.guilty, k * n_guilty):
+            if own and log_odds[i] == 0.0:
+                since[i] = event.step
+            # Runs that go on by chance as often as a unit at fault would tell nothing.
+            guilty = max(guilty, chance)
+            says = math.log(guilty / chance) if own else math.log((1.0 - guilty) / (1.0 - chance))
+            log_odds[i] = min(tests.most, max(0.0, log_odds[i] + says))
+    least = tests.keeps_from if state.named else tests.names_from
+    return UnitOdds(tuple(log_odds), tuple(since), (own or state.named) and max(log_odds) >= least)
+
+
+@lru_cache(maxsize=32)
+def _tests(n_units: int, settings: Settings) -> Tests:
+    enough = settings.naming_log_odds
+    return Tests(
+        (settings.min_event_fraction, *settings.event_fractions),
+        settings.guilty_fractions,
+        max(1.0 / n_units, settings.min_chance),
+        enough,
+        settings.most_fraction * enough,
+        settings.whole_factor * enough,
+    )
+
+
+def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:
+    """The recurrence of a unit's events that is likely enough to name it; None if there is none.
+
+    Most of the unit's events fall into one phase of the period, and it is not the job's. Who causes the events and when
+    they come are independent, so the log odds of both are added. Events from each size on are searched, because smaller
+    ones may be ordinary hiccups.
+    """
+    found: list[Recurrence] = []
+    n_tries = evidence.n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
+    n_guilty = len(settings.guilty_fractions)
+    log_odds_T = evidence.units[unit].log_odds if unit in evidence.units else ()
+    folded: dict[int, tuple[int, int, float] | None] = {}
+    for i, size in enumerate(_tests(evidence.n_units, settings).sizes):
+        steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
+        if len(steps) not in folded:
+            folded[len(steps)] = _fold(steps, evidence.next_step)
+        best = folded[len(steps)]
+        if best is None:
+            continue
+        period, phase, log_chance = best
+        own = steps[steps % period == phase]
+        goes_on = evidence.next_step - own[-1] <= 2 * period
+        mostly = 2 * len(own) >= (steps >= own[0]).sum()
+        log_odds = -log_chance - math.log(n_tries)
+        here = Recurrence(period, phase, int(own[0]), log_odds)
+        if not (goes_on and mostly and log_odds >= settings.recurrence_log_odds):
+            continue
+        log_odds += max(log_odds_T[n_guilty * i : n_guilty * (i + 1)], default=0.0)
+        if log_odds >= settings.naming_log_odds and not _is_of_job(here, evidence, unit, size, settings):
+            found.append(replace(here, log_odds=log_odds))
+    return max(found, key=lambda one: one.log_odds, default=None)
+
+
+def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float, settings: Settings) -> bool:
+    """Whether the others' events may recur like a unit's: in its phase, or those of some in phases of their own.
+
+    Those in its phase are work of all of them, in which one of a few is often the last several times in a row: they
+    count against it as in any test. Those in other phases may drift a little, as where each rank collects its garbage;
+    they count from half of the unit's usual size on.
+    """
+    enough, tests = settings.recurrence_log_odds, _tests(evidence.n_units, settings)
+    own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
+    steps, usual = _steps(own), settings.most_fraction * float(np.median([one.share for one in own]))
+    others = [one for one in evidence.events if one.unit != unit and one.step >= here.onset - here.period]
+    in_phase = _steps(one for one in others if one.share > size and one.step % here.period == here.phase)
+    guilty, chance = tests.guilty[0], tests.chance
+    who = len(steps) * math.log(guilty / chance) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - chance))
+    if who < enough:
+        return True
+    since = max(here.onset - here.period, evidence.next_step - HISTORY_STEPS)
+    large = [(one.unit, one.step - since) for one in others if one.share > usual]
+    # (where it is mostly seen in every second period only, it may be twice as long)
+    gaps = np.sort(np.diff(steps))
+    return any(
+        _log_chance_of_followed(large, period, most_periods, evidence.next_step - since) < -enough
+        for period in {here.period, int(gaps[len(gaps) // 2])}
+        for most_periods in (1, MAX_PERIODS_APART)
+    )
+
+
+def _log_chance_of_followed(
+    events: Sequence[tuple[UnitName, int]], period: int, most_periods: int, n_steps: int
+) -> float:
+    """Log probability that as many events are followed by another one of the unit, some periods later, by chance.
+
+    It is that of the least likely unit among so many, or of all together: of many, each may be hidden by others.
+    """
+    if not events:
+        return 0.0
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(unit for unit, _ in events))}
+    # One axis for all of them, on which no event of a unit is within reach of another one's.
+    span = n_steps + (most_periods + 1) * period * 2
+    at_E = np.asarray(sorted({numbers[unit] * span + step for unit, step in events}), np.intp)
+    # (a delay that lasts for a few steps is one)
+    at_E = at_E[np.diff(at_E, prepend=-span) > max(1, int(MAX_DRIFT * period))]
+    unit_E, step_E = np.divmod(at_E, span)
+    hit_E, width_E = np.zeros(len(at_E), np.bool_), np.zeros(len(at_E))
+    for apart in range(period, (most_periods + 1) * period, period):
+        drift = int(MAX_DRIFT * apart)
+        known_E = step_E + apart + drift < n_steps
+        first_E, after_E = (np.searchsorted(at_E, at_E + apart + by) for by in (-drift, drift + 1))
+        hit_E |= known_E & (first_E < after_E)
+        width_E += known_E * (2 * drift + 1)
+    chance_E = 1.0 - (1.0 - np.bincount(unit_E)[unit_E] / n_steps) ** width_E
+    of_U = [np.bincount(unit_E, of_E).tolist() for of_E in (hit_E, width_E > 0, chance_E)]
+    least_likely = min(map(_log_binomial, *of_U)) + math.log(len(numbers))
+    return min(least_likely, _log_binomial(*map(sum, of_U)))
+
+
+def _log_binomial(hits: float, times: float, due: float) -> float:
+    """Log probability of so many hits, of which chance alone makes ``due``; 0 where that is more."""
+    if hits <= due:
+        return 0.0
+    choose = math.lgamma(times + 1) - math.lgamma(hits + 1) - math.lgamma(times - hits + 1)
+    misses = (times - hits) * math.log1p(-due / times) if hits < times else 0.0
+    return choose + hits * math.log(due / times) + misses
+
+
+def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:
+    """The distinct steps of events, sorted: a delay after a step's last sync stage becomes known with the next step."""
+    return np.asarray(sorted({one.step for one in events}), np.intp)
+
+
+def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:
+    """The period and phase in which these steps are least likely by chance, and the log of that probability."""
+    if len(steps) < MIN_TIMES:
+        return None
+    n_steps = int(min(next_step - steps[0], HISTORY_STEPS))
+    period_P = np.arange(2, min(n_steps // (MIN_TIMES - 1), MAX_PERIOD_STEPS) + 1)
+    if not len(period_P):
+        return None
+    first_P = np.cumsum(period_P) - period_P
+    bins_PE = first_P[:, None] + steps % period_P[:, None]
+    counts_B = np.bincount(bins_PE.ravel(), minlength=int(period_P.sum()))
+    most_P = np.maximum.reduceat(counts_B, first_P)
+    times_P = np.maximum(-(-n_steps // period_P), most_P)
+    log_chance_P = _log_chance(most_P, times_P, len(steps), n_steps)
+    log_chance_P[most_P < MIN_TIMES] = 0.0
+    p = int(log_chance_P.argmin())
+    if log_chance_P[p] >= 0.0:
+        return None
+    phase = int(counts_B[first_P[p] : first_P[p] + period_P[p]].argmax())
+    return int(period_P[p]), phase, float(log_chance_P[p])
+
+
+def _log_chance(hits: NDArray[np.intp], times: NDArray[np.intp], n_drawn: int, n_steps: int) -> NDArray[np.float64]:
+    """Log probability that ``hits`` of ``n_drawn`` steps, drawn from ``n_steps``, are among ``times`` given ones.
+
+    The hypergeometric probability of exactly that many, a close approximation to the tail where it is small. 0 where
+    chance alone is expected to give more.
+    """
+
+    def log_choose(a: NDArray[np.intp] | int, b: NDArray[np.intp] | int) -> NDArray[np.float64]:
+        return np.asarray(_LOG_FACTORIALS[a] - _LOG_FACTORIALS[b] - _LOG_FACTORIALS[np.subtract(a, b)])
+
+    missed = np.minimum(n_drawn - hits, n_steps - times)
+    log_chance = log_choose(times, hits) + log_choose(n_steps - times, missed) - log_choose(n_steps, n_drawn)
+    return np.asarray(np.where(hits * n_steps > n_drawn * times, log_chance, 0.0))
+
+
+MAX_EXAMINED = 16
+"""Ranks, and hosts, whose gains are worked out stage by stage: those that delayed the others most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Which unit arrived last in each row of each segment, and what mending that unit alone would have saved.
+
+    Attributes:
+        names: of all ranks, or hosts.
+        last: for each segment the number of the last unit (M) and its gain in seconds (M).
+    """
+
+    names: Sequence[UnitName]
+    last: tuple[tuple[RankArray, FloatArray], ...]
+
+
+def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrivals:
+    """The arrivals of ranks."""
+    return Arrivals(range(n_ranks), tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
+
+
+def arrivals_of_hosts(
+    replays: Sequence[SegmentReplay], last_elsewhere: Sequence[FloatArray], places: Roles, settings: Settings
+) -> Arrivals:
+    """The arrivals of hosts; ``last_elsewhere`` is for each segment the last arrival on any host but the leader's (M).
+
+    Where the last rank alone explains most of its host's delay, the row counts for the rank and not for the host.
+    """
+    last = []
+    for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
+        gain_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
+        alone_M = one.margin_M >= settings.most_fraction * gain_M
+        last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, gain_M)))
+    return Arrivals(places.names, tuple(last))
+
+
+def units_to_examine(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:
+    """The numbers of the units that may be candidates: those that delayed the others most, `MAX_EXAMINED` at most.
+
+    One that delayed them by less than ``least_s`` over the window is none, unless it may be recurring.
+    """
+    total_U = np.zeros(len(arrivals.names))
+    for number_M, gain_M in arrivals.last:
+        total_U += np.bincount(number_M, gain_M, len(total_U))
+    times = Counter(one.unit for one in evidence.events)
+    first = [n for n in np.argsort(-total_U, kind="stable")[:MAX_EXAMINED].tolist() if total_U[n] > 0.0]
+    return [n for n in first if total_U[n] >= least_s or times[arrivals.names[n]] >= MIN_TIMES]
+
+
+def clear_events(
+    arrivals: Arrivals,
+    replays: Sequence[SegmentReplay],
+    counted_N: BoolArray,
+    first_step: int,
+    usual_s: float,
+    min_share: float,
+) -> list[ClearEvent]:
+    """The clear events in the rows that count, in order: at most one a step, that of the unit with the largest gain.
+
+    ``usual_s`` is the length of a step that nobody delays. An event belongs to the step in which the leader lost most
+    of the time: a delay after a step's last sync stage shows in the row of the next step.
+    """
+    n_steps = len(counted_N)
+    found: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for one, (number_M, gain_M) in zip(replays, arrivals.last, strict=True):
+        for row in np.flatnonzero((gain_M[:n_steps] > 0.0) & counted_N):
+            step = int(row) - int(one.offset_S[one.excess_MS[row].argmax()])
+            found[step][int(number_M[row])] += float(gain_M[row])
+    events = []
+    for step in sorted(found):
+        number, gain_s = max(found[step].items(), key=lambda one: one[1])
+        if gain_s > min_share * usual_s:
+            events.append(ClearEvent(first_step + step, arrivals.names[number], gain_s / usual_s))
+    return events

@@ -1,0 +1,457 @@
+"""What-if replay: the exposed time that would be saved if one suspect were as its reference.
+
+After "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv 2505.05713): replace the
+suspect's durations by its reference, let every wait shrink to what is left to wait for, and compare. In a segment all
+ranks leave together, so the replay is short: the last arrival moves, the sync stage's own work stays. Only the rank
+that arrives last can have a gain by itself, so a step costs one look at its leader and not R replays.
+
+Ranks that do the same work are compared with each other: within their cohort, or all where none are declared.
+
+The profile of a window is what its steps take by stage where no rank is late, and how late the last rank is.
+
+Of large jobs, two overlapping windows share the replay of their common steps. A row of a replay depends on its own
+step, and on what came after the last sync of the step before. So the rows of shared steps are the same in both windows,
+except the first: the step before it is not part of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.model.windows import StageSchema, Window
+from sftriage.verdict.accounting import (
+    BoolArray,
+    FloatArray,
+    RankArray,
+    Segment,
+    SingleArray,
+    Walk,
+    medians,
+    segments,
+    walked,
+)
+from sftriage.verdict.accounting import joined as joined_walks
+
+SAMPLE_RANKS = 512
+"""Ranks of a large cohort that its medians are taken from, drawn once.
+
+The error of such a median is 1.25 / √512, 6 %, of one rank's jitter; and numpy sorts up to this many single-precision
+numbers several times faster than a few more (x86-simd-sort)."""
+
+ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 1024, 64
+"""The most ranks of all samples together, and the fewest of one cohort: enough that neither one rank more or less nor
+single precision moves the median."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """The ranks that stand for their cohorts; of cohorts whose samples have the same size.
+
+    Attributes:
+        ranks_CX: the ranks of each.
+        whole: whether these are all of their ranks.
+    """
+
+    roles_C: RankArray
+    ranks_CX: RankArray
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roles:
+    """A grouping of a window's ranks, into cohorts or hosts.
+
+    Attributes:
+        role_R: the number of each rank's group.
+        samples: the ranks that stand for each group.
+    """
+
+    names: tuple[str, ...]
+    role_R: RankArray
+    members: tuple[RankArray, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def some_X(self) -> RankArray:
+        """The ranks of the samples that are not whole, in their order."""
+        parts = [one.ranks_CX.ravel() for one in self.samples if not one.whole]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
+
+
+def roles_of(window: Window) -> Roles:
+    """The window's cohorts; one nameless cohort if none are declared."""
+    return grouped(("",) * window.durations_NRS.shape[1] if window.cohorts is None else window.cohorts)
+
+
+@lru_cache(maxsize=8)
+def grouped(names: tuple[str, ...]) -> Roles:
+    """The ranks grouped by name, in the order in which the names appear.
+
+    Cached, because all windows of a job have the same names.
+    """
+    number: dict[str, int] = {}
+    role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
+    by_role_R = np.argsort(role_R, kind="stable")
+    ends = np.cumsum(np.bincount(role_R, minlength=len(number)))
+    members = tuple(np.split(by_role_R, ends[:-1])[: len(number)])
+    at_most = min(SAMPLE_RANKS, max(LEAST_SAMPLE_RANKS, ALL_SAMPLES_RANKS // max(1, len(members))))
+    of_size: dict[tuple[int, bool], list[int]] = {}
+    for c, ranks in enumerate(members):
+        of_size.setdefault((min(len(ranks), at_most), len(ranks) <= at_most), []).append(c)
+    samples = tuple(
+        Sample(np.asarray(cohorts), np.stack([sampled(members[c], at_most) for c in cohorts]), whole)
+        for (_, whole), cohorts in of_size.items()
+    )
+    for shared in (role_R, *members, *(one.ranks_CX for one in samples)):
+        shared.setflags(write=False)
+    return Roles(tuple(number), role_R, members, samples)
+
+
+def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
+    """At most so many of the ranks: always the same random ones, so that they do not align with the hosts."""
+    return ranks if len(ranks) <= at_most else ranks[_sample(len(ranks), at_most)]
+
+
+@lru_cache(maxsize=64)
+def _sample(count: int, size: int) -> RankArray:
+    return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
+
+
+MAD_TO_SIGMA = 1.4826
+"""Standard deviations in one median absolute deviation, for normal noise."""
+
+JITTER_RANKS = 128
+"""Ranks that jitter is estimated from, and whether ranks have different roles: some thousand times."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentReplay:
+    """One kind of segment, row by row (M rows; a row is a step, see `Segment`), in seconds.
+
+    Attributes:
+        lateness_M: the last arrival less the median arrival of the leader's peers.
+        reference_KMC: for each local column, the median of each cohort, the leader left out.
+        common_KMC: for each local column, what three quarters of each cohort's ranks at least take: it rises only if
+            the whole group is slower.
+        excess_KM: the leader's time in each local column over its peers' median (negative where it was faster).
+        excess_MS: the same by stage.
+        offset_S: the row offset of each stage: 1 for what came after the last sync.
+    """
+
+    walk: Walk
+    lateness_M: FloatArray
+    reference_KMC: FloatArray
+    common_KMC: FloatArray
+    excess_KM: FloatArray
+    excess_MS: FloatArray
+    offset_S: RankArray
+
+    @property
+    def margin_M(self) -> FloatArray:
+        """The last arrival less the second last: no single rank can save more."""
+        return self.walk.last_M - self.walk.second_M
+
+    @property
+    def gain_MS(self) -> FloatArray:
+        """What mending one stage of the leader alone would have saved."""
+        return np.clip(np.minimum(self.margin_M[:, None], self.excess_MS), 0.0, None)
+
+    @property
+    def whole_gain_M(self) -> FloatArray:
+        """What mending all local stages of the leader would have saved."""
+        return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
+
+    def references(self, n_steps: int) -> list[FloatArray]:
+        """For each local column the medians of its steps, by cohort (N × C)."""
+        columns = zip(self.walk.segment.local, self.reference_KMC, strict=True)
+        return [reference_MC[column.offset : column.offset + n_steps] for column, reference_MC in columns]
+
+    def over_NXS(
+        self, ranks: RankArray, roles: Roles, n_steps: int, references: Sequence[FloatArray] | None = None
+    ) -> FloatArray:
+        """Time of some ranks over the references of their cohorts, by step, rank and stage."""
+        references = self.references(n_steps) if references is None else references
+        over_NXS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
+        for column, reference_NC in zip(self.walk.segment.local, references, strict=True):
+            over_NXS[:, :, column.stage] += column.of(ranks) - reference_NC[:, roles.role_R[ranks]]
+        return over_NXS
+
+
+def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
+    """The replay of each of a window's segments, in the order of a step."""
+    return [_replay_segment(walk, roles, n_stages) for walk in walks]
+
+
+def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
+    segment, leader_M = walk.segment, walk.leader_M
+    rows = np.arange(segment.n_rows)
+    excess_KM = np.zeros((len(segment.local), len(rows)))
+    reference_KMC, common_KMC = np.zeros((2, *excess_KM.shape, len(roles.members)))
+    for k, (column, some_NX) in enumerate(zip(segment.local, walk.some_KNX, strict=True)):
+        at = slice(column.offset, column.offset + column.n_steps)
+        own_N = column.at((np.arange(column.n_steps), leader_M[at]))
+        by_sample = _by_sample(column.of, some_NX, roles)
+        reference_KMC[k, at], common_KMC[k, at] = _levels(by_sample, own_N, leader_M[at], roles)
+        excess_KM[k, at] = own_N
+    excess_KM -= reference_KMC[:, rows, roles.role_R[leader_M]]
+    arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
+    lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
+    return _by_stage(walk, n_stages, lateness_M, (reference_KMC, common_KMC, excess_KM))
+
+
+def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_stages: int) -> SegmentReplay:
+    """The replay of a segment, put together from rows of other replays, in order."""
+    walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
+    lateness_M = np.concatenate([one.lateness_M[rows] for one, rows in parts])
+    columns = [
+        np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
+        for name in ("reference_KMC", "common_KMC", "excess_KM")
+    ]
+    return _by_stage(walk, n_stages, lateness_M, columns)
+
+
+def _by_stage(walk: Walk, n_stages: int, lateness_M: FloatArray, columns: Sequence[FloatArray]) -> SegmentReplay:
+    """The replay from its columns. A stage may have two in one segment; its offset is that of the larger one."""
+    reference_KMC, common_KMC, excess_KM = columns
+    excess_MS = np.zeros((excess_KM.shape[1], n_stages))
+    weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
+    for column, excess_M in zip(walk.segment.local, excess_KM, strict=True):
+        excess_MS[:, column.stage] += excess_M
+        weight = float(np.abs(excess_M).sum())
+        if weight > weight_S[column.stage]:
+            weight_S[column.stage], offset_S[column.stage] = weight, column.offset
+    return SegmentReplay(walk, lateness_M, reference_KMC, common_KMC, excess_KM, excess_MS, offset_S)
+
+
+Samples = list[NDArray[Any]]
+"""For each of `Roles.samples`, the times of its ranks by row, cohort and rank."""
+
+
+def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, roles: Roles) -> Samples:
+    """Times by sample: ``take`` those of whole cohorts; those of the others are in ``some_NX``."""
+    found: Samples = []
+    begin = 0
+    for sample in roles.samples:
+        if sample.whole:
+            times: NDArray[Any] = take(sample.ranks_CX.ravel())
+        else:
+            times = some_NX[:, begin : begin + sample.ranks_CX.size]
+            begin += sample.ranks_CX.size
+        found.append(times.reshape(len(times), *sample.ranks_CX.shape))
+    return found
+
+
+def arrivals(walk: Walk, roles: Roles) -> Samples:
+    """Arrivals by sample."""
+    some_MX = np.zeros((walk.segment.n_rows, len(roles.some_X)), np.float32)
+    for column, some_NX in zip(walk.segment.local, walk.some_KNX, strict=True):
+        some_MX[column.offset : column.offset + column.n_steps] += some_NX
+    return _by_sample(lambda ranks: walk.arrival_MR.take(ranks, axis=1), some_MX, roles)
+
+
+def _levels(times: Samples, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
+    """For each step and cohort the median without the leader, and what three quarters at least take (N × C each).
+
+    ``own_N`` is the leader's time. Of a sampled cohort it is the lower median, with the leader.
+    """
+    median_NC, common_NC = (np.empty((len(own_N), len(roles.members))) for _ in range(2))
+    for sample, times_NCX in zip(roles.samples, times, strict=True):
+        sorted_NCX = np.sort(times_NCX, axis=2)
+        n_ranks = sorted_NCX.shape[2]
+        if sample.whole:
+            leads_NC = roles.role_R[leader_N][:, None] == sample.roles_C
+            median_NC[:, sample.roles_C] = median_without(sorted_NCX, own_N[:, None], leads_NC)
+        else:
+            median_NC[:, sample.roles_C] = sorted_NCX[:, :, (n_ranks - 1) // 2]
+        common_NC[:, sample.roles_C] = sorted_NCX[:, :, (n_ranks - 1) // 4]
+    return median_NC, common_NC
+
+
+def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) -> FloatArray:
+    """The medians along the last axis; where ``leave_out``, of all but the value ``own`` (itself where alone).
+
+    Leaving the suspect out matters in small groups: in two ranks, the median of both is half the straggler.
+    """
+    n_ranks = sorted_X.shape[-1]
+    if n_ranks == 1:
+        return sorted_X[..., 0].copy()
+    all_ = (sorted_X[..., (n_ranks - 1) // 2] + sorted_X[..., n_ranks // 2]) / 2
+    # Taking one value out of a sorted row moves what lies above it down by one place.
+    medians = [
+        np.where(own <= sorted_X[..., at], sorted_X[..., min(at + 1, n_ranks - 1)], sorted_X[..., at])
+        for at in ((n_ranks - 2) // 2, (n_ranks - 1) // 2)
+    ]
+    return np.asarray(np.where(leave_out, (medians[0] + medians[1]) / 2, all_))
+
+
+def jitter_s(times: Samples) -> float:
+    """Scale (σ) of arrivals without the level of each step and of each rank; robust to rare large delays.
+
+    Empty rows (steps left out) do not count.
+    """
+    residuals = []
+    for arrival_MCX in times:
+        _, n_cohorts, n_ranks = arrival_MCX.shape
+        part_MCX = arrival_MCX[:, :, :: -(-n_ranks // max(2, JITTER_RANKS // n_cohorts))]
+        part_MCX = part_MCX[part_MCX.any(axis=(1, 2))]
+        if part_MCX.size:
+            late_MCX = part_MCX - medians(part_MCX)[:, :, None]
+            late_MCX -= medians(late_MCX, axis=0)
+            residuals.append(np.abs(late_MCX, out=late_MCX).ravel())
+    return float(MAD_TO_SIGMA * medians(np.concatenate(residuals))) if residuals else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The times of a window's steps, in seconds. N steps, C cohorts, S stages.
+
+    (Without slots, for the cached property.)
+
+    Attributes:
+        level_NCS: local time by stage of the median rank, without the one that arrived last.
+        common_NCS: local time by stage that three quarters of the ranks at least take.
+        sync_NS: the sync stages' own work, past the last arrival.
+        lateness_N: the last arrival past the median one, summed over the step's segments.
+        jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
+        own_NR: each rank's local time, if there is a cohort of two ranks; otherwise of no ranks.
+    """
+
+    level_NCS: FloatArray
+    common_NCS: FloatArray
+    sync_NS: FloatArray
+    lateness_N: FloatArray
+    jitter_s: float
+    own_NR: FloatArray
+
+    def of(self, steps_N: BoolArray) -> Profile:
+        """The profile of some of the steps."""
+        names = ("level_NCS", "common_NCS", "sync_NS", "lateness_N", "own_NR")
+        return replace(self, **{name: getattr(self, name)[steps_N] for name in names})
+
+    @cached_property
+    def typical(self) -> Typical:
+        """Medians over the steps; the mean of lateness, in which rare delays count."""
+        level_CS, common_CS, sync_S = (medians(one, axis=0) for one in (self.level_NCS, self.common_NCS, self.sync_NS))
+        return Typical(level_CS, common_CS, sync_S, self.lateness_s)
+
+    @property
+    def lateness_s(self) -> float:
+        """The mean lateness of the last arrival."""
+        return float(self.lateness_N.mean())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Typical:
+    """A typical step, in seconds (see `Profile`)."""
+
+    level_CS: FloatArray
+    common_CS: FloatArray
+    sync_S: FloatArray
+    lateness_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Its length; cohorts run in parallel."""
+        return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
+
+
+def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile:
+    """The profile of a window's steps from its replay. What came after a step's last sync belongs to that step."""
+    n_stages = replays[0].excess_MS.shape[1]
+    level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
+    sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
+    for one in replays:
+        for k, column in enumerate(one.walk.segment.local):
+            rows = slice(column.offset, column.offset + n_steps)
+            level_NCS[:, :, column.stage] += one.reference_KMC[k][rows]
+            common_NCS[:, :, column.stage] += one.common_KMC[k][rows]
+        lateness_N += one.lateness_M[:n_steps]
+        own = one.walk.segment.own
+        if own is not None:
+            sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
+    pairs = any(len(ranks) == 2 for ranks in roles.members)
+    own_NR = sum(one.walk.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
+    jitter_total_s = sum(jitter_s(arrivals(one.walk, roles)) for one in replays)
+    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_total_s, np.asarray(own_NR))
+
+
+TOLD_BY_RANKS = 8
+"""Ranks whose times are compared to check that two windows agree in the steps that they share."""
+
+Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptReplay:
+    """The replays of a window, kept for the next one, with the times of a few ranks (N × X × S)."""
+
+    first_step: int
+    parts: Parts
+    some_NXS: FloatArray
+    replays: tuple[SegmentReplay, ...]
+
+
+def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> KeptReplay | None:
+    """What is kept for the next window; None for a small job, where replaying again is faster."""
+    if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    emptied = [
+        replace(one, walk=replace(one.walk, segment=replace(one.walk.segment, local=(), own=None))) for one in replays
+    ]
+    found = [one.walk.segment for one in replays]
+    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
+
+
+def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
+    """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
+    n_steps = len(window.durations_NRS)
+    if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    ahead = window.first_step - before.first_step
+    last_known = before.first_step + len(before.some_NXS) - 1
+    n_shared = last_known - window.first_step + 1
+    if ahead <= 0 or not 2 <= n_shared < n_steps:
+        return None
+    whole = segments(window, np.ones(n_steps, dtype=np.bool_))
+    same_parts = before.parts == _parts(window, roles, whole)
+    if not same_parts or not np.array_equal(before.some_NXS[ahead:], _some(window)[:n_shared]):
+        return None
+    found = []
+    for first, last in ((window.first_step, window.first_step), (last_known, window.last_step)):
+        walks, complete_N = walked(window.steps(first, last), roles.some_X)
+        if not complete_N.all():
+            return None
+        found.append(replay(walks, roles, len(window.schema.stages)))
+    one_step, new = found
+    return [
+        joined(
+            [
+                (one_step[k], slice(0, 1)),
+                (before.replays[k], slice(ahead + 1, ahead + n_shared)),
+                (new[k], slice(1, new[k].walk.segment.n_rows)),
+            ],
+            segment,
+            len(window.schema.stages),
+        )
+        for k, segment in enumerate(whole)
+    ]
+
+
+def _parts(window: Window, roles: Roles, found: list[Segment]) -> Parts:
+    """What two windows must have in common for their rows to be the same: ranks and columns."""
+    columns = tuple(
+        (column.stage, column.offset, column.over_NR is None, column.up_to_NR is None)
+        for segment in found
+        for column in segment.columns
+    )
+    return window.schema, window.attempt, roles, columns
+
+
+def _some(window: Window) -> FloatArray:
+    return window.durations_NRS[:, :: window.durations_NRS.shape[1] // TOLD_BY_RANKS].copy()

@@ -1,0 +1,258 @@
+"""The form in C and the one in Python write the same bytes, whatever a script does."""
+
+import contextlib
+import copy
+import gc
+import pickle
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sftriage.trainer import files, moments, monitor
+from sftriage.trainer.device import CUDA_START_STEPS
+from sftriage.trainer.layout import BLOCK_WORDS, LIVE_AT, WORK
+from sftriage.trainer.monitor import Monitor
+from sftriage.windows.rings import open_ring
+
+STAGES = ("data", "forward", "backward")
+OPERATIONS = st.one_of(
+    st.tuples(st.just("begin"), st.one_of(st.none(), st.integers(-1, 1 << 57))),
+    st.tuples(st.sampled_from(["end", "fail", "thread", "declare", "note", "join", "kind", "call"]), st.integers(0, 3)),
+    st.tuples(st.just("enter"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
+    st.tuples(st.just("leave"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
+    st.tuples(st.just("pass"), st.integers(0, 1 << 40)),
+    st.tuples(st.just("loop"), st.integers(1, 200)),
+    st.tuples(st.sampled_from(["listen", "put", "disown"]), st.integers(0, 3)),
+)
+
+
+class PythonMonitor(Monitor):
+    """A monitor without what it inherits from the form in C."""
+
+    step, stage = Monitor._step_in_python, Monitor._stage_in_python
+
+
+class Script:
+    """What a script does with its monitor, on a clock that goes on with each thing that it does."""
+
+    def __init__(self, form: moments.Form, directory: str, program: list[tuple[str, object]]) -> None:
+        self.now_ns = 10**9
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(moments, "FORM", form)
+            for module in (files, monitor):
+                patched.setattr(module, "monotonic_ns", self._clock)
+            patched.setattr(monitor, "time_ns", lambda: 0)
+            kind = PythonMonitor if form is moments.PYTHON else Monitor
+            self.monitor = kind(STAGES, ("backward",), rings=directory, slots=1)
+        for operation, value in program:
+            self.now_ns += 3
+            getattr(self, f"_{operation}")(value)
+        with open_ring(Path(directory) / "rank-0.0.ring") as reader:
+            status, batch = reader.status(), reader.read()
+            where = status.stage, status.step
+            self.found = batch.steps.slots_BW.tolist(), batch.missed, batch.torn, batch.misuse, where
+        self.content = (Path(directory) / "rank-0.0.ring").read_bytes()[LIVE_AT:]
+        self.monitor.close()
+
+    def _clock(self) -> int:
+        return self.now_ns
+
+    def _begin(self, number: int | None) -> None:
+        self.monitor.step(number).__enter__()
+
+    def _kind(self, number: int) -> None:
+        kind = ("", "evaluation", "a kind that is too long", None)[number]
+        step = self.monitor.step(kind=kind, work=number or None)
+        step.__enter__()
+
+    def _call(self, number: int) -> None:
+        # By keyword, by an equal name that is another object, and by what is no name at all.
+        asked = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[number]
+        for _ in range(2):
+            with self.monitor.stage(**asked):
+                pass
+
+    def _end(self, _: int) -> None:
+        self.monitor.step().__exit__(None, None, None)
+
+    def _fail(self, _: int) -> None:
+        with pytest.raises(KeyError), self.monitor.step(), self.monitor.stage("data"):
+            raise KeyError
+
+    def _thread(self, kind: int) -> None:
+        def elsewhere() -> None:
+            if kind % 2:
+                self._end(0)
+            with self.monitor.stage("data"):
+                pass
+            if kind > 1:
+                with self.monitor.step():
+                    pass
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+
+    def _declare(self, number: int) -> None:
+        self.monitor.declare(f"late-{number}", sync=number > 1)
+
+    def _note(self, number: int) -> None:
+        self.monitor.note(kind=("", "evaluation", "a kind that is too long", "\x1f")[number], work=number)
+
+    def _join(self, number: int) -> None:
+        self.monitor.join(f"cohort-{number}")
+
+    def _enter(self, name: str) -> None:
+        self.monitor.stage(name).__enter__()
+
+    def _leave(self, name: str) -> None:
+        self.monitor.stage(name).__exit__(None, None, None)
+
+    # What a recording does with its log, where it captures, watches a device, and closes.
+
+    def _listen(self, number: int) -> None:
+        self.monitor._recording.log.listener = (lambda code: self._pass(code)) if number else None
+
+    def _put(self, number: int) -> None:
+        self.monitor._recording.log.put(WORK, number)
+
+    def _disown(self, _: int) -> None:
+        self.monitor._recording.log.owner = 0
+
+    def _pass(self, ns: int) -> None:
+        self.now_ns += ns
+
+    def _loop(self, count: int) -> None:
+        for _ in range(count):
+            with self.monitor.step(), self.monitor.stage("forward"):
+                self.now_ns += 7
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+@settings(max_examples=150)
+@given(program=st.lists(OPERATIONS, max_size=30))
+@example(program=[("begin", None), ("enter", "data"), ("disown", 0), ("put", 1), ("begin", None), ("leave", "data")])
+@example(program=[("loop", 80), ("begin", None), ("enter", "data"), ("listen", 1), ("leave", "data"), ("listen", 0)])
+def test_both_forms_write_the_same_bytes(program):
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)
+        assert c.found == python.found
+        assert c.content == python.content
+
+
+@pytest.mark.parametrize("asked", ["begin", "enter", "leave", "end"])
+@pytest.mark.parametrize("boundaries", [1, 2, BLOCK_WORDS - 3, BLOCK_WORDS, 3 * BLOCK_WORDS])
+def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path, monkeypatch, asked, boundaries):
+    # GIVEN a handler that enters and leaves stages, or takes a step of its own, and comes just when a boundary has
+    # asked in which thread it is, and before it has written its word
+    monkeypatch.setattr(moments, "FORM", moments.PYTHON)
+    with PythonMonitor(STAGES, (), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        step, stage = monitor.step(), monitor.stage("forward")
+        within = asked in ("enter", "leave", "end")
+
+        def interrupted() -> int:
+            monkeypatch.setattr(moments, "get_ident", threading.get_ident)
+            with contextlib.nullcontext() if within else monitor.step():
+                for _ in range(boundaries):
+                    with monitor.stage("data"):
+                        pass
+            return threading.get_ident()
+
+        for _ in range(CUDA_START_STEPS + 1):
+            with step:
+                pass
+        usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
+        for name, call in usual.items():
+            with monkeypatch.context() as patched:
+                if name == asked:
+                    patched.setattr(moments, "get_ident", interrupted)
+                call(*((None, None, None) if name in ("leave", "end") else ()))
+        # THEN the reader finds both, each whole, and what comes after
+        with step:
+            pass
+        batch = reader.read()
+        assert (batch.missed, batch.torn, batch.misuse) == (0, 0, 0)
+        assert len(batch.steps.records()) == CUDA_START_STEPS + 3 + (asked == "begin")
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+def test_wrong_arguments_are_a_type_error_as_everywhere(kind):
+    with kind() as monitor:
+        for call in (monitor.stage, lambda: monitor.stage("data", "forward"), lambda: monitor.stage(stage="data")):
+            with pytest.raises(TypeError):
+                call()
+        for call in (lambda: monitor.step(1, "", 2, 3), lambda: monitor.step(steps=1)):
+            with pytest.raises(TypeError):
+                call()
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+def test_many_names_each_find_their_own_stage(kind, tmp_path):
+    # GIVEN more stages than are remembered by the objects that name them
+    names = [f"stage-{number}" for number in range(30)]
+    with kind(names, (), rings=tmp_path) as monitor:
+        first = [monitor.stage(name) for name in names]
+        # THEN each is found again, by the same name and by an equal one
+        assert [monitor.stage(name) for name in names] == first
+        assert [monitor.stage("".join(list(name))) for name in names] == first
+        assert len(set(first)) == len(names)
+        # AND a name that was none becomes one when it is declared
+        before = monitor.stage("late")
+        monitor.declare("late")
+        assert monitor.stage("late") is monitor.stage("late") is not before
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_an_inert_monitor_goes_where_its_holder_is_copied_to(kind, copied):
+    monitor = copied(kind())
+    with monitor.step(), monitor.stage("data"):
+        pass
+    assert not monitor.active
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+def test_steps_and_stages_are_looked_up_without_a_frame_of_pythons(tmp_path):
+    # GIVEN a monitor whose stages have been asked for once
+    with Monitor(STAGES, rings=tmp_path) as monitor:
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                with monitor.step():
+                    for name in STAGES:
+                        with monitor.stage(name):
+                            pass
+
+        steps(CUDA_START_STEPS + 1)
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            steps(3)
+        finally:
+            sys.setprofile(None)
+    # THEN steady steps call nothing that is written in Python
+    assert called == ["steps"]
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+def test_the_form_in_c_keeps_nothing_alive(tmp_path):
+    # GIVEN monitors that were closed, and a stage of each that a script still holds
+    held = []
+    for number in range(50):
+        with Monitor(rings=tmp_path, rank=number, world_size=50, slots=1) as one:
+            held.append(one.stage("data"))
+            with one.step():
+                pass
+    # THEN their maps and recordings are gone, and the stages do nothing
+    del one
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert str(tmp_path) not in maps
+    for stage in held:
+        with stage:
+            pass

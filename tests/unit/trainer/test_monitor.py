@@ -1,0 +1,309 @@
+"""Making a monitor: whose it is, where it records, and when it does not."""
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sftriage.agent.mailbox import MailboxClient
+from sftriage.errors import SchemaError, UsageError
+from sftriage.trainer import recording
+from sftriage.trainer.files import RingFile
+from sftriage.trainer.monitor import Monitor
+from sftriage.windows.rings import open_ring
+
+SELECT_TAKES = 1024
+"""Descriptors below this are what select() takes."""
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "run-1",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def use(monitor: Monitor) -> None:
+    with monitor.step(), monitor.stage("data"):
+        pass
+
+
+def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
+    # GIVEN torchrun's environment, and a directory for rings in it
+    for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    with Monitor() as monitor:
+        use(monitor)
+        # THEN its ring and mailbox are there, and say so
+        with open_ring(tmp_path / "rank-5.2.ring") as ring, MailboxClient(tmp_path / "rank-5.2.mailbox") as mailbox:
+            info = ring.info
+            assert (info.rank, info.world_size, info.local_rank, info.attempt) == (5, 8, 1, 2)
+            assert (info.job, info.host, info.cohort, info.pid) == ("run-1", os.uname().nodename, "", os.getpid())
+            assert info.schema.stages == ("data", "forward", "backward", "optimizer", "other")
+            assert info.schema.sync == ("backward",)
+            assert mailbox.info == info == monitor.info
+            assert len(ring.read().steps) == 1
+
+
+def distributed(*, initialised=True, rank=3, ranks=4):
+    """What a job has of torch.distributed."""
+    return SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: initialised,
+        get_rank=lambda: int(rank),
+        get_world_size=lambda: ranks,
+    )
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+
+
+RANKS = {
+    "srun": (SLURM, None, (2, 4, 0)),
+    "Open MPI": (OPEN_MPI, None, (5, 8, 1)),
+    "MPICH": ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, (3, 4, 1)),
+    "no local rank": ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, (3, 4, 0)),
+    "mpirun starts a daemon a node by srun": (SLURM | OPEN_MPI, None, (5, 8, 1)),
+    "srun starts torchrun": (SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 2, 1)),
+    "torch goes before SLURM": (SLURM, distributed(), (3, 4, 0)),
+    "a batch script is no task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, (0, 1, 0)),
+    "torch alone": ({}, distributed(), (3, 4, 0)),
+    "torchrun goes before torch": ({"RANK": "1", "WORLD_SIZE": "2"}, distributed(), (1, 2, 0)),
+    "a size alone says no rank": ({"WORLD_SIZE": "4"}, distributed(), (3, 4, 0)),
+    "torch is not initialised": ({}, distributed(initialised=False), (0, 1, 0)),
+    "torch is broken": ({}, distributed(rank=None), (0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize(("environment", "found", "who"), RANKS.values(), ids=RANKS)
+def test_mpi_slurm_and_torch_say_the_rank_where_torchrun_does_not(tmp_path, monkeypatch, environment, found, who):
+    # GIVEN ranks that were started without torchrun, by what says it in variables of its own
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch.distributed", found)
+    # THEN that is who is recorded, and what torch says goes before it
+    with Monitor(rings=tmp_path) as monitor:
+        assert (monitor.info.rank, monitor.info.world_size, monitor.info.local_rank) == who
+
+
+def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
+    for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": "/nowhere", "SFTRIAGE_JOB": "mine"}).items():
+        monkeypatch.setenv(name, value)
+    with Monitor(
+        ("fwd",), ("fwd",), rank=1, world_size=2, local_rank=0, host="h", cohort="c", rings=tmp_path
+    ) as monitor:
+        info = monitor.info
+        assert info is not None
+        assert (info.rank, info.world_size, info.local_rank, info.host, info.cohort) == (1, 2, 0, "h", "c")
+        assert info.job == "mine"
+        assert info.schema.stages == ("fwd", "other")
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "host", "cohort"),
+    [
+        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {}, "node-3", "pp0"),
+        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {"host": "h", "cohort": "c"}, "h", "c"),
+        ({"SFTRIAGE_COHORT": "pp0"}, {"cohort": ""}, os.uname().nodename, ""),
+        ({"SFTRIAGE_HOST": "", "SFTRIAGE_COHORT": ""}, {}, os.uname().nodename, ""),
+        ({"SFTRIAGE_HOST": "n" * 300, "SFTRIAGE_COHORT": "a\nb"}, {}, "n" * 255, "a?b"),
+    ],
+)
+def test_host_and_cohort_come_from_arguments_then_the_environment(
+    tmp_path, monkeypatch, environment, arguments, host, cohort
+):
+    # GIVEN what a launcher, a pod's template, or the script says WHEN a monitor is made
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with Monitor(rings=tmp_path, **arguments) as monitor:
+        # THEN the script comes first, and an empty variable says nothing
+        assert monitor.info is not None
+        assert (monitor.info.host, monitor.info.cohort) == (host, cohort)
+
+
+@pytest.mark.parametrize(
+    ("stages", "sync"),
+    [
+        ({}, ("backward",)),
+        ({"stages": ["data", "backward"]}, ("backward",)),
+        ({"stages": ("data", "forward")}, ()),
+        ({"stages": iter(("work", "other"))}, ()),
+        ({"sync": ()}, ()),
+    ],
+)
+def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said(tmp_path, stages, sync):
+    with Monitor(**stages, rings=tmp_path) as monitor:
+        assert monitor.info is not None
+        assert monitor.info.schema.sync == sync
+
+
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        *((SchemaError, {"stages": stages}) for stages in (("",), ("a", "a"), "data")),
+        *((SchemaError, {"sync": sync}) for sync in ("backward", ("nowhere",))),
+        *((UsageError, {"rank": rank}) for rank in (-1, "0", True, 1)),
+        *((UsageError, {"slots": slots}) for slots in (0, 1 << 21, 8.0)),
+        (UsageError, {"rank": 4, "world_size": 4}),
+        (UsageError, {"host": 7}),
+    ],
+)
+def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, error):
+    with pytest.raises(error):
+        Monitor(**settings)
+
+
+@pytest.mark.parametrize(
+    ("environment", "directory"),
+    [
+        *(({"RANK": rank}, ".") for rank in ("abc", "-1", "1_0", "")),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "."),
+        ({}, "missing"),
+    ],
+)
+def test_an_environment_that_will_not_do_is_one_warning_and_an_inert_monitor(
+    tmp_path, monkeypatch, caplog, environment, directory
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monitor = Monitor(rings=tmp_path / directory)
+    use(monitor)
+    use(monitor)
+    assert (len(caplog.records), monitor.active, list(tmp_path.iterdir())) == (1, False, [])
+    assert next(iter(environment), directory) in caplog.text or "rank 3 of a world of 2" in caplog.text
+
+
+def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monitor = Monitor()
+    use(monitor)
+    with monitor.step(5), monitor.stage("unknown"), monitor.stage(["unhashable"]):
+        pass
+    monitor.close()
+    assert (monitor.info, monitor.active, caplog.records, list(tmp_path.iterdir())) == (None, False, [], [])
+
+
+@pytest.mark.parametrize("full_at", [".ring", ".mailbox"])
+def test_a_full_disk_is_one_warning_and_leaves_nothing_behind(tmp_path, caplog, monkeypatch, full_at):
+    # GIVEN a disk without room for the ring, or for the mailbox after it
+    real = os.posix_fallocate
+
+    def nearly_full(descriptor: int, offset: int, size: int) -> None:
+        if full_at in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            raise OSError(28, "No space left on device")
+        real(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", nearly_full)
+    monitor = Monitor(rings=tmp_path)
+    # THEN nobody waits for a rank that does not record
+    assert (len(caplog.records), monitor.active) == (1, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
+    first = Monitor(rings=tmp_path, rank=3, world_size=4)
+    # WHEN another one is made for the same rank THEN it is inert, and says why
+    second = Monitor(rings=tmp_path, rank=3, world_size=4)
+    assert not second.active
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["another monitor holds rank 3"]
+    # AND once the first is closed the next one is another attempt
+    first.close()
+    third = Monitor(rings=tmp_path, rank=3, world_size=4)
+    assert third.info is not None
+    assert third.info.attempt == 1
+    third.close()
+
+
+def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_info):
+    # GIVEN a ring whose writer died without closing it, and a file of that name that is no ring
+    dead = RingFile(tmp_path, make_info(rank=0), 4)
+    dead.close()
+    (tmp_path / "rank-0.1.ring").write_bytes(b"mine")
+    before = dead.path.read_bytes()
+    # WHEN the rank starts again THEN it takes the next attempt that is free
+    with Monitor(rings=tmp_path) as monitor:
+        # (without an environment it is rank 0 of 1)
+        assert monitor.info is not None
+        assert (monitor.info.rank, monitor.info.world_size, monitor.info.job) == (0, 1, "")
+        assert monitor.info.attempt == 2
+    assert dead.path.read_bytes() == before
+    assert (tmp_path / "rank-0.1.ring").read_bytes() == b"mine"
+
+
+def test_a_forked_child_records_nothing(tmp_path):
+    # GIVEN a monitor in the middle of a step, and a child forked there, as a data loader's worker
+    monitor = Monitor(rings=tmp_path)
+    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+        with monitor.step():
+            child = os.fork()
+            if not child:
+                ok = not monitor.active
+                try:
+                    use(monitor)
+                    monitor.close()
+                finally:
+                    os._exit(0 if ok else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        # THEN the parent's step alone is in the ring, which is not closed
+        status = reader.status()
+        assert (status.published, reader.misuse, status.closed) == (1, 0, False)
+    monitor.close()
+
+
+def test_importing_the_recorder_needs_only_the_standard_library():
+    # GIVEN an interpreter without site-packages WHEN it imports and uses the recorder
+    root = str(Path(__file__).parents[3])
+    script = (
+        f"import sys; sys.path.insert(0, {root!r})\n"
+        "import sftriage, sftriage.trainer\n"
+        "with sftriage.Monitor().step(): pass\n"
+        "known = sys.stdlib_module_names | {'sftriage', '__main__'}\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], check=True, timeout=60, capture_output=True, text=True
+    )
+    # THEN nothing from elsewhere is loaded
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_trainer_with_thousands_of_open_files_closes_as_any_other(tmp_path, caplog):
+    # GIVEN a process with more open files than select() takes (data loader workers hand tensors over as such)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * SELECT_TAKES:
+        pytest.skip(f"this process may have no more than {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * SELECT_TAKES, hard))
+    try:
+        with contextlib.ExitStack() as opened:
+            for _ in range(SELECT_TAKES):
+                opened.enter_context(Path(os.devnull).open())
+            before = set(threading.enumerate())
+            monitor = Monitor(rings=tmp_path)
+            (answering,) = set(threading.enumerate()) - before
+            with monitor.step():
+                pass
+            # WHEN it closes
+            monitor.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    # THEN there is nothing to say, and the thread that answers ends
+    assert not caplog.records
+    answering.join(10)
+    assert not answering.is_alive()
+
+
+@pytest.mark.usefixtures("form")
+def test_a_recording_does_not_outlive_its_monitor(tmp_path):
+    # GIVEN twenty monitors, one after another THEN none is kept (the fork hook and the finalizer know them all)
+    before = len(recording._recordings)
+    for _ in range(20):
+        Monitor(rings=tmp_path, slots=1).close()
+    assert len(recording._recordings) <= before + 1

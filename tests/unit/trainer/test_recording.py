@@ -1,0 +1,422 @@
+"""How the time of a step is accounted, on a clock that a test moves; and what a job says of it: its kind and work."""
+
+import logging
+import numbers
+import threading
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sftriage.trainer import layout
+from sftriage.trainer.layout import MAX_VALUE, kind_words
+from sftriage.trainer.monitor import Monitor
+from sftriage.windows.rings import open_ring
+from tests.unit.trainer.conftest import Account
+
+STAGES = ("data", "forward", "backward", "optimizer")
+
+
+def spend(clock, monitor, name: str, ns: int) -> None:
+    with monitor.stage(name):
+        clock.passes(ns)
+
+
+def test_a_step_is_its_stages_and_the_rest_is_other(watch, clock):
+    watched = watch()
+    with watched.monitor.step():
+        clock.passes(1)
+        for ns, name in zip((10, 20, 30, 40), STAGES, strict=True):
+            spend(clock, watched.monitor, name, ns)
+            clock.passes(2)
+    # THEN each stage has its time and `other` what was outside them
+    record = watched.step()
+    assert record.durations_ns == (10, 20, 30, 40, 9)
+    assert (record.step, record.complete, record.capturing, record.between_ns) == (0, True, False, 0)
+    # AND 1 + 2 + 2 of the outside time was before the end of backward, the sync stage
+    assert record.outside_ns == (5,)
+
+
+def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock):
+    watched = watch()
+
+    def fails() -> None:
+        with watched.monitor.step():
+            clock.passes(1)
+            with watched.monitor.stage("forward"):
+                clock.passes(10)
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    # THEN it is recorded up to there, as incomplete, and nothing was misused
+    record = watched.step()
+    assert (record.durations_ns, record.complete) == ((0, 10, 0, 0, 1), False)
+    assert watched.misuse == 0
+    with watched.monitor.step():
+        clock.passes(3)
+    assert (watched.step().durations_ns, record.step) == ((0, 0, 0, 0, 3), 0)
+
+
+def test_an_unknown_stage_leaves_its_time_where_it_was(watch, clock, caplog):
+    # GIVEN stages with names nobody declared, by themselves and inside another
+    watched = watch()
+    with watched.monitor.step():
+        spend(clock, watched.monitor, "loss", 5)
+        with watched.monitor.stage("forward"):
+            spend(clock, watched.monitor, "lr", 7)
+        with watched.monitor.stage(["unhashable"]):
+            clock.passes(1)
+    # THEN the enclosing stage, or other, has it; each is counted; the warning comes once
+    assert watched.step().durations_ns == (0, 7, 0, 0, 6)
+    assert watched.misuse == 3
+    assert [record.getMessage().count("'loss'") for record in caplog.records] == [1]
+
+
+def test_a_step_begun_inside_a_step_closes_the_open_one_as_incomplete(watch, clock):
+    # GIVEN a step that was never left, as with callbacks, in the middle of a stage
+    watched = watch()
+    monitor = watched.monitor
+    monitor.step().__enter__()
+    abandoned = monitor.stage("forward")
+    abandoned.__enter__()
+    clock.passes(10)
+    # WHEN the next one begins, ends properly, and the old stage and step are then left as well
+    with monitor.step():
+        clock.passes(3)
+    abandoned.__exit__(None, None, None)
+    monitor.step().__exit__(None, None, None)
+    # THEN both are recorded, the first as incomplete, and the strays are only counted
+    first, second = watched.steps()
+    assert (first.step, first.durations_ns, first.complete) == (0, (0, 10, 0, 0, 0), False)
+    assert (second.step, second.durations_ns, second.complete) == (1, (0, 0, 0, 0, 3), True)
+    assert watched.misuse == 3
+
+
+def test_time_outside_steps_is_between(watch, clock):
+    watched = watch()
+    with watched.monitor.step():
+        clock.passes(5)
+    clock.passes(30)
+    spend(clock, watched.monitor, "data", 12)
+    with watched.monitor.step():
+        clock.passes(5)
+    # THEN its time is part of the second step's between_ns, and it counts as misuse
+    first, second = watched.steps()
+    assert (first.between_ns, second.between_ns) == (0, 42)
+    assert second.start_ns == first.start_ns + 5 + 42
+    assert second.durations_ns == (0, 0, 0, 0, 5)
+    assert watched.misuse == 2
+
+
+def test_steps_have_the_jobs_own_numbers(watch):
+    # GIVEN a job that resumes at step 1000 WHEN later steps give no number, or none that could be one
+    watched = watch()
+    for number in (1000, None, 1005, -1, "12", 1.5, 1 << 62, True):
+        with watched.monitor.step(number):
+            pass
+    assert [record.step for record in watched.steps()] == [1000, 1001, 1005, 1006, 1007, 1008, 1009, 1]
+    assert watched.misuse == 4
+
+
+def test_another_thread_is_ignored_and_counted(watch, clock):
+    # GIVEN a step open in this thread WHEN another thread uses its stages, ends it, and begins one
+    watched = watch()
+    monitor = watched.monitor
+
+    def elsewhere() -> None:
+        spend(clock, monitor, "data", 5)
+        monitor.step().__exit__(None, None, None)
+        with monitor.step():
+            clock.passes(7)
+
+    with monitor.step(), monitor.stage("forward"):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(10)
+    # THEN the step goes on as if it had not
+    assert watched.step().durations_ns == (0, 12, 0, 0, 0)
+    assert watched.misuse == 5
+    # AND with no step open, another thread may record one
+    thread = threading.Thread(target=lambda: spend_a_step(clock, monitor))
+    thread.start()
+    thread.join(10)
+    assert watched.step().durations_ns == (5, 0, 0, 0, 0)
+
+
+def spend_a_step(clock, monitor) -> None:
+    with monitor.step():
+        spend(clock, monitor, "data", 5)
+
+
+def test_the_header_says_where_the_rank_is_now(watch, clock):
+    # GIVEN a rank at work THEN from outside one sees its stage and since when, at every moment
+    watched = watch()
+    status = watched.reader.status
+    assert (status().stage, status().published) == (None, 0)
+    with watched.monitor.step(7):
+        assert (status().stage, status().stage_age_ns, status().step, status().step_age_ns) == ("other", 0, 7, 0)
+        clock.passes(10)
+        with watched.monitor.stage("forward"):
+            assert (status().stage, status().stage_age_ns, status().step_age_ns) == ("forward", 0, 10)
+            clock.passes(5)
+            assert status().stage_age_ns == 5
+        assert (status().stage, status().stage_age_ns, status().step_age_ns) == ("other", 0, 15)
+        clock.passes(5)
+    assert (status().stage, status().stage_age_ns, status().step, status().published) == (None, 0, 7, 1)
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["enter", "leave"]), st.sampled_from((*STAGES, "other")), st.integers(0, 1000)),
+    max_size=25,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(operations, min_size=1, max_size=4))
+@example(steps=[[("enter", "forward", 1), ("enter", "forward", 0), ("leave", "forward", 0)]])
+@example(steps=[[("enter", "forward", 1), ("enter", "data", 5), ("enter", "forward", 0), ("leave", "forward", 3)]])
+def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock, steps):
+    watched, misuse = watch(STAGES, ("backward", "forward")), 0
+    for sequence in steps:
+        account = Account("forward", "backward")
+        start = clock.now_ns
+        with watched.monitor.step():
+            for operation, name, ns in sequence:
+                clock.passes(ns)
+                account.passes(ns)
+                if operation == "enter":
+                    watched.monitor.stage(name).__enter__()
+                    account.open.append(name)
+                else:
+                    watched.monitor.stage(name).__exit__(None, None, None)
+                    account.leave(name)
+            clock.passes(1)
+            account.passes(1)
+        # THEN the record is what a naive account says, and its stages sum to the step
+        record = watched.step()
+        assert (record.durations_ns, record.outside_ns) == account.record()
+        assert sum(record.durations_ns) == clock.now_ns - start
+        assert sum(record.outside_ns) <= record.durations_ns[-1]
+        # AND what was left without being the innermost is counted
+        misuse += account.misuse
+        assert watched.misuse == misuse
+    watched.monitor.close()
+
+
+def test_an_error_inside_turns_the_recorder_off_and_training_goes_on(watch, clock, caplog, monkeypatch):
+    watched = watch()
+    with watched.monitor.step():
+        pass
+
+    # WHEN something in it breaks in the middle of a step
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(layout, "kind_words", broken)
+    with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
+        pass
+    monkeypatch.undo()
+    for _ in range(3):
+        with watched.monitor.step(), watched.monitor.stage("forward"):
+            clock.passes(1)
+    # THEN there is one warning, what was published stays, and from outside the rank is known to record no more
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "a bug" in caplog.text
+    assert len(watched.steps()) == 1
+    assert not watched.monitor.active
+    assert watched.reader.status().closed
+
+
+def test_a_warning_that_raises_goes_no_further(watch, monkeypatch):
+    # GIVEN a job whose log filter raises, and a stage name that cannot be shown
+    class Unshowable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    def broken(record: logging.LogRecord) -> bool:
+        raise RuntimeError("in the filter")
+
+    watched = watch()
+    monkeypatch.setattr(logging.getLogger("sftriage"), "filters", [broken])
+    # WHEN the monitor has something to say THEN training hears nothing of it
+    with watched.monitor.step(), watched.monitor.stage(Unshowable()), watched.monitor.stage("unknown"):
+        pass
+    assert watched.misuse == 2
+    assert watched.monitor.active
+
+
+def test_a_monitor_closed_in_the_middle_of_a_step_is_inert(watch, caplog):
+    watched = watch()
+    with watched.monitor.step(), watched.monitor.stage("forward"):
+        watched.monitor.close()
+    watched.monitor.close()
+    assert watched.steps() == []
+    assert caplog.records == []
+
+
+def test_a_monitor_that_is_dropped_closes_its_ring(tmp_path):
+    # GIVEN a script that lets go of its monitor, but keeps a stage of it
+    monitor = Monitor(rings=tmp_path)
+    stage = monitor.stage("data")
+    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+        del monitor
+        assert reader.status().closed
+    with stage:
+        pass
+
+
+class Device:
+    """A number that lies on a device: to ask it anything is to wait for the device."""
+
+    def _waits(self, *_: object) -> object:
+        raise AssertionError("it was asked")
+
+    def __repr__(self) -> str:
+        return "Device()"
+
+    __index__ = __int__ = __bool__ = __eq__ = __hash__ = _waits  # type: ignore[assignment]
+
+
+class Whole(int):
+    """As other libraries have their own whole numbers."""
+
+
+def notes(watched) -> list[tuple[str, int]]:
+    return [(record.kind, record.work) for record in watched.steps()]
+
+
+def test_a_step_carries_its_kind_and_work_and_the_next_one_starts_without(watch):
+    # GIVEN steps of several kinds and sizes, plain ones between them, and one left by an exception
+    watched = watch()
+    monitor = watched.monitor
+    with monitor.step(kind="checkpoint", work=4096):
+        pass
+    with monitor.step():
+        pass
+    with monitor.step(7, work=5):
+        pass
+
+    def fails() -> None:
+        with monitor.step(kind="evaluation"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    # AND one that is still open when the next one begins
+    monitor.step(kind="lost", work=9).__enter__()
+    with monitor.step(9):
+        pass
+    # THEN each has its own, and nothing is left over
+    assert notes(watched) == [("checkpoint", 4096), ("", 0), ("", 5), ("evaluation", 0), ("lost", 9), ("", 0)]
+    assert watched.misuse == 1
+
+
+def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(watch):
+    watched = watch()
+    monitor, special = watched.monitor, []
+
+    def look() -> None:
+        special.append(watched.reader.status().special)
+
+    # GIVEN an ordinary step, WHEN somebody looks at it, before and after it is said to be a checkpoint
+    with monitor.step():
+        look()
+        monitor.note(kind="checkpoint")
+        look()
+    # AND at an ordinary one after it, and at one that is a checkpoint for a while
+    with monitor.step():
+        look()
+    with monitor.step(kind="checkpoint"):
+        look()
+        monitor.note(kind="")
+        look()
+    # THEN it is seen while it is so
+    assert special == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        *({"kind": kind} for kind in ("a kind of 17 bytes", "é" * 9, "two\nlines", "\ud800")),
+        *({"kind": kind} for kind in (b"bytes", 7, ["list"], Device())),
+        *({"work": work} for work in (-1, 1 << 62, 1.0, "1", Device())),
+    ],
+    ids=repr,
+)
+def test_a_note_that_makes_no_sense_is_counted_warned_of_once_and_never_raises(watch, caplog, note):
+    # GIVEN a kind or a work that a slot cannot hold WHEN it is given twice, as the step begins and inside it
+    watched = watch()
+    with watched.monitor.step(3, **note):
+        watched.monitor.note(**note)
+    # THEN the step is recorded without it
+    assert notes(watched) == [("", 0)]
+    assert (watched.misuse, len(caplog.records)) == (2, 1)
+    # AND each sort has its own warning
+    with watched.monitor.step(kind=object(), work=object()):
+        pass
+    assert len(caplog.records) == 2
+
+
+def test_a_note_outside_a_step_or_from_another_thread_is_misuse(watch):
+    watched = watch()
+    monitor = watched.monitor
+    monitor.note(kind="before")
+    with monitor.step():
+        thread = threading.Thread(target=lambda: monitor.note(kind="elsewhere", work=5))
+        thread.start()
+        thread.join(10)
+    monitor.note(work=5)
+    with monitor.step():
+        pass
+    # THEN they are counted, and are in no step
+    assert (notes(watched), watched.misuse) == ([("", 0), ("", 0)], 3)
+
+
+def test_an_inert_monitor_takes_any_note(caplog):
+    monitor = Monitor()
+    with monitor.step(kind=["nonsense"], work=Device()):
+        monitor.note(kind=7, work="x")
+    monitor.note(work=Device())
+    assert caplog.records == []
+
+
+def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
+    watched = watch()
+    for number in range(120):
+        with watched.monitor.step(kind=f"k{number}"):
+            pass
+        # THEN every step has its own kind
+        assert notes(watched) == [(f"k{number}", 0)]
+    # AND what is remembered is bounded
+    assert kind_words.cache_info().currsize == 64
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    said=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.text(max_size=20), st.integers()),
+            st.one_of(st.none(), st.integers(), st.integers(0, 1 << 60).map(Whole), st.floats(), st.booleans()),
+        ),
+        max_size=4,
+    )
+)
+@example(said=[(None, MAX_VALUE), (None, MAX_VALUE + 1)])
+def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, said):
+    watched = watch()
+    kind, work = "", 0
+    with watched.monitor.step(None, *(said[0] if said else ())):
+        for number, (given_kind, given_work) in enumerate(said):
+            if number:
+                watched.monitor.note(given_kind, given_work)
+            if isinstance(given_kind, str) and fits(given_kind):
+                kind = given_kind
+            if isinstance(given_work, numbers.Integral) and 0 <= given_work <= MAX_VALUE:
+                work = int(given_work)
+    assert notes(watched) == [(kind.rstrip("\0"), work)]
+    watched.monitor.close()
+
+
+def fits(kind: str) -> bool:
+    return isinstance(kind, str) and kind.isprintable() and len(kind.encode("utf-8", "replace")) <= 16

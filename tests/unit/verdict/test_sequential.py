@@ -1,0 +1,300 @@
+"""The evidence along a run: who causes the clear events, against chance, and what comes back."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
+from sftriage.verdict.settings import Settings
+
+SETTINGS = Settings()
+RANK = 1
+
+
+def events(*steps, rank=RANK, share=0.2):
+    return [ClearEvent(int(step), rank, share) for step in steps]
+
+
+def in_order(*parts):
+    """Events of several ranks; of those in one step the largest."""
+    largest = {}
+    for one in (event for part in parts for event in part):
+        if one.step not in largest or one.share > largest[one.step].share:
+            largest[one.step] = one
+    return [largest[step] for step in sorted(largest)]
+
+
+def after(found, n_steps, n_units=4, settings=SETTINGS):
+    return advanced(Evidence(n_units), found, n_steps, settings)
+
+
+def by_chance(n_steps, seed, n_units=4, rate=0.5):
+    """Events of which each is anybody's."""
+    random = np.random.default_rng(seed)
+    steps = np.flatnonzero(random.random(n_steps) < rate)
+    units, shares = random.integers(n_units, size=len(steps)), random.exponential(0.2, len(steps))
+    return [ClearEvent(*one) for one in zip(steps.tolist(), units.tolist(), shares.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("situation", "found", "named"),
+    [
+        ("nothing happens", [], False),
+        ("a dozen steps", events(*range(20, 32)), False),
+        ("one more", events(*range(20, 33)), True),
+        ("two steps of three, and nobody in the third", events(*(n for n in range(20, 60) if n % 3)), True),
+        (
+            "two steps of three, another rank in the third",
+            in_order(
+                events(*(n for n in range(20, 120) if n % 3)),
+                events(*range(21, 120, 3), rank=(2,)),
+                events(0, rank=(0,)),
+            ),
+            True,
+        ),
+        (
+            "as often as two other ranks",
+            in_order(*(events(*range(20 + rank, 320, 3), rank=(rank,)) for rank in range(3))),
+            False,
+        ),
+        ("now and then, with longer pauses than any period has", events(*range(0, 6600, 66)), False),
+        (
+            "small ones, amid large ones of all others",
+            in_order(
+                events(*range(60), share=0.03),
+                *(events(*range(3 * n, 60, 9), rank=(rank,), share=0.5) for n, rank in enumerate((0, 2, 3))),
+            ),
+            True,
+        ),
+    ],
+)
+def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
+    # GIVEN events, WHEN the evidence is taken up to the last of them
+    evidence = after(found, found[-1].step + 1 if found else 100)
+    # THEN whoever causes most of them is named, and nobody else
+    assert evidence.named(RANK) == named
+    assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
+
+
+def hanging_together(n_steps, seed, n_units, stays):
+    """Events in every step, each of the same unit as the one before or of anybody."""
+    random = np.random.default_rng(seed)
+    anew = np.concatenate([[0], np.cumsum(random.random(n_steps - 1) >= stays)])
+    unit_N = random.integers(n_units, size=n_steps)[anew]
+    return [ClearEvent(step, unit, 0.2) for step, unit in enumerate(unit_N.tolist())]
+
+
+def named_windows(found, n_units, stride=10):
+    """How often somebody is named, looked at every so many steps."""
+    evidence, named = Evidence(n_units), 0
+    for first in range(0, len(found), stride):
+        evidence = advanced(evidence, found[first : first + stride], first + stride, SETTINGS)
+        named += any(one.named for one in evidence.units.values())
+    return named
+
+
+@pytest.mark.parametrize(("n_units", "stays"), [(2, 0.6), (4, 0.7), (8, 0.7), (1024, 0.8)])
+def test_delays_that_hang_together_name_hardly_anybody(n_units, stays):
+    # GIVEN hiccups of anybody that last for several steps, THEN somebody is named in one window of a hundred at most
+    found = hanging_together(10_000, 5, n_units, stays)
+    assert named_windows(found, n_units) <= 10
+    # AND who causes nine in ten of the events among them still is
+    random = np.random.default_rng(6)
+    guilty = [replace(one, unit=RANK) if random.random() < 0.9 else one for one in found[:1000]]
+    assert named_windows(guilty, n_units) >= 80
+
+
+def test_one_fault_does_not_hide_the_next():
+    # GIVEN a rank that was slow for a long time, WHEN another one is, THEN few events more name that one
+    before = after(events(*range(300), rank=0), 300)
+    assert not advanced(before, events(*range(300, 312)), 312, SETTINGS).named(RANK)
+    assert advanced(before, events(*range(300, 320)), 320, SETTINGS).named(RANK)
+
+
+def test_a_fault_that_stays_away_has_ended_and_the_next_one_is_another():
+    # GIVEN a rank that was named
+    evidence = after(events(*range(100, 140)), 140)
+    assert evidence.named(RANK)
+    # WHEN it does nothing for as long as the longest period, THEN it still is, and after that no more
+    assert advanced(evidence, [], 139 + MAX_PERIOD_STEPS, SETTINGS).named(RANK)
+    ended = advanced(evidence, [], 140 + MAX_PERIOD_STEPS, SETTINGS)
+    assert not ended.named(RANK)
+    # AND one event more is one event
+    again = advanced(ended, events(300), 301, SETTINGS)
+    assert again.units[RANK].onset == 300
+
+
+def test_others_take_a_name_away():
+    # GIVEN a rank that was named, WHEN others cause the events from then on
+    evidence = after(events(*range(20)), 20)
+    for step in range(20, 60):
+        evidence = advanced(evidence, events(step, rank=(step % 3 + 2,)), step + 1, SETTINGS)
+    # THEN nobody is named
+    assert not any(one.named for one in evidence.units.values())
+
+
+def test_one_unit_alone_is_nobody_to_compare():
+    assert after(events(*range(50), rank=(0,)), 50, n_units=1).units == {}
+
+
+@pytest.mark.parametrize(("period", "times"), [(5, 9), (7, 8), (20, 7), (40, 7), (60, 7)])
+def test_what_comes_back_is_named_in_fewer_steps_than_chance_would_need(period, times):
+    # GIVEN events of one rank at regular steps, WHEN there are enough
+    steps = 100 + period * np.arange(times)
+    evidence = after(events(*steps), steps[-1] + 1)
+    # THEN it comes back, with its period, and since the first of them; the sequence alone does not name it yet
+    found = recurrence_of(evidence, RANK, SETTINGS)
+    assert (found.period, found.phase, found.onset) == (period, 100 % period, 100)
+    assert not evidence.named(RANK)
+    # AND three are no recurrence
+    assert recurrence_of(after(events(*steps[:3]), steps[2] + 1), RANK, SETTINGS) is None
+
+
+def test_a_rhythm_stands_out_of_ordinary_hiccups():
+    # GIVEN hiccups of all ranks in every third step, and a rank that comes back every ninth step
+    found = in_order(by_chance(300, 1, rate=1 / 3), events(*range(4, 300, 9), share=0.5))
+    # THEN it does
+    assert recurrence_of(after(found, 300), RANK, SETTINGS).period == 9
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("period", [10, 20, 50])
+def test_the_rhythm_of_all_is_nobodys(period, seed):
+    # GIVEN an evaluation in which somebody is last, another one each time; or that is late in two of three
+    random = np.random.default_rng(seed)
+    found = [
+        ClearEvent(step, int(random.integers(4)), float(random.exponential(0.2)))
+        for step in range(0, 2000, period)
+        if random.random() < 2 / 3
+    ]
+    evidence = Evidence(4)
+    for event in found:
+        evidence = advanced(evidence, [event], event.step + 1, SETTINGS)
+        # THEN nobody comes back, at any time, and nobody is named
+        assert all(recurrence_of(evidence, (rank,), SETTINGS) is None for rank in range(4)), event
+        assert not any(one.named for one in evidence.units.values())
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ("do nothing", True),
+        ("have hiccups", True),
+        ("do the same, each in its own time", False),
+        ("do the same, each in its own time, among hiccups of all", False),
+        ("do the same, each in its own time, and are seen half of the times", False),
+        ("do the same, each in its own time, a third shorter", False),
+        ("do the same, each in its own time, for a few steps on end", False),
+        ("do it half as often", True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
+    # GIVEN a rank that is late in every 50th step; the others' garbage is collected as often, give or take two steps
+    random = np.random.default_rng(seed)
+    parts = [events(*range(10, 500, 50), share=3.0)]
+    if "each in its own time" in others:
+        starts = {(0,): 7, (2,): 23, (3,): 41}
+        parts += [
+            events(*(np.arange(at, 500, 50) + random.integers(-2, 3, len(range(at, 500, 50)))), rank=rank, share=2.5)
+            for rank, at in starts.items()
+        ]
+    if "shorter" in others:
+        # (one size of event is between them)
+        parts = [[replace(one, share=0.4 if one.unit == RANK else 0.27) for one in part] for part in parts]
+    if "on end" in others:
+        parts += [[replace(one, step=one.step + 1) for one in part if one.step < 499] for part in parts]
+    if "half of the times" in others:
+        parts[1:] = [[one for one in part if random.random() < 0.5] for part in parts[1:]]
+    if others == "do it half as often":
+        parts.append(events(*range(30, 500, 100), rank=(0,), share=2.5))
+    if "hiccups" in others:
+        parts.append(by_chance(500, seed, rate=0.2))
+    # WHEN there are enough
+    found = recurrence_of(after(in_order(*parts), 500), RANK, SETTINGS)
+    # THEN it is that rank's only where no other does the same
+    assert (found is not None and found.period == 50) == named
+
+
+def test_what_comes_back_in_longer_than_any_period_that_is_searched_for_is_the_jobs_too():
+    # GIVEN two of four ranks, with garbage to collect every 72 steps: every other time of a period of 36
+    found = in_order(events(*range(67, 580, 72), share=0.15), events(*range(44, 580, 72), rank=(0,), share=0.15))
+    # THEN it is nobody's
+    assert recurrence_of(after(found, 580), RANK, SETTINGS) is None
+    # BUT of one rank alone it comes back, as well as that is seen
+    alone = recurrence_of(after(events(*range(67, 796, 72), share=0.15), 796), RANK, SETTINGS)
+    assert (alone.period, alone.phase) == (36, 67 % 36)
+
+
+@pytest.mark.parametrize(
+    ("n_units", "own", "others", "named"),
+    [
+        # Of three ranks one is the last in six of eight evaluations, by chance
+        (3, 6, 2, False),
+        (3, 6, 0, True),
+        (16, 6, 2, True),
+        # Of two, in half of them
+        (2, 8, 0, False),
+        (2, 9, 0, True),
+        (2, 8, 1, False),
+    ],
+)
+def test_of_few_ranks_one_may_be_last_several_times_in_a_row(n_units, own, others, named):
+    # GIVEN steps at regular times in which one rank is mostly the last: an evaluation perhaps
+    steps = 50 * np.arange(own + others)
+    theirs = set(steps[[1, 3][:others]].tolist())
+    found = [ClearEvent(int(step), (0,) if step in theirs else RANK, 0.5) for step in steps]
+    # THEN it comes back to that rank where it is too often for chance, among so many
+    assert (recurrence_of(after(found, int(steps[-1]) + 1, n_units), RANK, SETTINGS) is not None) == named
+
+
+@given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
+def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
+    # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it
+    found = [event for step in range(0, 512, rate) for event in events(step, step)]
+    twice = sorted(found + events(*steps, rank=(2,)), key=lambda one: one.step)
+    # WHEN a period is looked for, however many there are, THEN it is that of the steps
+    evidence, once = after(twice, 512), after(sorted(set(twice), key=lambda one: one.step), 512)
+    for rank in (RANK, (2,)):
+        one, other = recurrence_of(evidence, rank, SETTINGS), recurrence_of(once, rank, SETTINGS)
+        if one is not None and other is not None:
+            assert (one.period, one.phase, one.onset) == (other.period, other.phase, other.onset)
+
+
+def test_what_came_back_and_has_ended_is_no_rhythm():
+    steps = range(100, 300, 10)
+    assert recurrence_of(after(events(*steps), 305), RANK, SETTINGS) is not None
+    assert recurrence_of(after(events(*steps), 330), RANK, SETTINGS) is None
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.floats(0.02, 2.0)), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=8),
+)
+def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
+    # GIVEN any events, and any way to cut them into parts
+    at = np.cumsum([step for step, _, _ in steps])
+    found = [ClearEvent(int(step), rank, share) for step, (_, rank, share) in zip(at, steps, strict=True)]
+    whole = after(found, int(at[-1]) + 1)
+    parts = Evidence(4)
+    borders = sorted({0, len(found), *(min(cut, len(found)) for cut in cuts)})
+    for first, last in pairwise(borders):
+        parts = advanced(parts, found[first:last], found[last - 1].step + 1, SETTINGS)
+    # THEN the evidence is the same
+    assert parts == whole
+    # AND odds are never below nothing, nor over their cap; and no event is older than what is remembered
+    cap = SETTINGS.whole_factor * SETTINGS.naming_log_odds
+    assert all(0.0 <= odds <= cap for one in whole.units.values() for odds in one.log_odds)
+    assert all(one.step >= whole.next_step - HISTORY_STEPS for one in whole.events)
+
+
+@given(seed=st.integers(0, 1000), ranks=st.permutations(range(4)))
+def test_ranks_are_not_known_by_their_numbers(seed, ranks):
+    found = in_order(by_chance(200, seed), events(*range(100, 200, 2), share=1.5))
+    renamed = [ClearEvent(one.step, ranks[one.unit], one.share) for one in found]
+    one, other = after(found, 200), after(renamed, 200)
+    assert {ranks[unit]: standing for unit, standing in one.units.items()} == dict(other.units)

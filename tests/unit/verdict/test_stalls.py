@@ -1,0 +1,477 @@
+"""When a step in progress is a stall, who is waited for, and what is not a stall."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.model.windows import RankStatus, StageSchema, Window
+from sftriage.verdict import stalls
+from sftriage.verdict.stalls import Pace, StallSettings, StepPause, Watch
+from sftriage.windows.shipped import status_of
+
+S = 1_000_000_000
+NOW = 100_000 * S
+SCHEMA = StageSchema(("data", "forward", "backward", "optimizer", "save", "other"), ("backward",))
+TWO_SYNCS = StageSchema(("data", "forward", "backward", "optimizer", "other"), ("forward", "backward"))
+SETTINGS = StallSettings()
+STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
+
+
+def stalled(status, pace=STEADY, settings=SETTINGS, capturing=()):
+    return stalls.stall_verdict(stalls.wait_state_of(status, pace, NOW), status, pace, settings, NOW, 0, capturing)
+
+
+def rank(number, what, still_s, host="h"):
+    """From "STAGE@STEP", with "-" between steps, and perhaps "died", "unknown", "closed" or "special" after."""
+    place, _, fate = what.partition(" ")
+    stage, _, step = place.partition("@")
+    return RankStatus(
+        rank=number,
+        host=host,
+        stage=None if stage == "-" else stage,
+        stage_age_ns=int(still_s * S),
+        step=int(step),
+        step_age_ns=int((still_s + 1) * S),
+        published=int(step) + (stage == "-"),
+        closed=fate == "closed",
+        alive={"died": False, "unknown": None}.get(fate, True),
+        special=fate == "special",
+    )
+
+
+def job(ranks, still_s=61.0, hosts=None, schema=SCHEMA, world_size=None):
+    each = enumerate(ranks.split(", ") if ranks else ())
+    found = tuple(rank(number, what, still_s, (hosts or "h" * 99)[number]) for number, what in each)
+    return stalls.on_clock(status_of(schema, world_size or len(found), found), None, NOW)
+
+
+def named(verdict):
+    return [(s.scope, s.host if s.scope == "host" else s.ranks, s.stage) for s in verdict.suspects]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "floor_s", "reasons", "suspects"),
+    [
+        # Ranks in a local stage, while the others wait in the sync stage, are the suspects.
+        ("backward@50, backward@50, forward@50", 60, ("not_arrived",), [("rank", (2,), "forward")]),
+        ("data@50, backward@50, forward@50", 60, ("not_arrived",), [("rank", (0,), "data"), ("rank", (2,), "forward")]),
+        ("backward@50, optimizer@49, backward@50", 60, ("not_arrived",), [("rank", (1,), "optimizer")]),
+        # A rank that is dead does not come, wherever it died.
+        ("backward@50, backward@50, forward@50 died", 60, ("died",), [("rank", (2,), "forward")]),
+        ("backward@50, -@49 died, backward@50", 60, ("died",), [("rank", (1,), "other")]),
+        (
+            "data@50, backward@50, forward@50 died",
+            60,
+            ("died", "not_arrived"),
+            [("rank", (2,), "forward"), ("rank", (0,), "data")],
+        ),
+        # Of one of which nobody can tell whether it is there, it counts where it is: it has not died, ...
+        ("backward@50, backward@50, forward@50 unknown", 60, ("not_arrived",), [("rank", (2,), "forward")]),
+        # ... it waits like the others, ...
+        ("backward@50 unknown, backward@50 unknown, data@50", 60, ("not_arrived",), [("rank", (2,), "data")]),
+        ("backward@50 unknown, backward@50 unknown", 60, ("in_sync",), []),
+        # ... and one that is known to be dead comes before it.
+        (
+            "data@50 unknown, backward@50, forward@50 died",
+            60,
+            ("died", "not_arrived"),
+            [("rank", (2,), "forward"), ("rank", (0,), "data")],
+        ),
+        # With all of them inside the sync stage there is no suspect, and it says so.
+        ("backward@50, backward@50, backward@50", 60, ("in_sync",), []),
+        # Of ranks in the sync stages of different steps, those behind are the suspects.
+        ("backward@50, backward@49, backward@50", 60, ("not_arrived",), [("rank", (1,), "backward")]),
+        # One has taken fewer steps than the others, and will take no more.
+        ("backward@50, backward@50, -@49 closed", 60, ("left_early",), [("rank", (2,), "other")]),
+        # Outside the ordinary stages there may be an evaluation, or a checkpoint.
+        ("backward@50, backward@50, -@49", 300, ("not_arrived",), [("rank", (2,), "other")]),
+        ("backward@50, backward@50, other@50", 300, ("not_arrived",), [("rank", (2,), "other")]),
+        ("backward@50, backward@50, save@49", 300, ("not_arrived",), [("rank", (2,), "save")]),
+        # A step that was given a kind is no ordinary one, from its first time on.
+        ("backward@50, backward@50, forward@50 special", 300, ("not_arrived",), [("rank", (2,), "forward")]),
+        # All ranks alike in a local stage may be an evaluation, or a compilation.
+        ("forward@50, forward@50, forward@50", 300, ("no_rank_waits",), [("all", (0, 1, 2), "forward")]),
+        # On a device that runs ahead nobody waits in the sync stage itself, and still one is behind.
+        ("optimizer@50, data@50, optimizer@50", 300, ("no_rank_waits",), [("rank", (1,), "data")]),
+        # The first step compiles and loads; a dead rank does not.
+        ("backward@0, backward@0, forward@0", 1800, ("not_arrived",), [("rank", (2,), "forward")]),
+        ("backward@0, backward@0, forward@0 died", 60, ("died",), [("rank", (2,), "forward")]),
+        # No rank is in a step.
+        ("-@50, -@50, -@50", 3600, ("outside_steps",), []),
+        ("data@51, -@50, -@50", 3600, ("no_rank_waits",), [("rank", (1,), "other"), ("rank", (2,), "other")]),
+    ],
+)
+def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, floor_s, reasons, suspects):
+    verdict = stalled(job(ranks, still_s=floor_s))
+    assert (verdict.label, verdict.reasons, named(verdict)) == ("stalled", reasons, suspects)
+    assert stalled(job(ranks, still_s=floor_s - 1)) is None
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        "-@99 closed, -@99 closed",
+        "backward@50 died, forward@50 died",
+        "-@99 closed, -@99",  # the last rank still saves the model
+        "-@99 died, -@99",
+        "-@99 closed, -@99 unknown",
+        "",
+    ],
+)
+def test_a_job_that_has_ended_or_is_about_to_is_not_a_stall(ranks):
+    assert stalled(job(ranks, still_s=90_000.0)) is None
+
+
+BEHIND = "backward@50, backward@50, forward@50"
+EIGHT_S = replace(SETTINGS, floor_s=8.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pace", "settings", "threshold_s"),
+    [
+        (BEHIND, Pace(periods_s=(0.1,) * 3), SETTINGS, 60),
+        # A checkpoint among the steps is not the typical step.
+        (BEHIND, Pace(periods_s=(0.1, 0.1, 900.0)), SETTINGS, 60),
+        (BEHIND, Pace(periods_s=(20.0,) * 3), SETTINGS, 200),
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), SETTINGS, 150),
+        # An evaluation says nothing here.
+        (BEHIND, replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), SETTINGS, 60),
+        # Too long ago
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), SETTINGS, 60),
+        (BEHIND, replace(STEADY, kinds_s={"checkpoint": 90.0}), SETTINGS, 270),
+        # No pace is known yet.
+        (BEHIND, Pace(), SETTINGS, 1800),
+        # The floors follow the policy's.
+        (BEHIND, STEADY, EIGHT_S, 8),
+        # A rank has taken all its steps, and records no more, or still has its monitor open.
+        ("backward@50, backward@50, -@49 closed", STEADY, EIGHT_S, 8),
+        ("backward@50, backward@50, -@49", STEADY, EIGHT_S, 40),
+        ("backward@50, backward@50, other@50", STEADY, EIGHT_S, 40),
+    ],
+)
+def test_what_is_long_follows_the_job_and_the_policy(ranks, pace, settings, threshold_s):
+    verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, settings)
+    assert verdict.numbers["threshold_s"] == pytest.approx(threshold_s)
+    assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, settings) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "suspects"),
+    [
+        # All ranks of one host, and only they
+        ("aabb", "backward@50, backward@50, data@50, data@50", [("host", "b", "data")]),
+        ("aabb", "backward@50, backward@50, data@50, forward@50", [("host", "b", None)]),
+        # Not all of its ranks
+        ("aabb", "backward@50, backward@50, backward@50, data@50", [("rank", (3,), "data")]),
+        ("aaab", "backward@50, backward@50, backward@50, data@50", [("rank", (3,), "data")]),
+        # A host, and a rank of another one
+        ("aabb", "backward@50, optimizer@49, data@50, data@50", [("rank", (1,), "optimizer"), ("host", "b", "data")]),
+    ],
+)
+def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
+    verdict = stalled(job(ranks, hosts=hosts))
+    assert sorted(named(verdict), key=str) == sorted(suspects, key=str)
+    # AND a rank alone has its host beside it
+    for one in verdict.suspects:
+        assert one.on_host == (hosts[one.rank] if one.scope == "rank" else None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "stage_s", "step_s", "typical_s", "still"),
+    [
+        ("forward", 4.9, 4.9, 0.1, False),
+        ("forward", 5.1, 5.1, 0.1, True),
+        # A stage that has just begun, of a step that has not
+        ("forward", 0.1, 5.1, 0.1, True),
+        # A step may take ten times what it usually does
+        ("forward", 19.0, 19.0, 2.0, False),
+        ("forward", 21.0, 21.0, 2.0, True),
+        # Between steps, since the last one ended
+        (None, 4.0, 60.0, 0.1, False),
+        (None, 6.0, 60.0, 0.1, True),
+        ("forward", 6.0, 6.0, 0.0, True),
+    ],
+)
+def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
+    ages = int(stage_s * 1e9), 7, int(step_s * 1e9)
+    one = RankStatus(3, "h", stage, *ages, 7, closed=False, alive=True)
+    assert stalls.still_ranks(status_of(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
+
+
+def test_of_two_sync_stages_the_later_one_is_where_the_others_wait():
+    verdict = stalled(job("backward@50, forward@50, backward@50", schema=TWO_SYNCS))
+    assert named(verdict) == [("rank", (1,), "forward")]
+    # A rank that waits for another one further back is not what the others wait for in the end
+    verdict = stalled(job("backward@50, forward@50, data@50", schema=TWO_SYNCS))
+    assert named(verdict) == [("rank", (2,), "data")]
+
+
+def test_the_verdict_is_about_the_step_in_progress_and_holds_its_numbers():
+    verdict = stalled(job("backward@51, optimizer@50, backward@51", still_s=75.0))
+    assert (verdict.first_step, verdict.last_step, verdict.exposed_s) == (50, 50, pytest.approx(76.0))
+    (suspect,) = verdict.suspects
+    assert (suspect.gain_s, suspect.share, suspect.onset_step) == (pytest.approx(75.0), pytest.approx(75 / 76), 50)
+    assert verdict.numbers == {
+        "still_s": pytest.approx(75.0),
+        "threshold_s": 60.0,
+        "floor_s": 60.0,
+        "typical_step_s": 0.1,
+        "longest_still_s": 0.0,
+        "waiting_ranks": 2.0,
+        "missing_ranks": 1.0,
+        "unseen_ranks": 0.0,
+    }
+
+
+def test_ranks_that_show_nothing_are_said_where_nobody_else_is_named():
+    verdict = stalled(job("backward@50, backward@50", world_size=4))
+    assert (verdict.reasons, verdict.suspects) == (("in_sync", "unseen_ranks"), ())
+    assert verdict.numbers["unseen_ranks"] == 2.0
+
+
+def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted():
+    verdict = stalled(job("backward@50" + ", data@50" * 40))
+    assert (len(verdict.suspects), verdict.numbers["missing_ranks"]) == (stalls.MAX_NAMED, 40.0)
+
+
+def test_a_capture_may_hold_its_rank_up_for_as_long_as_it_runs():
+    held_up = job("backward@50, backward@50, data@50")
+    assert stalled(held_up, capturing={2}) is None
+    # AND a rank that nobody captures is a suspect, captures or no captures
+    assert stalled(held_up, capturing={1}) is not None
+
+
+def test_a_time_that_has_not_come_yet_is_passed_over():
+    found = job("backward@50, forward@50, data@50")
+    damaged = replace(found, since_ns_R=np.array([*found.since_ns_R[:2], 1 << 61]))
+    verdict = stalled(damaged)
+    assert named(verdict) == [("rank", (1,), "forward")]
+
+
+class Job:
+    """A job of three ranks that the test moves."""
+
+    def __init__(self):
+        self.now_ns, self.watch, self.verdicts = NOW, Watch(), []
+        # (the ages are moments, here)
+        self.ranks = [RankStatus(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(3)]
+
+    def wait(self, seconds, every_s=0.5):
+        for _ in range(round(seconds / every_s)):
+            self.now_ns += int(every_s * S)
+            self.look()
+
+    def status(self, attempt=0):
+        now_ns = self.now_ns
+        ranks = [
+            replace(one, stage_age_ns=now_ns - one.stage_age_ns, step_age_ns=now_ns - one.step_age_ns)
+            for one in self.ranks
+        ]
+        return stalls.on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
+
+    def look(self):
+        verdict, self.watch = stalls.look(self.status(), self.watch, SETTINGS, self.now_ns)
+        self.verdicts += [verdict] if verdict else []
+
+    def enter(self, stage, ranks=None):
+        for number in range(3) if ranks is None else ranks:
+            one = self.ranks[number]
+            if stage is None:
+                one = replace(one, published=one.published + 1)
+            elif one.stage is None:
+                one = replace(one, step=one.published, step_age_ns=self.now_ns)
+            self.ranks[number] = replace(one, stage=stage, stage_age_ns=self.now_ns)
+
+    def steps(self, count):
+        for stage in ("data", "forward", "backward", None) * count:
+            self.enter(stage)
+            self.wait(0.05, 0.05)
+
+    def hang(self, seconds):
+        self.enter("data")
+        self.enter("backward", [0, 2])
+        self.enter("forward", [1])
+        self.wait(seconds)
+
+    def go_on(self, number=1):
+        self.enter("backward", [number])
+        self.enter(None)
+
+
+def test_a_stall_is_reported_once_and_the_next_one_anew():
+    job = Job()
+    job.steps(10)
+    # WHEN a rank hangs, is released, and hangs again after some steps
+    job.hang(100)
+    assert [named(verdict) for verdict in job.verdicts] == [[("rank", (1,), "forward")]]
+    job.go_on()
+    job.steps(10)
+    job.hang(100)
+    # THEN there are two stalls, of the steps they are in; the first has not made the second normal
+    assert [verdict.first_step for verdict in job.verdicts] == [10, 21]
+
+
+def test_a_stall_is_reported_again_when_somebody_else_is_missing():
+    job = Job()
+    job.steps(10)
+    job.hang(100)
+    # WHEN the rank is killed, and the others go on waiting
+    job.ranks[1] = replace(job.ranks[1], alive=False)
+    job.wait(100)
+    assert [verdict.reasons for verdict in job.verdicts] == [("not_arrived",), ("died",)]
+
+
+def test_compiling_evaluating_and_checkpoints_are_no_stalls():
+    job = Job()
+    # WHEN the first step compiles for ten minutes, one rank longer than the others
+    job.enter("data")
+    job.enter("forward")
+    job.wait(400, every_s=2)
+    job.enter("backward", [0, 2])
+    job.wait(600, every_s=2)
+    job.go_on()
+    job.steps(10)
+    # AND all ranks evaluate for half an hour between steps
+    job.wait(1800, every_s=5)
+    job.steps(10)
+    # AND rank 0 saves a checkpoint, while the others wait in the next step
+    job.enter("data", [1, 2])
+    job.enter("backward", [1, 2])
+    job.wait(250)
+    job.enter("data", [0])
+    job.go_on(0)
+    job.steps(10)
+    # AND it ends, and rank 0 takes an hour to write the model
+    job.ranks[1:] = [replace(one, closed=True) for one in job.ranks[1:]]
+    job.wait(4000, every_s=10)
+    # THEN nothing of this was a stall
+    assert job.verdicts == []
+
+
+def test_an_evaluation_that_was_taken_for_a_stall_is_known_the_next_time():
+    job = Job()
+    job.steps(10)
+    for _ in range(3):
+        # WHEN rank 1 is between steps for 400 s, again and again
+        job.enter("data", [0, 2])
+        job.enter("backward", [0, 2])
+        job.wait(400)
+        job.enter("data", [1])
+        job.go_on()
+        job.steps(10)
+    # THEN only the first time is a stall
+    assert len(job.verdicts) == 1
+    # AND a hang inside a stage is found as soon as ever
+    job.hang(61)
+    assert len(job.verdicts) == 2
+
+
+def test_neither_the_first_step_nor_a_stall_is_taken_for_the_jobs_pace():
+    job = Job()
+    # GIVEN a job whose first step takes ten minutes, and whose third one stalls for two
+    job.hang(600)
+    job.go_on()
+    job.wait(0.5)
+    job.steps(2)
+    job.hang(120)
+    job.go_on()
+    job.wait(0.5)
+    job.steps(2)
+    assert len(job.verdicts) == 1
+    # THEN its pace is that of its other steps
+    assert job.watch.pace.periods_s
+    assert max(job.watch.pace.periods_s) < 2.0
+
+
+def test_what_nobody_watched_does_not_count():
+    job = Job()
+    job.steps(10)
+    job.hang(30)
+    # WHEN job and triage are stopped for ten minutes, and go on
+    job.now_ns += 600 * S
+    job.wait(30)
+    assert job.verdicts == []
+    job.wait(31)
+    assert len(job.verdicts) == 1
+
+
+def test_another_attempt_has_a_pace_of_its_own():
+    job = Job()
+    job.steps(10)
+    _, watch = stalls.look(job.status(attempt=1), job.watch, SETTINGS, job.now_ns)
+    assert watch.pace == Pace()
+
+
+def window(durations_NRS, kinds=None, attempt=0):
+    return Window(SCHEMA, 0, np.asarray(durations_NRS, dtype=float), kinds=kinds, attempt=attempt)
+
+
+def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
+    # GIVEN four steps of two ranks; rank 0 saves in the third, which is marked, and rank 1 misses the last
+    durations_NRS = np.full((4, 2, 6), 0.1)
+    durations_NRS[:, :, 4] = 0.0
+    durations_NRS[2, 0, 4] = 40.0
+    durations_NRS[3, 1] = np.nan
+    watch = Watch().with_window(window(durations_NRS, ("", "", "checkpoint", "")))
+    assert watch.pace.unused == {"save"}
+    assert watch.pace.kinds_s == {"checkpoint": pytest.approx(40.5)}
+    # AND a step of a kind that nobody has is of no length
+    empty = window(np.full((1, 2, 6), np.nan), ("evaluation",))
+    assert watch.with_window(empty).pace.kinds_s["evaluation"] == 0.0
+
+
+stages = st.sampled_from([None, *SCHEMA.stages])
+statuses = st.builds(
+    RankStatus,
+    rank=st.integers(0, 9),
+    host=st.sampled_from(["", "a", "b"]),
+    stage=stages,
+    stage_age_ns=st.integers(0, 9000 * S) | st.integers(-(2**64), 2**64),
+    step=st.integers(0, 3) | st.integers(-(2**63), 2**63 - 1),
+    step_age_ns=st.integers(-(2**64), 2**64),
+    published=st.integers(0, 5),
+    closed=st.booleans(),
+    alive=st.sampled_from([True, True, None, False]),
+)
+jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
+    lambda ranks: stalls.on_clock(status_of(SCHEMA, 10, ranks), None, NOW)
+)
+
+
+@given(jobs, st.sampled_from([STEADY, Pace()]))
+def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(status, pace):
+    verdict = stalled(status, pace)
+    if verdict is None:
+        return
+    by_rank = {one.rank: one for one in status.status.ranks}
+    live = [one for one in by_rank.values() if one.alive is not False and not one.closed and one.stage_age_ns >= 0]
+    waiting = [one for one in live if one.stage == "backward"]
+    furthest = max((one.step for one in waiting), default=None)
+    blamed = [by_rank[number] for suspect in verdict.suspects for number in suspect.ranks]
+    # THEN nobody is named twice, nor who waits where nobody is further
+    assert len({one.rank for one in blamed}) == len(blamed)
+    assert not [one for one in blamed if one in waiting and one.step == furthest]
+    # AND times are such that a journal takes them
+    assert 0 < verdict.suspects[0].share <= 1 if verdict.suspects else verdict.exposed_s > 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 59.0)), max_size=30))
+def test_a_job_that_moves_within_the_floor_never_stalls(moves):
+    # GIVEN a steady job in which some rank moves at least once a minute, whichever and whenever
+    job = Job()
+    job.steps(3)
+    for number, seconds in moves:
+        following = {None: "data", "data": "forward", "forward": "backward", "backward": None}
+        job.enter(following[job.ranks[number].stage], [number])
+        job.wait(seconds, every_s=max(seconds / 8, 0.001))
+    assert job.verdicts == []
+
+
+@given(jobs, jobs)
+def test_any_two_looks_in_a_row_are_taken(first, second):
+    _, watch = stalls.look(first, Watch(), SETTINGS, NOW)
+    verdict, _ = stalls.look(second, watch, SETTINGS, NOW + 60 * S)
+    assert verdict is None or verdict.label == "stalled"

@@ -1,0 +1,453 @@
+"""Was a suspect waiting for a CPU? The run-queue wait of its thread, held against its lateness over its peers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.model.counters import COUNTERS
+from sftriage.verdict.settings import Settings
+from sftriage.verdict.system import system_counts, with_system
+from sftriage.windows.counting import counted_of
+from tests.scenario import Fault, Job, always, at, classify, every, from_step, judged
+
+FOUR = Job(n_ranks=4)
+"""A step is 100 ms, 60 of them before the sync and after the last one: of what is spread evenly, 60 % count."""
+
+ALL = np.ones(50, dtype=bool)
+EVERYWHERE = (Fault("data", 1, factor=2.0), Fault("forward", 1, factor=2.0), Fault("backward", 1, factor=2.0))
+"""A rank that has its core half of the time, as it is with another busy process on it."""
+
+
+def queued(window, *waits_s, unknown=()):
+    """The window with so many seconds in the run queue a step, (rank, steps, seconds) each."""
+    queued_NR = per_step(window, waits_s, unknown)
+    return counting(window, queued_s=queued_NR, preempted=np.round(queued_NR * 200.0))
+
+
+def per_step(window, amounts, unknown=()):
+    """So much a step (N x R), (rank, steps, amount) each."""
+    values_NR = np.zeros(window.durations_NRS.shape[:2])
+    for rank, steps, amount in amounts:
+        values_NR[steps(len(values_NR)), rank] = amount
+    for rank in unknown:
+        values_NR[:, rank] = np.nan
+    return values_NR
+
+
+def counting(window, **known):
+    """The window with some counters (N x R each)."""
+    return replace(window, counted_NRC=counted_of(known))
+
+
+half = from_step(25)
+
+
+@pytest.mark.parametrize(
+    ("situation", "faults", "waits_s", "least", "most"),
+    [
+        ("it has its core half of the time", EVERYWHERE, ((1, always, 0.085),), 0.8, 1.0),
+        ("it sleeps", (Fault("data", 1, 0.05),), (), 0.0, 0.0),
+        (
+            "it sleeps, and all wait a little",
+            (Fault("data", 1, 0.05),),
+            tuple((r, always, 0.01) for r in range(4)),
+            0,
+            0,
+        ),
+        ("it sleeps, and waits a little", (Fault("data", 1, 0.05),), ((1, always, 0.01),), 0.15, 0.25),
+        ("it sleeps, and a peer waits", (Fault("data", 1, 0.05),), ((2, always, 0.04),), 0.0, 0.0),
+        ("it waited more than it was late", (Fault("data", 1, 0.02),), ((1, always, 0.09),), 1.0, 1.0),
+        ("in half of the steps", (Fault("data", 1, 0.06, half),), ((1, half, 0.06),), 0.9, 1.0),
+        # Of a step that is mostly an exchange, all that it waited for is before that.
+        (
+            "it waits, and then all exchange",
+            (Fault("data", 1, 0.01), Fault("backward", None, 0.3)),
+            ((1, always, 0.01),),
+            0.9,
+            1.0,
+        ),
+        ("now and then", (Fault("data", 1, 0.2, every(7, 3)),), ((1, every(7, 3), 0.2),), 0.6, 1.0),
+        # What was waited now and then is spread over the steps between two readings.
+        ("now and then, spread", (Fault("data", 1, 0.2, every(7, 3)),), ((1, always, 0.2 / 7),), 0.6, 1.0),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_how_much_of_the_lateness_was_waiting(situation, faults, waits_s, least, most):
+    found = system_counts(queued(FOUR.run(*faults), *waits_s), [1], ALL)
+    assert least <= found.descheduled_fraction <= most, situation
+
+
+def test_the_numbers_are_means_over_the_steps_asked_for():
+    window = queued(FOUR.run(Fault("data", 1, 0.05, half)), (1, half, 0.03))
+    later, all_of_them = system_counts(window, [1], half(50)), system_counts(window, [1], ALL)
+    assert (later.own["queued_s"], later.own["preempted"]) == (pytest.approx(0.03), pytest.approx(6.0))
+    assert (all_of_them.own["queued_s"], all_of_them.own["preempted"]) == (pytest.approx(0.015), pytest.approx(3.0))
+    assert later.late_s == pytest.approx(0.05, rel=0.1)
+    assert all_of_them.late_s == pytest.approx(0.025, rel=0.1)
+
+
+def test_who_is_not_late_has_nothing_to_explain():
+    found = system_counts(queued(FOUR.run(Fault("data", (0, 2, 3), 0.05)), (1, always, 0.03)), [1], ALL)
+    assert (found.descheduled_fraction, found.own["queued_s"]) == (None, pytest.approx(0.03))
+
+
+def test_the_ranks_of_a_host_wait_together():
+    hosts = ("a", "a", "b", "b", "b")
+    window = Job(n_ranks=5, hosts=hosts).run(Fault("data", (0, 1), 0.05))
+    window = queued(window, (0, always, 0.06), (1, always, 0.06))
+    assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
+    # AND ranks of another cohort are no measure: a host with one rank of each is held against the others of each
+    window = replace(window, cohorts=("x", "y", "x", "y", "y"))
+    assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
+
+
+def test_of_a_large_job_some_ranks_stand_for_the_others():
+    # GIVEN a host of 128 ranks that wait for a CPU for most of what they are late, among 1,024 that wait a little
+    host = tuple(range(256, 384))
+    window = Job(n_ranks=1024).run(Fault("data", host, 0.05))
+    waits_s = [(rank, always, 0.07 if rank in host else 0.01) for rank in range(1024)]
+    found = system_counts(queued(window, *waits_s), host, ALL)
+    # THEN it is as if all had been looked at
+    assert found.late_s == pytest.approx(0.05, rel=0.1)
+    assert found.own["queued_s"] == pytest.approx(0.07)
+    assert found.waited_s == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize(
+    ("situation", "window", "ranks"),
+    [
+        ("nobody counts", FOUR.run(Fault("data", 1, 0.05)), [1]),
+        ("not the suspect's", queued(FOUR.run(Fault("data", 1, 0.05)), unknown=(1,)), [1]),
+        ("of no peer", queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05), unknown=(0, 2, 3)), [1]),
+        ("it has no peers", queued(FOUR.run(Fault("data", None, 0.05))), [0, 1, 2, 3]),
+        ("of one of its cohort", queued(replace(FOUR.run(), cohorts=("a", "b", "b", "b"))), [0]),
+        ("nobody is asked about", queued(FOUR.run()), []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_known_is_not_said(situation, window, ranks):
+    assert system_counts(window, ranks, ALL) is None, situation
+
+
+def test_enough_of_the_steps_must_be_known():
+    window = queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05))
+    window.counted_NRC[26:, 1] = np.nan
+    assert system_counts(window, [1], ALL).own["queued_s"] == pytest.approx(0.05)
+    window.counted_NRC[24:, 1] = np.nan
+    assert system_counts(window, [1], ALL) is None
+    # AND a peer that is not known is none
+    window = queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05), unknown=(2,))
+    without = system_counts(window.of_ranks([0, 1, 3]), [1], ALL)
+    assert system_counts(window, [1], ALL).descheduled_fraction == pytest.approx(without.descheduled_fraction, rel=0.01)
+
+
+@given(
+    waits_s=st.lists(st.floats(0.0, 10.0), min_size=4, max_size=4),
+    late_s=st.floats(0.0, 1.0),
+    missing=st.sets(st.integers(0, 49)),
+)
+def test_a_fraction_is_one_and_more_waiting_never_explains_less(waits_s, late_s, missing):
+    window = queued(FOUR.run(Fault("data", 1, late_s)), *((rank, always, one) for rank, one in enumerate(waits_s)))
+    window.durations_NRS[list(missing), 3] = np.nan
+    found = system_counts(window, [1], ALL)
+    if found is None or found.descheduled_fraction is None:
+        assert found is not None or len(missing) > 25
+        return
+    assert 0.0 <= found.descheduled_fraction <= 1.0
+    longer = counting(window, queued_s=window.counted("queued_s") + np.array([0.0, 1.0, 0.0, 0.0]))
+    assert system_counts(longer, [1], ALL).descheduled_fraction >= found.descheduled_fraction
+
+
+def test_a_suspect_that_waited_for_a_cpu_is_one_and_the_verdict_says_that_it_did():
+    # GIVEN a rank that has its core half of the time, and one that sleeps
+    waited = classify(queued(FOUR.run(*EVERYWHERE), (1, always, 0.085)))
+    slept = classify(queued(FOUR.run(Fault("data", 1, 0.05))))
+    # THEN both are named
+    assert [(one.label, one.suspects[0].ranks) for one in (waited, slept)] == [("suspect", (1,))] * 2
+    # AND of each it is known
+    assert waited.suspects[0].descheduled_fraction > 0.8
+    assert slept.suspects[0].descheduled_fraction == 0.0
+    assert waited.numbers["queued_s"] == pytest.approx(0.085)
+    assert waited.numbers["preempted"] == pytest.approx(17.0)
+    # AND all else is as it is where nobody counts
+    unknown = classify(FOUR.run(*EVERYWHERE))
+    assert unknown.suspects[0].descheduled_fraction is None
+    assert replace(waited.suspects[0], descheduled_fraction=None, contended_fraction=None) == unknown.suspects[0]
+    assert {**waited.numbers, "queued_s": 0, "preempted": 0} == {**unknown.numbers, "queued_s": 0, "preempted": 0}
+
+
+def test_steps_of_another_kind_and_those_before_it_began_are_not_counted():
+    # GIVEN a rank that waits from step 30 on, and an evaluation for which it waits by itself in every tenth step
+    kinds = tuple("evaluation" if n % 10 == 0 else "" for n in range(50))
+    job = replace(FOUR, kinds=kinds)
+    faults = [Fault(stage, 1, factor=2.0, steps=from_step(30)) for stage in ("data", "forward", "backward")]
+    window = job.run(*faults, Fault("other", None, 0.3, every(10)))
+    window = queued(window, (1, from_step(30), 0.085), (1, at(0, 10, 20), 5.0), (0, every(10), 9.0))
+    verdict = classify(window)
+    assert verdict.suspects[0].ranks == (1,)
+    assert verdict.suspects[0].descheduled_fraction > 0.8
+    # (its onset is not known to the step)
+    assert 0.06 <= verdict.numbers["queued_s"] <= 0.086
+
+
+@pytest.mark.parametrize(
+    ("situation", "stage", "waits_s", "runs_s", "usual_s", "fraction"),
+    [
+        ("it sleeps", 0, (0.0,) * 4, (0.02,) * 4, 0.0, 0.0),
+        ("its peers wait as long, in the sync stage", 0, (0.04,) * 4, (0.02,) * 4, 0.0, 0.8),
+        ("its peers wait as long, and what is usual is not known", 0, (0.04,) * 4, (0.02,) * 4, None, 0.0),
+        ("it alone waits, and what is usual is not known", 0, (0.0, 0.04, 0.0, 0.0), (0.02,) * 4, None, 0.8),
+        ("they do so in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.04, 0.0),
+        ("it waits for longer than in usual steps", 0, (0.04,) * 4, (0.02,) * 4, 0.015, 0.5),
+        ("a peer waits", 0, (0.0, 0.0, 0.04, 0.0), (0.02,) * 4, 0.0, 0.0),
+        ("it runs for longer, in one stage", 0, (0.0,) * 4, (0.02, 0.07, 0.02, 0.02), 0.0, 0.0),
+        ("it runs for longer in all it does", None, (0.0,) * 4, (0.02, 0.07, 0.02, 0.02), 0.0, 1.0),
+        ("it does both", None, (0.0, 0.01, 0.0, 0.0), (0.02, 0.05, 0.02, 0.02), 0.0, 0.8),
+        ("a peer runs for longer", None, (0.0,) * 4, (0.02, 0.02, 0.02, 0.07), 0.0, 0.0),
+    ],
+)
+def test_how_much_of_the_lateness_contention_for_cpus_may_explain(situation, stage, waits_s, runs_s, usual_s, fraction):
+    # GIVEN a rank that is 50 ms late, and for how long each rank waited for a CPU and ran
+    window = FOUR.run(Fault("data", 1, 0.05))
+    each = {"queued_s": waits_s, "run_s": runs_s}
+    of = {name: per_step(window, [(r, always, s) for r, s in enumerate(some)]) for name, some in each.items()}
+    found = system_counts(counting(window, **of), [1], ALL)
+    assert found.contended_fraction(usual_s, stage) == pytest.approx(fraction, abs=0.05), situation
+
+
+def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_twice_as_long():
+    # GIVEN a rank that runs longer than its peers, by so much in each stage; they take 20, 30 and 10 ms in these
+    def contended(runs_more_s=0.0, **late_s):
+        window = FOUR.run(*(Fault(stage, 1, seconds) for stage, seconds in late_s.items()))
+        runs_s = [(r, always, 0.09 + (sum(late_s.values()) + runs_more_s) * (r == 1)) for r in range(4)]
+        known = {"queued_s": per_step(window, ()), "run_s": per_step(window, runs_s)}
+        found = system_counts(counting(window, **known), [1], ALL)
+        return found.contended_fraction(0.0, window.schema.stages.index("forward"))
+
+    # THEN in one of several stages it has more to do there
+    assert contended(forward=0.03) == contended(forward=0.03, data=0.006) == pytest.approx(0.0)
+    # AND where it is at least half as slow in the others, that may be its core
+    assert contended(forward=0.012, data=0.005, optimizer=0.002) == pytest.approx(1.0, abs=0.1)
+    # AND inside the sync stage, which takes as long on all ranks, it shows in what it runs
+    assert contended(forward=0.012, runs_more_s=0.02) == pytest.approx(1.0, abs=0.1)
+    # AND no core is slower by more than half because another one is busy
+    assert contended(forward=0.12, data=0.08, optimizer=0.04) == pytest.approx(0.25, abs=0.05)
+
+
+def test_what_a_cgroups_limit_keeps_a_rank_is_no_contention_and_what_is_not_counted_is_unknown():
+    window = FOUR.run(Fault("data", 1, 0.05))
+    one = per_step(window, ((1, always, 0.05),))
+    found = system_counts(counting(window, queued_s=one, throttled_s=one), [1], ALL)
+    assert found.contended_fraction(0.0, 0) == pytest.approx(0.0)
+    assert system_counts(counting(window, run_s=one), [1], ALL).contended_fraction(0.0, None) is None
+
+
+def test_who_is_named_and_not_late_in_a_window_may_be_so_for_contention_if_there_is_any():
+    # GIVEN a rank beside which all others have become late, and that waits for a CPU, or does not
+    window = FOUR.run(Fault("data", (0, 2, 3), 0.05))
+    for waits_s, fraction in ((0.03, 1.0), (0.0, 0.0)):
+        found = system_counts(queued(window, (1, always, waits_s)), [1], ALL)
+        assert found.late_s < 0.0
+        assert (found.contended_fraction(0.0, 0), found.descheduled_fraction) == (fraction, None)
+
+
+def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best():
+    # GIVEN a job whose ranks wait 30 ms a step for a CPU, and of which one is late from step 200 on
+    def contended(*more_waits_s):
+        run = Job(n_ranks=4, n_steps=300).run(Fault("data", 1, 0.05, from_step(200)))
+        window = queued(run, *((rank, always, 0.03) for rank in range(4)), *more_waits_s)
+        *_, (verdict, _) = judged(window)
+        (suspect, *_) = verdict.suspects
+        assert (verdict.label, suspect.ranks) == ("suspect", (1,))
+        return suspect.contended_fraction
+
+    # THEN what it has always waited is no reason for its being late
+    assert contended() == pytest.approx(0.0, abs=0.02)
+    # AND what all wait more from then on may be, for it is the one that does so outside the sync stage
+    assert contended(*((rank, from_step(200), 0.06) for rank in range(4))) == pytest.approx(0.6, abs=0.05)
+
+
+HOSTS = ("a", "a", "b", "b")
+STAGES = ("data", "forward", "backward", "optimizer")
+
+
+def kept_from_running(window, began, *, ranks=(2, 3), **fractions):
+    """The window of ranks that run for 94 ms a step, of which some are kept from it for so much of the step."""
+    step_s = window.durations_NRS.sum(axis=2).mean(axis=1)[:, None] * np.isin(range(4), ranks) * began[:, None]
+    counts = {name: fraction * step_s for name, fraction in fractions.items()}
+    return counting(
+        window,
+        **{name: np.zeros_like(step_s) for name in ("queued_s", "throttled_s", "stopped_s")}
+        | counts
+        | {"run_s": np.full_like(step_s, 0.094)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("situation", "known", "began"),
+    [
+        ("its cgroup's limit", {"queued_s": 0.75, "throttled_s": 1.5}, 200),
+        ("its cgroup's limit, from the first step on", {"queued_s": 0.75, "throttled_s": 1.5}, 0),
+        ("other processes", {"queued_s": 0.75}, 200),
+        ("stops", {"stopped_s": 0.75}, 200),
+        ("stops, from the first step on", {"stopped_s": 0.75}, 0),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(situation, known, began, split):
+    # GIVEN a host whose ranks have their CPUs a quarter of the time, inside the sync stage too
+    job = Job(n_ranks=4, n_steps=300, hosts=HOSTS)
+    held = replace(job, exchange_s=0.005).run(
+        *(Fault(one, (2, 3), factor=4.0, steps=from_step(began)) for one in STAGES), split=split
+    )
+    slow_s, healthy_s = (one.durations_NRS[250:].sum(axis=2).max(axis=1).mean() for one in (held, job.run(split=split)))
+    held = kept_from_running(held, from_step(began)(300), **known)
+    # WHEN its windows are judged
+    *_, (verdict, _) = judged(held)
+    # THEN the host is named, and its gain is what the step is longer by
+    (suspect, *_) = verdict.suspects
+    assert (verdict.label, suspect.host, suspect.stage) == ("suspect", "b", None), situation
+    assert suspect.gain_s == pytest.approx(slow_s - healthy_s, rel=0.2)
+    assert verdict.numbers["without_s"] == pytest.approx(healthy_s, rel=0.4)
+    # AND the job, where it has been quicker, is slower for some ranks and not for all alike
+    assert verdict.regression is None or verdict.regression.scope == "some"
+    assert (verdict.regression is None) == (began == 0)
+
+
+def test_a_rank_that_is_alone_on_its_host_is_that_host():
+    # GIVEN four ranks on as many hosts, or on two, one of which is late
+    def suspect(hosts):
+        return classify(replace(FOUR, hosts=hosts).run(Fault("data", 2, 0.05))).suspects[0]
+
+    of = [suspect(hosts) for hosts in (("a", "b", "c", "d"), HOSTS, None)]
+    assert [(one.scope, one.ranks, one.host) for one in of] == [("rank", (2,), host) for host in ("c", None, None)]
+
+
+def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
+    # GIVEN a rank that has more to do in `forward` from step 35 on, a little in `optimizer`, and runs so much longer
+    late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
+    window = FOUR.run(*late)
+    runs_s = [(rank, always, 0.09) for rank in (0, 2, 3)] + [(1, always, 0.09), (1, from_step(35), 0.123)]
+    verdict = classify(counting(window, queued_s=per_step(window, ()), run_s=per_step(window, runs_s)))
+    # THEN `forward` is named by half the evidence that contention would want: what it does elsewhere is no slower,
+    # though seen from `optimizer` it is
+    (suspect, *_) = verdict.suspects
+    assert (verdict.label, suspect.ranks, suspect.stage) == ("suspect", (1,), "forward")
+    assert suspect.contended_fraction == pytest.approx(0.0, abs=0.05)
+    assert verdict.numbers["first_log_odds"] < 2 * Settings().naming_log_odds
+
+
+def test_what_is_of_all_ranks_is_nobodys_waiting():
+    window = FOUR.run(Fault("data", 1, 0.05))
+    verdict = classify(window)
+    everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
+    waited = queued(window, *((rank, always, 0.05) for rank in range(4)))
+    found = with_system(replace(verdict, suspects=(everybody,)), waited, {}, 0.0)
+    assert found.suspects[0].descheduled_fraction is None
+    assert "queued_s" not in found.numbers
+
+
+def test_what_the_ranks_of_a_host_have_in_common_is_nobodys_where_it_is_read_at_other_times():
+    # GIVEN segments that a host sends again, which were counted for one rank a little later than for the others
+    window = FOUR.run(Fault("data", 1, 0.03))
+    again_NR = per_step(window, ((r, always, 6.2 if r == 1 else 6.0) for r in range(4)))
+    assert system_counts(counting(window, retransmitted=again_NR), [1], ALL).over["retransmitted"] == 0.0
+    # AND another host's, which sends many more
+    again_NR = per_step(window, ((r, always, 6.0 if r == 1 else 0.5) for r in range(4)))
+    assert system_counts(counting(window, retransmitted=again_NR), [1], ALL).over["retransmitted"] > 3.0
+
+
+def test_who_has_more_to_run_waits_for_longer_on_a_busy_host_and_that_is_no_cause():
+    # GIVEN ranks that have a core half of the time, of which one has three times as much to do
+    window = FOUR.run(*(Fault(stage, 1, factor=3.0) for stage in ("data", "forward", "backward")))
+    run_NR = per_step(window, ((r, always, 0.06 if r == 1 else 0.02) for r in range(4)))
+    found = system_counts(counting(window, run_s=run_NR, queued_s=run_NR), [1], ALL)
+    # THEN its waits are those of what it has to do
+    assert found.descheduled_fraction == pytest.approx(0.0)
+    # AND so are those of one that is woken as much more often
+    woken_NR = per_step(window, ((r, always, 30.0 if r == 1 else 10.0) for r in range(4)))
+    found = system_counts(counting(window, woken=woken_NR, queued_s=run_NR), [1], ALL)
+    assert found.descheduled_fraction == pytest.approx(0.0)
+    # AND it is another one whose neighbour takes its core
+    waits_NR = per_step(window, ((r, always, 0.10 if r == 1 else 0.02) for r in range(4)))
+    alone = system_counts(counting(window, run_s=np.full_like(run_NR, 0.02), queued_s=waits_NR), [1], ALL)
+    assert alone.descheduled_fraction > 0.3
+
+
+@pytest.mark.parametrize(
+    ("known", "code"),
+    [
+        ({"throttled_s": 0.09, "queued_s": 0.09}, "cgroup_throttled"),
+        ({"stopped_s": 0.09}, "stopped"),
+        ({"major_faults": 40.0, "disk_s": 0.09}, "page_faults"),
+        ({"memory_s": 0.09}, "memory_pressure"),
+        # A trace shows the line that these are of.
+        ({"disk_s": 0.09}, None),
+        ({"minor_faults": 1e5, "system_s": 0.09}, None),
+        ({"queued_s": 0.09}, None),
+        ({"stopped_s": 0.01}, None),
+    ],
+)
+def test_a_suspect_is_said_to_be_late_by_what_the_system_did_to_it_alone(known, code):
+    window = FOUR.run(*EVERYWHERE)
+    of_rank = {name: per_step(window, ((1, always, amount),)) for name, amount in known.items()}
+    verdict = classify(counting(window, **of_rank))
+    suspect = verdict.suspects[0]
+    assert (verdict.label, suspect.ranks, suspect.system and suspect.system[0]) == ("suspect", (1,), code)
+    # AND what decided is in its numbers
+    assert code is None or {name for name in known if name in verdict.numbers} == set(known)
+    # AND where all ranks have the same, it is nobody's
+    of_all = {name: per_step(window, ((r, always, amount) for r in range(4))) for name, amount in known.items()}
+    assert classify(counting(window, **of_all)).suspects[0].by_system is None
+
+
+def test_the_more_somebody_waited_for_a_cpu_the_later_it_is_named():
+    # GIVEN a rank that is late in one stage of every step, for it sleeps, or for another process has its core
+    window = FOUR.run(Fault("data", 1, 0.05))
+
+    def named_after(queued_s):
+        of = queued(window, (1, always, queued_s))
+        verdicts = [classify(of.steps(0, n_steps - 1)) for n_steps in range(10, 40)]
+        first = next(one for one in verdicts if one.label == "suspect")
+        return round(first.suspects[0].descheduled_fraction, 1), first.last_step + 1
+
+    # THEN a dozen steps are enough to name the one that sleeps, twice as many one that waited for half of it or more,
+    # and in proportion who waited for less
+    assert [named_after(queued_s) for queued_s in (0.0, 0.010, 0.025, 0.09)] == [
+        (0.0, 13),
+        (0.2, 18),
+        (0.5, 26),
+        (1.0, 26),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(COUNTERS), st.floats(1e-6, 1e3)), max_size=12),
+    st.floats(0.0, 0.09),
+)
+def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
+    # GIVEN a slow rank, and what the kernel counted of all ranks
+    window = Job(n_ranks=4, n_steps=25).run(*EVERYWHERE)
+    amounts = {name: [] for name in ("queued_s", "preempted", *(name for _, name, _ in counted))}
+    for rank, name, amount in [(1, "queued_s", waited_s), *counted]:
+        amounts[name].append((rank, always, amount))
+    whole = counting(window, **{name: per_step(window, some) for name, some in amounts.items()})
+    # WHEN it is sent and gathered, it has seven digits
+    sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
+    # THEN whom the verdict names, why, and what the system did are the same
+    one, other = (with_system(classify(some), some, {}, 0.0) for some in (whole, sent))
+    assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
+    assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)
+    for mine, its in zip(one.suspects, other.suspects, strict=True):
+        fractions = ("descheduled_fraction", "contended_fraction")
+        unknown = dict.fromkeys((*fractions, "system"))
+        assert replace(its, **unknown) == replace(mine, **unknown)
+        for name in fractions:
+            assert getattr(its, name) == pytest.approx(getattr(mine, name), rel=1e-5, abs=1e-6)
+        assert (its.system is None) == (mine.system is None)
+        if mine.system is not None:
+            assert its.system[0] == mine.system[0]
+            assert its.system[1] == pytest.approx(mine.system[1], rel=1e-5)
