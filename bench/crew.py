@@ -25,7 +25,7 @@ from sftriage.agent.counting import Counting
 from sftriage.errors import RingError
 from sftriage.policy.loading import find
 from sftriage.runs.directory import RunInfo, create
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog
 

@@ -1,4 +1,4 @@
-"""The controller's end of a rank's mailbox; `sftriage.trainer.mailbox` says what lies where in the file."""
+"""The controller's end of a rank's mailbox; `sftriage.trainer.executor` says what lies where in the file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from sftriage.base.process import locked_file
 from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
-from sftriage.trainer import layout, mailbox
-from sftriage.trainer.executor import State
-from sftriage.trainer.files import OpenFile
-from sftriage.trainer.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES
-from sftriage.trainer.mailbox import MAX_MESSAGE_BYTES
+from sftriage.trainer import executor as mailbox
+from sftriage.trainer import layout
+from sftriage.trainer.executor import MAX_MESSAGE_BYTES, State
+from sftriage.trainer.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES, OpenFile
 
 _LIVE = struct.Struct("=13q")
 _WORD = struct.Struct("=q")

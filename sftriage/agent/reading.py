@@ -18,8 +18,7 @@ from sftriage.base.log_once import LogOnce
 from sftriage.errors import RingError
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.decoding import StepArrays, slot_bytes, together
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.moments import Batch, Copied, batches

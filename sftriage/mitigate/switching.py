@@ -50,8 +50,7 @@ from sftriage.base.files import open_regular
 from sftriage.base.process import BOOT_ID, start_ticks
 from sftriage.errors import RingError
 from sftriage.log import warn
-from sftriage.trainer import files
-from sftriage.trainer.layout import MAX_COUNT
+from sftriage.trainer.layout import MAX_COUNT, OpenFile, create_whole
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -365,7 +364,7 @@ class MultiHostSwitch(Switch):
         return self._value
 
 
-class SwitchFile(files.OpenFile):
+class SwitchFile(OpenFile):
     """The file of a group, read and written as one by who asks; methods raise RingError where it is none."""
 
     def __init__(self, path: Path) -> None:
@@ -472,7 +471,7 @@ def make_switch(
         path = directory / f"rank-{first}.{number}.switch"
         with contextlib.suppress(FileExistsError):
             size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * _line_words(microbatches) * lines
-            os.close(files.create_whole(path, size_bytes, lambda _: head))
+            os.close(create_whole(path, size_bytes, lambda _: head))
             return path
     raise AssertionError
 

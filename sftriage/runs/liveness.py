@@ -18,8 +18,7 @@ from sftriage.base.notes import Note
 from sftriage.base.process import Process, is_locked, locked, parent_of
 from sftriage.errors import RingError, UsageError
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring

@@ -19,8 +19,7 @@ from sftriage.model.windows import Window
 from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s

@@ -27,8 +27,7 @@ from sftriage.runtime.first_step import Facts, Processes, facts_of, reports_in, 
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import TMPFS, make_rings_directory, remove_rings_directory
 from sftriage.trainer import moments
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.seams.patches import NAMES
 from sftriage.trainer.seams.steps import STAGES

@@ -21,8 +21,7 @@ from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
 from sftriage.runtime.carrying import REPORTS
 from sftriage.runtime.launcher import Launcher
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import RingInfo
+from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
 from sftriage.words.amounts import counted

@@ -34,8 +34,7 @@ from sftriage.traces.manifest import MANIFEST_NAME, Artefact
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Sender
-from sftriage.trainer.files import find_rings
-from sftriage.trainer.layout import bounded_text
+from sftriage.trainer.layout import bounded_text, find_rings
 from sftriage.trainer.session import SPOOL
 from sftriage.windows.steplog import KeptSteps
 

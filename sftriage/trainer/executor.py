@@ -12,10 +12,30 @@ Armed for a recurring step, it leaves the profiler alone until that step. Armed 
 torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
 cannot be cut short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records
 from outside: here its steps are marked.
+
+Requests come, and results go, by the rank's mailbox, a small memory-mapped file. ``rank-<rank>.<attempt>.mailbox`` is a
+header (see `layout`), 64 KiB for the request and 64 KiB for the result, both UTF-8 JSON. The live words of its header,
+each side's on a cache line of its own::
+
+     0  doorbell       one more at each request and cancellation; then the ring's doorbell, which is all that a trainer
+                       reads in a step, is set to it
+     1  request_seq    number of the latest request, from 1; then its length (2) and its CRC-32 (3)
+     4  cancel_seq     number of the request that is cancelled
+     5  allow_seq      number of the request that may begin, once a profiler outside the trainer is ready
+
+     8  state          0 idle, 1 armed, 2 recording, 3 exporting
+     9  steps          steps recorded so far
+    10  result_seq     number of the answered request, stored after the result; then its length (11) and its CRC-32 (12)
+
+A client posts the next request when the last one has its result, so that no result is lost between two reads, and a
+client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.agent.mailbox`) reads and
+writes it as a file, and takes a lock (``flock``) while it posts.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import sys
 import threading
@@ -24,12 +44,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, get_args
+from zlib import crc32
 
 from sftriage.base.loops import start_thread
 from sftriage.errors import CaptureError
 from sftriage.log import warn
 from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
+from sftriage.model.windows import plain
+from sftriage.trainer.layout import HEADER_BYTES, LIVE_AT, MAILBOX_MAGIC, RingInfo, create_whole, encode_header
 from sftriage.trainer.sampler import WORKERS
 from sftriage.trainer.session import (
     GUARD,
@@ -42,10 +65,6 @@ from sftriage.trainer.session import (
     TorchSession,
     create_spooled,
 )
-
-if TYPE_CHECKING:
-    from sftriage.trainer.layout import RingInfo
-    from sftriage.trainer.mailbox import Mailbox
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
@@ -75,6 +94,17 @@ _BLANKS = 2
 Options = tuple[tuple[str, object], ...]
 
 State = Literal["idle", "armed", "recording", "exporting"]
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_DETAIL_CHARS = 2000
+SIZE_BYTES = HEADER_BYTES + 2 * MAX_MESSAGE_BYTES
+
+DOORBELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ, ALLOW_SEQ = range(6)
+STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
+
+STATES: tuple[State, ...] = get_args(State)
+REQUEST_AT = HEADER_BYTES
+RESULT_AT = HEADER_BYTES + MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +226,80 @@ class _Capture:
     probe: Probe | None = None
     prepared: bool = False
     warmed: int = 0
+
+
+class Mailbox:
+    """The trainer's end: reads requests, shows how far it is, writes results. Driven at step boundaries.
+
+    It replaces a mailbox left over from an earlier process.
+
+    Raises:
+        OSError: the directory is missing or full, or may not be written.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo) -> None:
+        header = encode_header(MAILBOX_MAGIC, info)
+        path = directory / info.file_name("mailbox")
+        descriptor = create_whole(path, SIZE_BYTES, lambda _: header, clobber=True)
+        try:
+            self._map = mmap.mmap(descriptor, SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._bytes = memoryview(self._map)
+        self.live = self._bytes[LIVE_AT:HEADER_BYTES].cast("q")
+        self._rank = info.rank
+        self._taken = 0
+
+    def take(self) -> CaptureRequest | None:
+        """The request that has come since the last look, if any.
+
+        Raises:
+            CaptureError: there is one, and it is not fit to be carried out; the message says why.
+        """
+        seq = self.live[REQUEST_SEQ]
+        if seq == self._taken:
+            return None
+        self._taken = seq
+        length = self.live[REQUEST_BYTES]
+        if not 0 < length <= MAX_MESSAGE_BYTES:
+            raise CaptureError(f"the request is said to have {length} bytes")
+        body = bytes(self._bytes[REQUEST_AT : REQUEST_AT + length])
+        if crc32(body) != self.live[REQUEST_CRC]:
+            raise CaptureError("the request does not match its checksum")
+        try:
+            request = CaptureRequest(**json.loads(body))
+        except (ValueError, TypeError) as error:
+            raise CaptureError(f"the request cannot be read: {error}") from error
+        if request.rank != self._rank:
+            raise CaptureError(f"the request is for rank {request.rank}, this is rank {self._rank}")
+        return request
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the request taken last was cancelled."""
+        return bool(self.live[CANCEL_SEQ] == self._taken)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the profiler outside the trainer is ready for the request taken last."""
+        return bool(self.live[ALLOW_SEQ] == self._taken)
+
+    def show(self, state: State, steps: int = 0) -> None:
+        self.live[STEPS] = steps
+        self.live[STATE] = STATES.index(state)
+
+    def answer(self, result: CaptureResult) -> None:
+        body = json.dumps(plain(result) | {"detail": result.detail[:MAX_DETAIL_CHARS]}).encode("ascii")
+        self._bytes[RESULT_AT : RESULT_AT + len(body)] = body
+        self.live[RESULT_BYTES] = len(body)
+        self.live[RESULT_CRC] = crc32(body)
+        self.live[RESULT_SEQ] = self._taken
+
+    def close(self) -> None:
+        """Unmap; the file stays. A second call does nothing."""
+        self.live.release()
+        self._bytes.release()
+        self._map.close()
 
 
 class CaptureExecutor:

@@ -27,13 +27,12 @@ from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
 from sftriage.model.windows import StageSchema
 from sftriage.trainer import moments
-from sftriage.trainer.executor import CaptureExecutor
-from sftriage.trainer.files import claim
+from sftriage.trainer.executor import CaptureExecutor, Mailbox
 from sftriage.trainer.gradients import watch_model
-from sftriage.trainer.layout import MAX_SLOTS, RingInfo, bounded_text
-from sftriage.trainer.mailbox import Answering, Mailbox
+from sftriage.trainer.layout import MAX_SLOTS, RingInfo, bounded_text, claim
 from sftriage.trainer.recording import Recording
 from sftriage.trainer.session import SPOOL, torch_distributed
+from sftriage.trainer.stacks import Answering
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +89,7 @@ class Monitor(Calls):
             `sftriage agent` makes. Without one captures are refused.
         slots: steps that the ring holds before the oldest is overwritten.
         device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
-            `sftriage.trainer.device`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
+            `sftriage.trainer.recording.DeviceTime`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
 
     Raises:
         SchemaError: the stages make no sense.
@@ -354,6 +353,7 @@ def _identified(schema: StageSchema, environment: Mapping[str, str], **given: st
             started_wall_ns=time_ns(),
             pid=os.getpid(),
             pid_start_ticks=start_ticks(os.getpid()) or 0,
+            writer=moments.FORM.name,
         )
     except RingError as error:
         if given.keys() - texts.keys():

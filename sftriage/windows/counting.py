@@ -26,8 +26,7 @@ import numpy as np
 
 from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE, UNITS
-from sftriage.trainer.files import OpenFile
-from sftriage.trainer.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES, RingInfo
+from sftriage.trainer.layout import COUNTERS_MAGIC, HEADER_BYTES, WORD_BYTES, OpenFile, RingInfo
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, records
 from sftriage.windows.log_files import LogFiles, segment_name
 from sftriage.windows.steplog import LogLimits, SegmentedLog, same_writer

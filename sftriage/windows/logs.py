@@ -17,8 +17,7 @@ import numpy as np
 
 from sftriage.errors import RingError
 from sftriage.model.windows import Window
-from sftriage.trainer.files import OpenFile
-from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, RingInfo
+from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, OpenFile, RingInfo
 from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, slot_bytes, together
 from sftriage.windows.gather import Gatherer, Shape, StepRows

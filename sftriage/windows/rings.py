@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sftriage.errors import RingError
 from sftriage.model.windows import OTHER, RankStatus, StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.files import OpenFile
+from sftriage.trainer.layout import OpenFile
 from sftriage.windows.decoding import BoolArray
 from sftriage.windows.moments import Batch, Copied, batches
 

@@ -25,8 +25,7 @@ from sftriage.base.files import open_regular
 from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.files import OpenFile
-from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo
+from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, OpenFile, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
 from sftriage.windows.log_files import find_segments, thinned_kind
 

@@ -18,7 +18,7 @@ from sftriage.model.captures import ManualRequest
 from sftriage.runs import requests
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring, open_ring
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.scenario import entries

@@ -11,7 +11,7 @@ from sftriage.controller.controller import shape_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import open_ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk

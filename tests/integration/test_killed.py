@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.mailbox import MailboxClient
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from tests.integration.killing import (
     Job,
     asked,

@@ -19,7 +19,7 @@ from sftriage.agent.stacks import find_py_spy
 from sftriage.errors import CaptureError
 from sftriage.runs.directory import read_info
 from sftriage.runtime.nsys_launch import place_in
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from tests import needs
 from tests.integration.killing import (
     RANK,

@@ -10,7 +10,7 @@ import pytest
 from sftriage.model.captures import ENDED
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.journal import read_journal
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import open_ring
 from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY, SLOW_DATA

@@ -12,7 +12,7 @@ import pytest
 
 from sftriage.agent.stacks import StacksCapture
 from sftriage.model.captures import CaptureRequest
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import open_ring
 from tests.integration.processes import wait_until
 

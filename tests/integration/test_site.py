@@ -13,7 +13,7 @@ import pytest
 
 from sftriage.runtime.carrying import carried, carry
 from sftriage.trainer import moments
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import open_ring
 
 

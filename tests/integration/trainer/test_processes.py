@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from sftriage.trainer import moments
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog

@@ -31,7 +31,7 @@ from sftriage.base.process import start_ticks
 from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.model.windows import StageSchema
 from sftriage.runs.recordings import load_recording
-from sftriage.trainer.files import find_rings
+from sftriage.trainer.layout import find_rings
 from sftriage.windows.counting import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring

@@ -57,7 +57,7 @@ def test_what_records_the_steps_is_no_work_of_the_program(tmp_path):
         event("train.py(3): load", 100, 800, "python_function"),
         event("<built-in function sleep>", 100, 700, "python_function"),
         event("/venv/lib/sftriage/trainer/session.py(128): _close_marks", 850, 40, "python_function"),
-        event("sftriage/trainer/mailbox.py(172): _run", 0, 1000, "python_function", tid=GLOO),
+        event("sftriage/trainer/stacks.py(172): _run", 0, 1000, "python_function", tid=GLOO),
     ]
     found = find(reduced(tmp_path / "t.json", events), "data")
     assert [round(s * 1e6) for s in (found.suspect.working_s, found.suspect.waiting_s)] == [60, 700]

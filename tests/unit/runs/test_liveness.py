@@ -9,7 +9,7 @@ import pytest
 
 from sftriage.base.process import locked, start_ticks
 from sftriage.runs import liveness
-from sftriage.trainer.files import RingFile
+from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of

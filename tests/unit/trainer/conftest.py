@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.model.windows import StepRecord
-from sftriage.trainer import files, gradients, moments, monitor
+from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.windows import rings
 from sftriage.windows.rings import open_ring
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (files, gradients, monitor, rings):
+    for module in (recording, gradients, monitor, rings):
         monkeypatch.setattr(module, "monotonic_ns", made)
     return made
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.trainer import device as device_time
-from sftriage.trainer import files, gradients, moments, monitor
-from sftriage.trainer.device import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
+from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.monitor import DEVICE_ENV
+from sftriage.trainer.recording import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
 from sftriage.windows.rings import open_ring
 from tests import needs
 from tests.unit.trainer.conftest import Account, Watched
@@ -38,9 +37,9 @@ def simulated(form):
     made = FakeDevice()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch", made.in_torch)
-        for module in (files, gradients, monitor):
+        for module in (recording, gradients, monitor):
             patch.setattr(module, "monotonic_ns", made.host_clock)
-        patch.setattr(device_time, "driver", made.functions if form == "C" else tuple)
+        patch.setattr(recording, "driver", made.functions if form == "C" else tuple)
         yield made
     assert made.complaints == []
 

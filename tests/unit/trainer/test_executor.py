@@ -16,9 +16,8 @@ from sftriage.agent.mailbox import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import StepRecord
 from sftriage.trainer import executor
-from sftriage.trainer.executor import CaptureExecutor
-from sftriage.trainer.files import RingFile
-from sftriage.trainer.mailbox import Mailbox
+from sftriage.trainer.executor import CaptureExecutor, Mailbox
+from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.recording import Recording
 from sftriage.trainer.session import ProfilerGuard, Session, TorchSession

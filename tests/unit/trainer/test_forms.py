@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sftriage.trainer import files, moments, monitor
-from sftriage.trainer.device import CUDA_START_STEPS
+from sftriage.trainer import moments, monitor, recording
 from sftriage.trainer.layout import BLOCK_WORDS, LIVE_AT, WORK
 from sftriage.trainer.monitor import Monitor
+from sftriage.trainer.recording import CUDA_START_STEPS
 from sftriage.windows.rings import open_ring
 
 STAGES = ("data", "forward", "backward")
@@ -44,7 +44,7 @@ class Script:
         self.now_ns = 10**9
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(moments, "FORM", form)
-            for module in (files, monitor):
+            for module in (recording, monitor):
                 patched.setattr(module, "monotonic_ns", self._clock)
             patched.setattr(monitor, "time_ns", lambda: 0)
             kind = PythonMonitor if form is moments.PYTHON else Monitor

@@ -15,9 +15,7 @@ from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
 from sftriage.trainer import layout
-from sftriage.trainer.files import RingFile
-from sftriage.trainer.layout import HEADER_BYTES, LIVE_AT, RingInfo
-from sftriage.trainer.mailbox import (
+from sftriage.trainer.executor import (
     DOORBELL,
     MAX_DETAIL_CHARS,
     MAX_MESSAGE_BYTES,
@@ -29,6 +27,7 @@ from sftriage.trainer.mailbox import (
     STATE,
     Mailbox,
 )
+from sftriage.trainer.layout import HEADER_BYTES, LIVE_AT, RingFile, RingInfo
 from tests.rings import word
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})

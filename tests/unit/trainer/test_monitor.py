@@ -14,7 +14,7 @@ import pytest
 from sftriage.agent.mailbox import MailboxClient
 from sftriage.errors import SchemaError, UsageError
 from sftriage.trainer import recording
-from sftriage.trainer.files import RingFile
+from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import open_ring
 

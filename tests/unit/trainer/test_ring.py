@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
-from sftriage.trainer import files
-from sftriage.trainer.files import KEPT_RINGS, RingFile, claim, find_rings
+from sftriage.trainer import layout
 from sftriage.trainer.layout import (
     ADDITIONS_AT,
     BEGIN,
@@ -27,11 +26,15 @@ from sftriage.trainer.layout import (
     CODE_AT,
     END,
     HEADER_BYTES,
+    KEPT_RINGS,
     LEFT,
     LIVE_AT,
     LOG_AT,
     MAX_VALUE,
     NUMBER,
+    RingFile,
+    claim,
+    find_rings,
 )
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import open_ring
@@ -333,7 +336,7 @@ def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(
     def refused(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "lockf", refused)
+    monkeypatch.setattr(layout.fcntl, "lockf", refused)
     with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
         assert (monitor.info.locked, reader.writer_alive) == (False, True)
     # AND a pid that is used again is not the writer
