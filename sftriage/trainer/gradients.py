@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import Any
 
 from sftriage.trainer.recording import Recording
+from sftriage.trainer.seams import models
 
 LastGradients = tuple[int, ...]
 """Of one visit to the sync stage, the ids of the parameters whose gradients came last, up to `KEPT`, in order."""
@@ -46,7 +47,6 @@ AUDIT_STEPS = 512
 FROZEN_A_STEP = 4
 """Frozen parameters that are looked at after a step, in turn."""
 
-_FSDP = ("FSDPModule", "FullyShardedDataParallel")
 _SHARDED = (
     "watch() sees nothing under FSDP or with DTensor parameters: gradients are accumulated there only after an exchange"
     " between the ranks, so that no step has a ready moment"
@@ -176,7 +176,7 @@ class GradientWatch:
                 self._unhook()
             elif model is None:
                 self._stop("the model given to watch() is gone: give it the new one")
-            elif sharded(model):
+            elif models.shards(model):
                 self._stop(_SHARDED)
             else:
                 self._hook_all(model)
@@ -201,7 +201,7 @@ class GradientWatch:
         self._frozen = cycle(
             [
                 (weakref.ref(module), name)
-                for module in _modules(model)
+                for module in models.modules_of(model)
                 for name, parameter in module.named_parameters(recurse=False)
                 if not parameter.requires_grad and id(parameter) not in self._ever_hooked
             ]
@@ -241,22 +241,9 @@ def watch_model(recording: Recording, model: Any) -> None:
             recording.misused("watch() was given something that has no parameters()", type(model).__name__)
         elif not recording.info.schema.sync:
             recording.misused("watch() splits a sync stage, and none was declared")
-        elif sharded(model):
+        elif models.shards(model):
             recording.say_once(_SHARDED)
         else:
             recording.set_watch(GradientWatch(recording, model))
     except Exception as error:
         recording.say_once(f"watch() cannot watch this model: {error!r}")
-
-
-def sharded(model: Any) -> bool:
-    """Whether this model's gradients are accumulated only after an exchange, by names: FSDP is not imported here."""
-    kinds = {kind for module in _modules(model) for kind in type(module).__mro__}
-    if any(kind.__name__ in _FSDP and kind.__module__.startswith("torch.distributed.") for kind in kinds):
-        return True
-    return any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
-
-
-def _modules(model: Any) -> list[Any]:
-    modules = getattr(model, "modules", None)
-    return list(modules()) if callable(modules) else []

@@ -108,7 +108,7 @@ class _Model:
 
     def __init__(self, seams: Seams, module: Any) -> None:
         self.module = weakref.ref(module)
-        self.calls = self.depth = 0
+        self.calls = self._depth = 0
         self._seams = seams
         self._was_training = False
         self._hooks = self.own_hooks()
@@ -137,7 +137,7 @@ class _Model:
         self.change(before, after)
 
     def own_hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return _Hook(self.begins, self._seams.tracing), _Hook(self.ended, self._seams.tracing)
+        return _Hook(self._seams, "forward", self._begins), _Hook(self._seams, "forward", self._ended)
 
     def change(self, begins: Callable[..., Any], ended: Callable[..., Any]) -> None:
         hooked = bool(self._handles)
@@ -151,32 +151,22 @@ class _Model:
         for remove in handles:
             remove()
 
-    def begins(self, module: Any) -> None:
+    def _begins(self, *_: object) -> None:
         seams = self._seams
-        if seams.tracing() or "forward" not in seams.on:
-            return
-        try:
-            self.calls += 1
-            opened = seams.steps.opened
-            if "forward" not in opened:
-                self.depth = 0
-                if "backward" not in opened and (not seams.gradients() or self.set_to_evaluate()):
-                    seams.evaluates()
-            if self.depth or seams.steps.enter("forward"):
-                self.depth += 1
-        except Exception as error:
-            seams.fail("forward", error)
+        self.calls += 1
+        opened = seams.steps.opened
+        if "forward" not in opened:
+            self._depth = 0
+            if "backward" not in opened and (not seams.gradients() or self.set_to_evaluate()):
+                seams.evaluates()
+        if self._depth or seams.steps.enter("forward"):
+            self._depth += 1
 
-    def ended(self, _: object = None) -> None:
-        seams = self._seams
-        if seams.tracing() or not self.depth:
-            return
-        try:
-            self.depth -= 1
-            if not self.depth:
-                seams.steps.leave("forward")
-        except Exception as error:
-            seams.fail("forward", error)
+    def _ended(self, *_: object) -> None:
+        if self._depth:
+            self._depth -= 1
+            if not self._depth:
+                self._seams.steps.leave("forward")
 
     def set_to_evaluate(self) -> bool:
         if (module := self.module()) is None:
@@ -186,14 +176,15 @@ class _Model:
 
     def _around_compiled(self, module: Any) -> None:
         original, reference = module._compiled_call_impl, self.module
+        begins, ended = self.own_hooks()
 
         @wraps(original)
         def compiled(*args: Any, **kwargs: Any) -> Any:
-            self.begins(reference())
+            begins()
             try:
                 return original(*args, **kwargs)
             finally:
-                self.ended()
+                ended()
 
         def undo() -> None:
             made = reference()
@@ -205,16 +196,20 @@ class _Model:
 
 
 class _Hook:
-    """A hook on a model, which calls ``call`` with it. A copy, or a pickle, of it does nothing."""
+    """A hook of a seam, while that is on. A copy, or a pickle, of it does nothing."""
 
-    __slots__ = ("_call", "_tracing")
+    __slots__ = ("_call", "_name", "_seams", "_tracing")
 
-    def __init__(self, call: Callable[[Any], None], tracing: Callable[[], bool]) -> None:
-        self._call, self._tracing = call, tracing
+    def __init__(self, seams: Seams, name: str, call: Callable[..., None]) -> None:
+        self._seams, self._name, self._call, self._tracing = seams, name, call, seams.tracing
 
-    def __call__(self, module: Any, *_: object) -> None:
-        if not self._tracing():
-            self._call(module)
+    def __call__(self, *args: object) -> None:
+        if self._tracing() or self._name not in self._seams.on:
+            return
+        try:
+            self._call(*args)
+        except Exception as error:
+            self._seams.fail(self._name, error)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING
@@ -228,6 +223,8 @@ class Optimizers:
         self.seen: dict[int, weakref.ref[Any]] = {}  # those that have stepped in the first round, by id
         self.clip_across_ranks = False  # gradients that are spread over the ranks are clipped
         self._handles: list[Any] = []
+        self._begins = _Hook(seams, "optimizer", self._step_begins)
+        self._ended = _Hook(seams, "optimizer", self._step_ended)
 
     def put_in(self) -> None:
         replaced, torch = self._seams.replaced, sys.modules["torch"]
@@ -258,25 +255,14 @@ class Optimizers:
             optimizer.register_optimizer_step_post_hook(ended),
         ]
 
-    def _begins(self, optimizer: Any, args: object, kwargs: object) -> None:
-        seams = self._seams
-        if seams.tracing() or "optimizer" not in seams.on:
-            return
-        try:
-            if seams.steps.monitor is None:
-                self.seen[id(optimizer)] = weakref.ref(optimizer)
-            seams.steps.optimizer_begins(id(optimizer))
-        except Exception as error:
-            seams.fail("optimizer", error)
+    def _step_begins(self, optimizer: Any, *_: object) -> None:
+        steps = self._seams.steps
+        if steps.monitor is None:
+            self.seen[id(optimizer)] = weakref.ref(optimizer)
+        steps.optimizer_begins(id(optimizer))
 
-    def _ended(self, optimizer: Any, args: object, kwargs: object) -> None:
-        seams = self._seams
-        if seams.tracing() or "optimizer" not in seams.on:
-            return
-        try:
-            seams.steps.optimizer_ended(id(optimizer))
-        except Exception as error:
-            seams.fail("optimizer", error)
+    def _step_ended(self, optimizer: Any, *_: object) -> None:
+        self._seams.steps.optimizer_ended(id(optimizer))
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)`` does not call the optimizer's step if gradients are infinite."""

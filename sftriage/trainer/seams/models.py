@@ -9,7 +9,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _FSDP = ("FSDPModule", "FullyShardedDataParallel")
@@ -65,19 +65,29 @@ def copiers() -> list[tuple[Any, str]]:
     return [(owner, name) for owner, name in found if hasattr(owner, name)]
 
 
-def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
+def exchanged_in(models: Sequence[Any], *, clipping: bool) -> tuple[str, ...]:
     """The stages in which torch has every rank take part; ``clipping`` says that gradients are clipped across ranks."""
-    parts = [part for model in models for part in model.modules()]
-    sharded = any(is_sharded(one) for model in models for one in model.parameters())
-    if sharded or any(_is(part, name) for part in parts for name in _FSDP):
+    if any(map(shards, models)):
         return ("forward", "backward", "optimizer") if clipping else ("forward", "backward")
-    return ("backward",) if any(_is(part, _DDP) for part in parts) else ()
+    return ("backward",) if largest_ddp(models) is not None else ()
 
 
-def largest_ddp(models: Iterable[Any]) -> Any:
+def largest_ddp(models: Sequence[Any]) -> Any:
     """The model under DDP with the most parameters, or None."""
     found = [model for model in models if any(_is(part, _DDP) for part in model.modules())]
     return max(found, key=lambda model: sum(one.numel() for one in model.parameters()), default=None)
+
+
+def shards(model: Any) -> bool:
+    """Whether its parameters are spread over the ranks: gradients are accumulated only after an exchange."""
+    fully = any(_is(one, name) for one in modules_of(model) for name in _FSDP)
+    return fully or any(map(is_sharded, model.parameters()))
+
+
+def modules_of(model: Any) -> list[Any]:
+    """A model and all modules in it; none if it is no module."""
+    modules = getattr(model, "modules", None)
+    return list(modules()) if callable(modules) else []
 
 
 def is_sharded(value: object) -> bool:

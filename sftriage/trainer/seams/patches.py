@@ -68,7 +68,7 @@ class Seams:
         # (whether the compiler reads the calling code instead of running it; it takes the answer as a constant)
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
-        self.replaced = Replaced(self.steps, self.on, self.fail, self.tracing)
+        self.replaced = Replaced(self)
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
         self.counters: dict[str, dict[str, int]] = {}  # the compiler's, once it is imported
         self.compiled = 0  # frames that it had compiled at the end of the last step

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import without_our_frames
 from sftriage.trainer.seams.models import C10D
-from sftriage.trainer.seams.steps import EXCHANGE, StageSteps
+from sftriage.trainer.seams.steps import EXCHANGE
 
 if TYPE_CHECKING:
     from sftriage.trainer.seams.patches import Seams
@@ -39,16 +39,10 @@ def _nothing(*_: object) -> None:
 
 
 class Replaced:
-    """Functions of torch that are replaced, until `undo`.
+    """Functions of torch that are replaced, until `undo`."""
 
-    ``on`` names the seams that are on, ``fail`` gets what a seam has raised, and ``tracing`` says whether the compiler
-    reads the code that calls it, instead of running it.
-    """
-
-    def __init__(
-        self, steps: StageSteps, on: set[str], fail: Callable[[str, Exception], None], tracing: Callable[[], bool]
-    ) -> None:
-        self._steps, self._on, self._fail, self._tracing = steps, on, fail, tracing
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
         # Functions that are stages: owner, name, stage, original, and what replaces it.
         self.stages: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
         self._undo: list[Callable[[], object]] = []
@@ -61,7 +55,7 @@ class Replaced:
 
     def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] = _nothing) -> None:
         """Make a function of torch a stage. Until the job is in its stride, ``seen`` gets its result."""
-        original, steps = getattr(owner, name), self._steps
+        original, steps = getattr(owner, name), self._seams.steps
 
         def begins(*_: object, **__: object) -> bool:
             return steps.enter(stage)
@@ -100,8 +94,9 @@ class Replaced:
         ended: Callable[..., None] = _nothing,
     ) -> Callable[..., Any]:
         """The original, after ``begins``, and before ``ended`` with its result if ``begins`` returned true."""
-        on, fail, tracing = self._on, self._fail, self._tracing
-        uncompiled(begins, ended, self._steps.enter, self._steps.leave)
+        seams = self._seams
+        on, fail, tracing = seams.on, seams.fail, seams.tracing
+        uncompiled(begins, ended, seams.steps.enter, seams.steps.leave)
 
         @wraps(original)
         def around(*args: Any, **kwargs: Any) -> Any:
