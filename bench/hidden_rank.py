@@ -26,8 +26,8 @@ from bench.runner import add_recordings, recordings, say
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.runs.recordings import load_recording
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.windows.gather import Shape
 
 OURS = "ours"

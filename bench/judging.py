@@ -29,7 +29,7 @@ from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
 from sftriage.policy.loading import PolicySet, find, load
-from sftriage.verdict.settings import Settings
+from sftriage.verdict.accounting import Settings
 
 Name = tuple[str, tuple[int, ...]]
 """A scope and its ranks."""

@@ -23,9 +23,8 @@ import numpy as np
 from sftriage.model.counters import COUNTERS
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import OTHER, StageSchema, Window
-from sftriage.verdict.accounting import anchored
+from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays
 from sftriage.windows.gather import Gatherer, Shape
 

@@ -31,8 +31,8 @@ from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape

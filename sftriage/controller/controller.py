@@ -32,10 +32,9 @@ from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, labelled, trigger, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.verdict.accounting import FloatArray, medians
+from sftriage.verdict.accounting import FloatArray, Settings, medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
-from sftriage.verdict.settings import Settings
 from sftriage.verdict.stalls import StallSettings, Watch, look, on_clock, still_ranks
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who

@@ -22,10 +22,9 @@ from sftriage.policy.engine import decide
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.losses import Losses
 from sftriage.policy.state import State, finished
-from sftriage.verdict.accounting import known_medians
+from sftriage.verdict.accounting import Settings, known_medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 
 
 def verdicts_and_pauses(

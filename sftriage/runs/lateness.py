@@ -23,7 +23,7 @@ from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
 from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import by_step, segments
-from sftriage.verdict.system import system_counts
+from sftriage.verdict.units import system_counts
 from sftriage.windows.logs import StepFile, StepLogs, Thinning, counted_steps, windows
 from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 

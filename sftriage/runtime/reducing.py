@@ -27,8 +27,8 @@ from sftriage.runtime.copies import pusher
 from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.whatif.graph import Operations
 from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
 from sftriage.windows.gather import Shape

@@ -1,9 +1,8 @@
 """Candidates for the suspect: ranks, hosts, cohorts and all ranks, in one stage or as a whole, each with its gain.
 
-What a rank does alone by its own note while the others wait (it compiles, evaluates, saves) is named by that note. A
-rank that is last in the steps that it alone marked, and hardly ever in others, is so because of what it marked: that is
-strong evidence, also where the steps are few and far apart. Where other ranks do the same at times of their own, no
-rank is named: it is the job's work.
+The course of a fault is its onset, the steps of a window that it fills, and its pattern. The onset is the change point
+in the named unit's own time over its peers, in the stage in question, with the size of each step's excess. What others
+do, what the unit does in other stages, and events of another size do not count.
 """
 
 from __future__ import annotations
@@ -11,128 +10,338 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.verdicts import OwnWork, Scope, Suspect
+from sftriage.model.verdicts import Pattern, Scope, Suspect
 from sftriage.model.windows import StageSchema
-from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, medians
-from sftriage.verdict.course import Course, Onset, Track, course_of, onset_of, recurring_course
-from sftriage.verdict.sequential import HISTORY_STEPS, MAX_DRIFT, Evidence, Recurrence
-from sftriage.verdict.settings import Settings
+from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, Settings, medians
+from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Alone, Known, Recurrence, own_work
 from sftriage.verdict.units import Unit, UnitName
 from sftriage.verdict.whatif import Profile, Roles, Typical
 
-MIN_TIMES = 3
-"""Times that a rank has held up the others with what it does alone, at least."""
+SETTLED_STEPS = 128
+"""Steps of a fault after which more of them no longer change its onset."""
 
-MAX_RECENT = 32
-"""Times that are remembered step by step."""
+SIZE_EDGES = (-0.5, -0.1, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0)
+"""Edges between sizes of a step's excess, in sizes of the fault. From half of it on, the fault is there."""
 
-MAX_KNOWN = 256
-"""Ranks and kinds that are remembered: those met last."""
+PRIOR_BEFORE = (0.3,) * 5 + (0.05,) * 5
+PRIOR_AFTER = (0.1,) * 5 + (0.3,) * 5
+"""Pseudo-counts of each size before and after an onset."""
 
-MIN_COST_FRACTION = 0.01
-"""What it costs of the time since the first time, at least, to be named for it."""
+RAMP_STEPS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Lengths of ramps that are tried."""
 
-Known: TypeAlias = "Mapping[tuple[int, str], Alone]"
+MIN_RAMP_STEPS = 16
+"""Steps of a fault from which on it can be told from a ramp."""
+
+UNSURE_RAMP_LOG_LIKELIHOOD, MIN_RAMP_LOG_LIKELIHOOD = 2.0, 8.0
+"""By how much a ramp must be likelier than a sudden onset: to have possibly been one, and to be one."""
+
+STEADY_FRACTION, GROWING_FRACTION = 0.5, 0.25
+"""Steps hang together, and faults grow as they please: how much of the log likelihood counts for an onset's range."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """Units' time over their peers, by step, unit and stage (T × U × S), in the last steps that count; NaN: unknown."""
+
+    step_T: RankArray
+    names: tuple[UnitName, ...]
+    over_TUS: FloatArray
+
+    def after(self, step_N: RankArray, over: Mapping[UnitName, FloatArray]) -> Track:
+        """The track with a window's steps that count, and for each unit its time over its peers (N × S).
+
+        Of the steps that are known, only the last one is replaced: what came after its last sync was not complete.
+        """
+        if not len(step_N) or not over:
+            return self
+        names = tuple(dict.fromkeys((*over, *self.names)))[: max(len(over), MAX_TRACKED)]
+        n_stages = next(iter(over.values())).shape[1]
+        new_N = step_N >= (self.step_T[-1] if len(self.step_T) else step_N[0])
+        last_step = int(step_N[-1])
+        kept_T = (self.step_T < step_N[new_N][0]) if new_N.any() else np.ones(len(self.step_T), np.bool_)
+        kept_T &= self.step_T > last_step - HISTORY_STEPS
+        step_T = np.concatenate([self.step_T[kept_T], step_N[new_N]])
+        over_TUS = np.full((len(step_T), len(names), n_stages), np.nan)
+        n_kept = int(kept_T.sum())
+        place = {name: u for u, name in enumerate(self.names)}
+        for u, name in enumerate(names):
+            if name in place:
+                over_TUS[:n_kept, u] = self.over_TUS[kept_T, place[name]]
+            if name in over:
+                over_TUS[n_kept:, u] = over[name][new_N]
+        return Track(step_T, names, over_TUS)
+
+    def of(self, unit: UnitName, stage: int | None) -> tuple[RankArray, FloatArray]:
+        """The steps in which a unit's time over its peers is known, and that time in a stage, or in all of them."""
+        over_TS = self.over_TUS[:, self.names.index(unit)]
+        over_T = over_TS.sum(axis=1) if stage is None else over_TS[:, stage]
+        known_T = np.isfinite(over_T)
+        return self.step_T[known_T], over_T[known_T]
+
+
+MAX_TRACKED = 32
+"""Units that are tracked: those of small jobs all, and of large ones those that were examined last."""
+
+NO_TRACK = Track(np.zeros(0, np.intp), (), np.zeros((0, 0, 0)))
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """What one rank did alone, by one kind, in the run so far.
+class Onset:
+    """The most likely first step of a fault, and the earliest and latest that are nearly as likely.
 
     Attributes:
-        first_step: the first step in which it held up the others.
-        times: the steps that it marked.
-        late: those of them in which it held up the others.
-        lost_s: what that has cost, in seconds.
-        recent: the last steps that it marked, each with its cost.
+        pause_steps: the longest gap between two of its steps since then.
+        there_s: the excess from which the fault is there: half of its size over what was usual before.
+        size_s: its size, in seconds.
+        has_gaps: whether it comes and goes, so that it fills only the steps in which it is there.
+        grows: whether it has grown since its onset.
+        known_through: the last step that it was estimated from.
     """
 
-    first_step: int
-    times: int = 0
-    late: int = 0
-    lost_s: float = 0.0
-    recent: tuple[tuple[int, float], ...] = ()
+    step: int
+    earliest: int
+    latest: int
+    pause_steps: int = 1
+    there_s: float = 0.0
+    size_s: float = 0.0
+    has_gaps: bool = False
+    grows: bool = False
+    known_through: int = 0
 
-    def after(self, step: int, lost_s: float) -> Alone:
-        """With one more step that it marked."""
-        first_step = step if lost_s and not self.late else self.first_step
-        recent = (*self.recent, (step, lost_s))[-MAX_RECENT:]
-        return Alone(first_step, self.times + 1, self.late + (lost_s > 0.0), self.lost_s + lost_s, recent)
-
-    @property
-    def period_steps(self) -> int | None:
-        """The steps from one time to the next; None where they differ."""
-        gaps = np.diff([step for step, _ in self.recent])
-        usual = int(np.median(gaps)) if len(gaps) else 0
-        # (of some times the steps are not known)
-        times = np.maximum(np.round(gaps / max(1, usual)), 1)
-        return usual if usual and (np.abs(gaps - times * usual) <= MAX_DRIFT * usual).all() else None
-
-    @property
-    def is_now_and_then(self) -> bool:
-        """Whether most steps are without it: what is in every step is a fault like any other."""
-        return len(self.recent) > 1 and float(np.median(np.diff([step for step, _ in self.recent]))) >= 2.0
+    def is_settled(self, top_s: float, first_known: int) -> bool:
+        """Whether the onset stays: more steps of a fault of this excess, known from a step on, do not change it."""
+        base_s = self.there_s - self.size_s / 2
+        same = self.size_s / 2 <= top_s - base_s <= 2 * self.size_s
+        forgotten = self.earliest < first_known + MAX_PERIOD_STEPS
+        return self.known_through - self.step >= SETTLED_STEPS and (same or (self.grows and forgotten))
 
 
-def log_odds_of(alone: Alone, rank: int, ranks: Evidence, steps_seen: int, settings: Settings) -> float:
-    """The log odds that a rank is last because of what it marked, against chance.
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """The pattern of a suspect's fault, the steps of the window that it fills (N), and its onset.
 
-    By chance it is last there as often as in its other steps, by as much.
+    ``lasts_N`` are all steps from the onset to the end, of a fault that comes and goes; else those that it fills.
+    ``own_steps`` are of a fault that its rank marked by a note the last ones in the run.
     """
-    marked = {step for step, _ in alone.recent}
-    usual_s = [one.share for one in ranks.events if one.unit == rank and one.step in marked]
-    least = settings.most_fraction * float(np.median(usual_s)) if usual_s else 0.0
-    others = sum(one.unit == rank and one.step not in marked and one.share > least for one in ranks.events)
-    n_steps = max(1, min(steps_seen, HISTORY_STEPS) - len(marked))
-    guilty, chance = settings.guilty_fractions[0], (others + 1.0) / (n_steps + 2.0)
-    if chance >= guilty:
-        return 0.0
-    missed = alone.times - alone.late
-    return alone.late * math.log(guilty / chance) + missed * math.log((1.0 - guilty) / (1.0 - chance))
+
+    pattern: Pattern
+    filled_N: BoolArray
+    lasts_N: BoolArray
+    onset: Onset
+    period: int | None = None
+    own_steps: frozenset[int] | None = None
 
 
-def named_alone(
-    known: Known, ranks: Evidence, steps_seen: int, usual_s: float, settings: Settings
-) -> dict[int, tuple[str, Alone, float]]:
-    """Of each rank that is named by its own notes: the kind, what is known of it, and the log odds."""
-    found: dict[int, tuple[str, Alone, float]] = {}
-    for (rank, kind), alone in known.items():
-        if alone.late < MIN_TIMES or not alone.is_now_and_then:
-            continue
-        rivals = (one.lost_s for (other, same), one in known.items() if same == kind and other != rank)
-        if max(rivals, default=0.0) >= settings.most_fraction * alone.lost_s:
-            continue
-        since_s = alone.lost_s + (ranks.next_step - alone.first_step) * usual_s
-        log_odds = log_odds_of(alone, rank, ranks, steps_seen, settings)
-        enough = log_odds >= settings.naming_log_odds and alone.lost_s >= MIN_COST_FRACTION * since_s
-        if enough and (rank not in found or alone.lost_s > found[rank][1].lost_s):
-            found[rank] = kind, alone, log_odds
-    return found
+def onset_of(
+    step_T: RankArray,
+    over_T: FloatArray,
+    events: Sequence[int],
+    known: Onset | None,
+    settings: Settings,
+    between_T: FloatArray | None = None,
+) -> Onset | None:
+    """The onset of a named unit's fault in its time over its peers, by step; None if none of it is there.
+
+    The change point between two distributions of sizes, by the marginal likelihood of both (Dirichlet-multinomial).
+    Before it, only the steps since the fault was last away count.
+
+    Args:
+        step_T: the steps.
+        over_T: the unit's time over its peers in each, in seconds.
+        events: the clear events that named it.
+        known: the onset as it was estimated before.
+        settings: the thresholds.
+        between_T: of what comes back, the unit's time over its peers in its other steps.
+    """
+    event_T = np.isin(step_T, events)
+    top_s = _usual_size(over_T[event_T][-MAX_PERIOD_STEPS:]) if event_T.any() else 0.0
+    if top_s <= 0.0 or (known is not None and known.is_settled(top_s, int(step_T[0]))):
+        return known
+    base_s, first = 0.0, int(event_T.argmax())
+    for _ in range(3):
+        size_s = top_s - base_s
+        there_T = over_T >= base_s + size_s / 2
+        begin, end = _domain(there_T, first)
+        away_T = () if between_T is None else (between_T - base_s) / size_s
+        log_odds_K = _log_odds_of_onsets((over_T[begin:end] - base_s) / size_s, away_T)
+        # Half of the events that named it, of those of its size, are not from before it.
+        named = np.flatnonzero((event_T & there_T)[begin:end])
+        log_odds_K[named[len(named) // 2] + 1 if len(named) else end - begin :] = -np.inf
+        first = begin + int(log_odds_K.argmax())
+        before_T, after_T = over_T[begin:first], over_T[first:end][there_T[first:end]]
+        if len(before_T) >= settings.min_away_steps:
+            # (below the fault, however few of its steps are left)
+            base_s = min(float(np.median(before_T)), top_s - size_s / 4)
+        if len(after_T):
+            top_s = max(float(np.median(after_T)), base_s + size_s / 4)
+    size_s, grows = top_s - base_s, False
+    onset = _onset(step_T[begin:end], log_odds_K, STEADY_FRACTION if between_T is None else 1.0)
+    ramp = None if between_T is not None else _ramp(step_T[begin:end], over_T[begin:end] - base_s, first - begin)
+    if ramp is not None:
+        grown, log_odds = ramp
+        grows = log_odds >= MIN_RAMP_LOG_LIKELIHOOD
+        onset = grown if grows else replace(onset, earliest=min(onset.earliest, grown.earliest))
+    return _with_size(onset, step_T, over_T, base_s, size_s, grows=grows)
 
 
-def is_marked(noted_NR: NDArray[Any] | None, rank: int | str, gain_N: FloatArray, settings: Settings) -> bool:
-    """Whether a rank marked steps in which most of what it cost was lost."""
-    if noted_NR is None or isinstance(rank, str):
-        return False
-    marked_s = float(gain_N[noted_NR[:, rank] != ""].sum())
-    return marked_s > 0.0 and marked_s >= settings.most_fraction * float(gain_N.sum())
-
-
-def own_work(known: Known, rank: int, filled_N: BoolArray, noted_NR: NDArray[Any] | None) -> OwnWork | None:
-    """What a rank alone did in most of the steps that its fault fills; None if it marked fewer."""
-    if noted_NR is None or not filled_N.any():
+def _with_size(
+    onset: Onset, step_T: RankArray, over_T: FloatArray, base_s: float, size_s: float, *, grows: bool
+) -> Onset | None:
+    """The onset with what its fault is like since then; None if it is not there."""
+    since_T = step_T >= onset.step
+    there = step_T[since_T & (over_T >= base_s + size_s / 2)]
+    if not len(there):
         return None
-    kinds: Sequence[str] = noted_NR[filled_N, rank].tolist()
-    kind = max(set(kinds) - {""}, key=kinds.count, default="")
-    alone = known.get((rank, kind))
-    if alone is None or 2 * kinds.count(kind) < len(kinds):
+    lasts_T = since_T & (step_T <= there[-1])
+    return replace(
+        onset,
+        pause_steps=int(np.diff(there).max(initial=1)),
+        there_s=base_s + size_s / 2,
+        size_s=size_s,
+        has_gaps=not grows and _has_gaps((over_T[lasts_T] - base_s) / size_s),
+        grows=grows,
+        known_through=int(step_T[-1]),
+    )
+
+
+def _usual_size(over_E: FloatArray) -> float:
+    """The excess from which events make up half of the lost time, of four events at least: not that of hiccups."""
+    sorted_E = np.sort(np.maximum(over_E, 0.0))[::-1]
+    half = int(np.searchsorted(np.cumsum(sorted_E), sorted_E.sum() / 2))
+    return float(sorted_E[min(len(sorted_E) - 1, max(half, 3))])
+
+
+def _domain(there_T: BoolArray, first: int) -> tuple[int, int]:
+    """The steps that an onset is looked for in: from the end of the fault before, if there was one, to the last of it.
+
+    A fault that is away for `MAX_PERIOD_STEPS` has ended. In these steps there may be hiccups of its size, at most a
+    quarter as often as since the ``first`` of its events.
+    """
+    end = len(there_T) - int(there_T[::-1].argmax()) if there_T.any() else len(there_T)
+    often = float(there_T[first:end].mean()) if first < end else 1.0
+    counts_T = np.concatenate([[0], np.cumsum(there_T)])
+    width = MAX_PERIOD_STEPS
+    if first < width:
+        return 0, end
+    quiet_T = counts_T[width:] - counts_T[:-width] <= often * width / 4
+    quiet = np.flatnonzero(quiet_T[: max(0, end - width + 1)])
+    quiet = quiet[quiet + width <= max(first, width) + width // 4]
+    if not len(quiet):
+        return 0, end
+    # The start of the quiet stretch that ends last.
+    breaks = np.flatnonzero(np.diff(quiet) > 1)
+    begin = int(quiet[breaks[-1] + 1]) if len(breaks) else int(quiet[0])
+    return begin, end
+
+
+@lru_cache(maxsize=16)
+def _log_gammas(prior: float) -> FloatArray:
+    return np.asarray([math.lgamma(n + prior) for n in range(2 * HISTORY_STEPS + 2)])
+
+
+def _log_odds_of_onsets(scaled_T: FloatArray, away_T: FloatArray | Sequence[float]) -> FloatArray:
+    """The log likelihood of each step as the first of the fault, by the sizes before it and from it on.
+
+    Of the steps that are ``away_T`` from it in any case, sizes count as those before it.
+    """
+    n_sizes = len(SIZE_EDGES) + 1
+    size_T, away_B = (np.searchsorted(SIZE_EDGES, one, side="right") for one in (scaled_T, away_T))
+    is_TB = size_T[:, None] == np.arange(n_sizes)
+    before_TB = np.cumsum(is_TB, axis=0) - is_TB
+    after_TB = is_TB.sum(axis=0) - before_TB
+    before_TB = before_TB + np.bincount(away_B, minlength=n_sizes)
+    total_T = np.zeros(len(scaled_T))
+    for counts_TB, prior_B in ((before_TB, PRIOR_BEFORE), (after_TB, PRIOR_AFTER)):
+        for b, prior in enumerate(prior_B):
+            total_T += _log_gammas(prior)[counts_TB[:, b]]
+        total_T -= _log_gammas(sum(prior_B))[counts_TB.sum(axis=1)]
+    return total_T
+
+
+def _ramp(step_T: RankArray, over_T: FloatArray, first: int) -> tuple[Onset, float] | None:
+    """The onset of a fault that grows, and the log odds of that against a sudden one; None if that is as likely.
+
+    ``first`` is the most likely first step of a sudden one. All is measured by squared deviations.
+    """
+    if len(over_T) - first < MIN_RAMP_STEPS:
         return None
-    return OwnWork(kind, kinds.count(kind) / len(kinds), alone.late, alone.lost_s)
+    # Half of the way up says as much of where it begins, and less of what comes later.
+    most_s, least_s = (float(np.quantile(over_T[first:], q)) for q in (0.9, 0.1))
+    spread_s = float(np.median(np.abs(over_T[:first]))) if first else 0.0
+    over_T = np.clip(over_T, -3.0 * spread_s, most_s / 2)
+    found = [_log_likelihood_of_ramp(over_T - over_T.mean(), n) for n in (1, *RAMP_STEPS)]
+    ramps_K = np.max(found[1:], axis=0)
+    log_odds = float(ramps_K.max() - found[0].max())
+    if log_odds < UNSURE_RAMP_LOG_LIKELIHOOD or least_s < 0.0:
+        return None
+    onset = _onset(step_T, ramps_K, GROWING_FRACTION)
+    # What grows in another way than a ramp began earlier or later than that.
+    unsure = 3 + abs(int(step_T[first]) - onset.step) // 4
+    return replace(onset, earliest=max(0, onset.earliest - unsure), latest=onset.latest + unsure), log_odds
+
+
+def _log_likelihood_of_ramp(centred_T: FloatArray, ramp_steps: int) -> FloatArray:
+    """The log likelihood of each step as the first of a ramp of this length; level and height are fitted."""
+    n_steps, total = len(centred_T), float(centred_T @ centred_T)
+    shape_T = np.minimum(1.0, np.arange(1, n_steps + 1) / ramp_steps)
+    matched_K = np.correlate(centred_T, shape_T, mode="full")[n_steps - 1 :]
+    power_K = np.cumsum(shape_T**2)[::-1] - np.cumsum(shape_T)[::-1] ** 2 / n_steps
+    explained_K = np.where(power_K > 1e-9, np.maximum(matched_K, 0.0) ** 2 / np.maximum(power_K, 1e-9), 0.0)
+    return np.asarray(-n_steps / 2 * np.log(np.maximum(total - explained_K, 1e-9 * total + 1e-30)))
+
+
+def _onset(step_T: RankArray, log_odds_T: FloatArray, counts: float) -> Onset:
+    """The onset and its range, from the log likelihood of each step: the likeliest steps that have 99 % of the odds."""
+    best = int(log_odds_T.argmax())
+    odds_T = np.exp(counts * (log_odds_T - log_odds_T[best]))
+    order = np.argsort(-odds_T, kind="stable")
+    likely = order[: int(np.searchsorted(np.cumsum(odds_T[order]), 0.99 * odds_T.sum())) + 1]
+    earliest, latest = int(likely.min()), int(likely.max())
+    return Onset(int(step_T[best]), int(step_T[earliest]), int(step_T[latest]))
+
+
+def _has_gaps(scaled_T: FloatArray) -> bool:
+    """Whether a fault comes and goes: more steps have none of it than have a part of it, and enough have all of it."""
+    none, part = int((scaled_T <= 0.25).sum()), int(((scaled_T > 0.25) & (scaled_T < 0.75)).sum())
+    return none > 2 * part and none >= max(2, 0.05 * len(scaled_T))
+
+
+def course_of(
+    present_N: BoolArray, there_N: BoolArray, first_step: int, onset: Onset, settings: Settings
+) -> Course | None:
+    """The course of a suspect over the steps of a window that count; None if it is present in none of them.
+
+    ``present_N``: whether it had a gain. The fault is over once it has been absent for `min_away_steps`, and for twice
+    as long as it ever was while it lasted. One that comes and goes fills the steps in which it is ``there_N``.
+    """
+    step_N = np.arange(len(present_N))
+    since_N = step_N >= onset.step - first_step
+    there = np.flatnonzero((present_N | there_N) & since_N)
+    if not len(there):
+        return None
+    pause = max(onset.pause_steps, int(np.diff(there).max(initial=1)))
+    over = len(step_N) - 1 - there[-1] >= max(settings.min_away_steps, 2 * pause)
+    lasts_N = since_N & (step_N <= there[-1]) if over else since_N
+    filled_N = there_N & since_N if onset.has_gaps and (there_N & since_N).any() else lasts_N
+    return Course("one-off" if over else "chronic", filled_N, lasts_N, onset)
+
+
+def recurring_course(
+    recurrence: Recurrence, there_N: BoolArray, first_step: int, onset: Onset, used_N: BoolArray
+) -> Course:
+    """The course of a recurring fault over the steps of a window that count."""
+    step_N = first_step + np.arange(len(used_N))
+    filled_N = used_N & (step_N % recurrence.period == recurrence.phase) & (step_N >= onset.step)
+    if onset.has_gaps:
+        filled_N = filled_N & there_N
+    return Course("recurring", filled_N, filled_N, onset, recurrence.period)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,11 @@
 """The evidence for a verdict: what a window shows, beside the state of the run.
 
 A window's complete steps of one kind are compared, without special and disturbed ones; its replay is made, and the
-tests of the run are sequential.advanced by its new steps.
+tests of the run are advanced by its new steps.
+
+Of large jobs, two overlapping windows share the replay of their common steps. A row of a replay depends on its own
+step, and on what came after the last sync of the step before. So the rows of shared steps are the same in both windows,
+except the first: the step before it is not part of the window.
 """
 
 from __future__ import annotations
@@ -14,29 +18,140 @@ import numpy as np
 
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Suspect
-from sftriage.model.windows import Window
+from sftriage.model.windows import StageSchema, Window
 from sftriage.verdict import sequential
-from sftriage.verdict.accounting import Accounting, BoolArray, FloatArray, advances_by_step, medians
-from sftriage.verdict.baseline import Baseline, OwnTimes, excess_of, regimes_of
+from sftriage.verdict.accounting import (
+    Accounting,
+    BoolArray,
+    FloatArray,
+    Segment,
+    Settings,
+    advances_by_step,
+    medians,
+    segments,
+    walked,
+)
 from sftriage.verdict.candidates import (
-    MAX_KNOWN,
-    Alone,
+    NO_TRACK,
     Candidate,
-    Known,
+    Onset,
     OnsetKey,
+    Track,
     WindowContext,
     candidates_of,
     group_candidates,
+)
+from sftriage.verdict.regression import OwnBest, measured, paused_steps
+from sftriage.verdict.sequential import (
+    MAX_KNOWN,
+    Alone,
+    Arrivals,
+    ClearEvent,
+    Evidence,
+    Known,
+    Recurrence,
     is_marked,
     named_alone,
 )
-from sftriage.verdict.course import NO_TRACK, Onset, Track
-from sftriage.verdict.regression import OwnBest, measured, paused_steps
-from sftriage.verdict.sequential import Arrivals, ClearEvent, Evidence, Recurrence
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.system import HeldBack, charged, counts_of
-from sftriage.verdict.units import Unit, UnitName, host_units, last_elsewhere, places_of, rank_units
-from sftriage.verdict.whatif import KeptReplay, Profile, Roles, SegmentReplay, profile, remembered
+from sftriage.verdict.units import (
+    HeldBack,
+    Unit,
+    UnitName,
+    charged,
+    counts_of,
+    host_units,
+    last_elsewhere,
+    places_of,
+    rank_units,
+)
+from sftriage.verdict.whatif import (
+    SAMPLE_RANKS,
+    Baseline,
+    OwnTimes,
+    Profile,
+    Roles,
+    SegmentReplay,
+    excess_of,
+    joined,
+    profile,
+    regimes_of,
+    replay,
+)
+
+TOLD_BY_RANKS = 8
+"""Ranks whose times are compared to check that two windows agree in the steps that they share."""
+
+Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptReplay:
+    """The replays of a window, kept for the next one, with the times of a few ranks (N × X × S)."""
+
+    first_step: int
+    parts: Parts
+    some_NXS: FloatArray
+    replays: tuple[SegmentReplay, ...]
+
+
+def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> KeptReplay | None:
+    """What is kept for the next window; None for a small job, where replaying again is faster."""
+    if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    emptied = [
+        replace(one, walk=replace(one.walk, segment=replace(one.walk.segment, local=(), own=None))) for one in replays
+    ]
+    found = [one.walk.segment for one in replays]
+    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
+
+
+def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
+    """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
+    n_steps = len(window.durations_NRS)
+    if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+        return None
+    ahead = window.first_step - before.first_step
+    last_known = before.first_step + len(before.some_NXS) - 1
+    n_shared = last_known - window.first_step + 1
+    if ahead <= 0 or not 2 <= n_shared < n_steps:
+        return None
+    whole = segments(window, np.ones(n_steps, dtype=np.bool_))
+    same_parts = before.parts == _parts(window, roles, whole)
+    if not same_parts or not np.array_equal(before.some_NXS[ahead:], _some(window)[:n_shared]):
+        return None
+    found = []
+    for first, last in ((window.first_step, window.first_step), (last_known, window.last_step)):
+        walks, complete_N = walked(window.steps(first, last), roles.some_X)
+        if not complete_N.all():
+            return None
+        found.append(replay(walks, roles, len(window.schema.stages)))
+    one_step, new = found
+    return [
+        joined(
+            [
+                (one_step[k], slice(0, 1)),
+                (before.replays[k], slice(ahead + 1, ahead + n_shared)),
+                (new[k], slice(1, new[k].walk.segment.n_rows)),
+            ],
+            segment,
+            len(window.schema.stages),
+        )
+        for k, segment in enumerate(whole)
+    ]
+
+
+def _parts(window: Window, roles: Roles, found: list[Segment]) -> Parts:
+    """What two windows must have in common for their rows to be the same: ranks and columns."""
+    columns = tuple(
+        (column.stage, column.offset, column.over_NR is None, column.up_to_NR is None)
+        for segment in found
+        for column in segment.columns
+    )
+    return window.schema, window.attempt, roles, columns
+
+
+def _some(window: Window) -> FloatArray:
+    return window.durations_NRS[:, :: window.durations_NRS.shape[1] // TOLD_BY_RANKS].copy()
 
 
 def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:

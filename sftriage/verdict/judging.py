@@ -16,23 +16,26 @@ from sftriage.model.captures import Reproduced, Trigger
 from sftriage.model.verdicts import Label, Lost, Regression, Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdict.accounting import (
+    HOST_STAGES,
+    UNDECIDED,
     Accounting,
     BoolArray,
     FloatArray,
+    Settings,
+    Timed,
     Walk,
     account,
     complete_steps,
     medians,
+    on_its_clock,
+    timed,
     walked,
 )
-from sftriage.verdict.baseline import learned
 from sftriage.verdict.candidates import Candidate
-from sftriage.verdict.clocks import HOST_STAGES, UNDECIDED, Timed, on_its_clock, timed
-from sftriage.verdict.evidence import Past, WindowEvidence, is_named, is_single, undisturbed_steps
+from sftriage.verdict.evidence import Past, WindowEvidence, is_named, is_single, resumed, undisturbed_steps
 from sftriage.verdict.regression import advanced, pauses
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.system import stage_of, with_system
-from sftriage.verdict.whatif import JITTER_RANKS, replay, resumed, roles_of
+from sftriage.verdict.units import stage_of, with_system
+from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, roles_of
 
 
 def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:

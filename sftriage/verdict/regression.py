@@ -25,10 +25,8 @@ from numpy.typing import NDArray
 from sftriage.model.events import JobPaused, PauseReason
 from sftriage.model.verdicts import Regression
 from sftriage.model.windows import Window
-from sftriage.verdict.accounting import BoolArray, FloatArray, Walk, advances_by_step, medians
-from sftriage.verdict.baseline import MAX_SAMPLES, Regime, Samples, met, regimes_of
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.whatif import MAD_TO_SIGMA, Profile
+from sftriage.verdict.accounting import BoolArray, FloatArray, Settings, Walk, advances_by_step, medians
+from sftriage.verdict.whatif import MAD_TO_SIGMA, MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 
 FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6
 """A climb is seen in the medians of blocks of as many steps, and in no fewer blocks. A job that has not climbed in the

@@ -1,20 +1,37 @@
-"""Ranks and hosts as units that may be slow: what mending each alone would have saved, step by step.
+"""Ranks and hosts as units that may be slow: what mending each alone would have saved, and what the system caused.
 
 Only the rank that arrives last can have a gain, so that only units that did are examined. The ranks of a slow host are
 late together: mending one of them alone saves nothing.
+
+A rank whose core another process has, that its cgroup throttles, or that is stopped by a signal, is late through no
+fault of its code. It delays the job all the same and stays a suspect, but the remedy is on its host, and no profiler of
+the rank would show the cause. So the kernel's counters are held against the time that was lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from sftriage.model.verdicts import Scope
-from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, medians
-from sftriage.verdict.whatif import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, SegmentReplay, grouped, sampled
+from sftriage.model.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
+from sftriage.model.verdicts import Scope, Suspect, Verdict
+from sftriage.model.windows import Window
+from sftriage.verdict.accounting import (
+    BoolArray,
+    FloatArray,
+    RankArray,
+    Settings,
+    complete_steps,
+    known_medians,
+    medians,
+    segments,
+)
+from sftriage.verdict.whatif import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, SegmentReplay, grouped, roles_of, sampled
 
 UnitName: TypeAlias = "int | str"
 """A rank by its number, or a host by its name."""
@@ -184,3 +201,332 @@ def _gains(
     gain_MS = np.zeros((len(led_M), n_stages + 1))
     gain_MS[led_L] = np.maximum(saved_LS, 0.0)
     return gain_MS
+
+
+MIN_KNOWN_FRACTION = 0.5
+"""Fraction of the steps in which a counter must be known for a statement about all of them."""
+
+MOST_TIMES = 4.0
+"""The largest factor, by how much more a rank ran than its peers, that its wait for a CPU is divided by."""
+
+SAID: Mapping[str, tuple[str, ...]] = {
+    "cgroup_throttled": ("throttled_s",),
+    "stopped": ("stopped_s",),
+    "page_faults": ("major_faults", "disk_s"),
+    "memory_pressure": ("memory_s",),
+}
+"""The counters whose numbers are in the verdict, for each cause but waiting for a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCounts:
+    """The known counters of some ranks in some steps, as means over ranks and steps.
+
+    Attributes:
+        late_s: by how much a rank's time before the syncs was over its peers'.
+        over: by how much it was over the peers', in the part of the step before the syncs.
+        waited_s: by how much longer it waited for a CPU than its peers, without what its cgroup's limit kept it
+            waiting, in the whole step or in that part; NaN if that is not known.
+        ran_s: by how much longer it ran than its peers, in the whole step; NaN if that is not known.
+        local_S: its peers' time in each stage before the syncs.
+        over_S: by how much its own was over that.
+    """
+
+    late_s: float
+    own: Mapping[str, float] = field(default_factory=dict)
+    over: Mapping[str, float] = field(default_factory=dict)
+    waited_s: float = math.nan
+    ran_s: float = math.nan
+    local_S: FloatArray = field(default_factory=lambda: np.zeros(0))
+    over_S: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def descheduled_fraction(self) -> float | None:
+        """The part of the lateness that was waiting for a CPU; None if it was not late.
+
+        A step takes all ranks as long. If a rank waits for a CPU longer than its peers, that is when they wait for it:
+        before the syncs as far as it is late there. It is not taken to be spread evenly, as other counters are.
+        """
+        if math.isnan(self.waited_s) or self.late_s <= 0.0:
+            return None
+        return min(1.0, max(0.0, self.waited_s / self.late_s))
+
+    def contended_fraction(self, usual_queued_s: float | None, stage: int | None) -> float | None:
+        """The part of the lateness that contention for CPUs may explain; None if that was not counted.
+
+        Of who was not late, as in a window in which others have become later, any of it explains all.
+
+        A wait for a CPU delays the others only where they are not waiting, too, and counters do not say where in a step
+        it was: of two ranks that wait as long, the one that does so before the syncs is late. So all of the rank's own
+        waiting counts that is more than its peers', or than ``usual_queued_s``, if that is known. A core that is shared
+        with another one (as two hardware threads share it) or clocked down runs everything more slowly, up to half as
+        fast. So of a rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its
+        peers counts as well.
+        """
+        waited_s = self.waited_s
+        if math.isnan(waited_s):
+            return None
+        if usual_queued_s is not None:
+            waited_s = max(waited_s, self.own["queued_s"] - self.own.get("throttled_s", 0.0) - usual_queued_s)
+        alike = stage is None or self._as_slow_elsewhere(stage)
+        ran_s = min(self.ran_s, float(self.local_S.sum())) if alike and not math.isnan(self.ran_s) else 0.0
+        contended_s = max(0.0, waited_s) + max(0.0, ran_s)
+        return min(1.0, contended_s / self.late_s) if self.late_s > 0.0 else float(contended_s > 0.0)
+
+    def _as_slow_elsewhere(self, stage: int) -> bool:
+        """Whether it is at least half as slow in what else it does, for what that is; also if there is nothing else.
+
+        Either in its other stages before the syncs, or in all that it runs, inside the syncs too.
+        """
+        over_s, local_s = float(self.over_S[stage]), float(self.local_S[stage])
+        elsewhere = [(float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s)]
+        if not math.isnan(self.ran_s) and (run_s := self.own["run_s"] - self.ran_s - local_s) > 0.0:
+            elsewhere.append((self.ran_s - over_s, run_s))
+        return any(more_s * local_s >= MOST_FRACTION * over_s * usual_s for more_s, usual_s in elsewhere)
+
+    @property
+    def system(self) -> tuple[SystemCode, float] | None:
+        """What else accounts for most of the lateness without a line of the program, and for which part of it."""
+        found = accounting(self.over, self.late_s)
+        if found is None or found.alone is None or found.alone == "descheduled":
+            return None
+        return found.alone, min(1.0, found.took_s / self.late_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldBack:
+    """What kept ranks from running, in seconds a step.
+
+    Attributes:
+        stopped_NR: for how long each rank was stopped.
+        waited_NR: for how long its training thread stood in the run queue.
+        ready_NR: the same, and for how long it ran.
+    """
+
+    stopped_NR: FloatArray
+    waited_NR: FloatArray
+    ready_NR: FloatArray
+
+    @classmethod
+    def of(cls, window: Window, *, limited: bool) -> HeldBack | None:
+        """None where it was not counted. Where ``limited``, only waiting for the limit of its cgroup counts."""
+        if window.counted_NRC is None:
+            return None
+        names = ("stopped_s", "queued_s", "run_s", "throttled_s")
+        stopped_NR, queued_NR, ran_NR, limit_NR = (np.nan_to_num(window.counted_NRC[:, :, PLACE[one]]) for one in names)
+        return cls(stopped_NR, np.minimum(queued_NR, limit_NR) if limited else queued_NR, queued_NR + ran_NR)
+
+    def of_ranks(self, ranks: Sequence[int], step_N: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """For how long some ranks were held back beyond any other (N): as counted, and in all of the step's work.
+
+        The threads that exchange gradients for them wait as they do: of what was left of the step (``step_N``), as much
+        of it as the training threads waited of the time in which they would have run.
+        """
+        mine = np.asarray(ranks)
+        stopped_N, waited_N = (
+            of_NR[:, mine].mean(axis=1) - np.delete(of_NR, mine, axis=1).max(axis=1, initial=0.0)
+            for of_NR in (self.stopped_NR, self.waited_NR)
+        )
+        ready_N = self.ready_NR[:, mine].mean(axis=1)
+        fraction_N = np.divide(waited_N, ready_N, out=np.zeros_like(ready_N), where=ready_N > 0.0)
+        return stopped_N + waited_N, stopped_N + fraction_N * np.clip(step_N - stopped_N, 0.0, None)
+
+
+def charged(
+    unit: Unit,
+    held: HeldBack,
+    step_N: FloatArray,
+    longer_NS: FloatArray,
+    usual_s: float,
+    used_N: BoolArray,
+    settings: Settings,
+) -> Unit:
+    """The unit, with what it adds to the sync stages while something keeps it from running.
+
+    Before the syncs a rank that has no CPU is late; inside them all ranks wait for it alike, and no duration shows for
+    whom. So what it was held back and was not late by is that, as far as the sync stages took longer than they would by
+    themselves (``longer_NS``, N × S), and the step (``step_N``) longer than a healthy one (``usual_s``). It counts if
+    what was counted is most of its lateness.
+    """
+    local_N, late_s = unit.gain_NS[:, -1], float(unit.over_NS[used_N].sum(axis=1).mean())
+    own_NX = held.stopped_NR[:, unit.ranks] + held.waited_NR[:, unit.ranks]
+    if late_s <= 0.0 or float(own_NX[used_N].mean()) < settings.most_fraction * late_s:
+        return unit  # (without a look at all other ranks)
+    counted_N, held_N = held.of_ranks(unit.ranks, step_N)
+    if float(counted_N[used_N].mean()) < settings.most_fraction * late_s:
+        return unit
+    longer_N = longer_NS.sum(axis=1)
+    added_N = np.minimum(np.clip(np.minimum(held_N, step_N - usual_s) - local_N, 0.0, None), longer_N)
+    added_NS = longer_NS * np.divide(added_N, longer_N, out=np.zeros_like(added_N), where=longer_N > 0.0)[:, None]
+    gain_NS = unit.gain_NS + np.column_stack([added_NS, added_N])
+    return replace(unit, gain_NS=gain_NS, over_NS=unit.over_NS + added_NS, starved=True)
+
+
+def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> SystemCounts | None:
+    """The counters of some ranks in some steps (N), against the medians of their peers: the rest of their cohort.
+
+    A counter is known by step and not by stage. It is taken to be spread evenly over the step, and only the part before
+    the syncs counts: what happens inside a sync stage delays all ranks alike.
+
+    Sums over all of the steps are compared, because two readings of a counter may be several steps apart
+    (`sftriage.windows.counting`). Of many ranks, and of many peers, some are looked at.
+
+    Returns:
+        None if no counter is known in enough of the steps, or for the peers.
+    """
+    if window.counted_NRC is None or not ranks:
+        return None
+    roles, chosen = roles_of(window), np.asarray(ranks, dtype=np.intp)
+    found = [_of_role(window, members, chosen, steps_N) for members in roles.members if np.isin(members, chosen).any()]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    # (all cohorts of the ranks must be known)
+    n_vectors, late_s, local_S, over_S, sums_3C = (sum(of_roles) for of_roles in zip(*known, strict=True))
+    own, whole, over = (
+        {name: float(one) for name, one in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(one)}
+        for sums_C in sums_3C
+    )
+    if not over:
+        return None
+    over = {name: 0.0 if name in SHARED and one < 0.5 * own[name] else one for name, one in over.items()}
+    return SystemCounts(
+        late_s=late_s / n_vectors,
+        own=own,
+        over=over,
+        waited_s=max(_waited_s(whole), _waited_s(over)),
+        ran_s=whole.get("run_s", math.nan),
+        local_S=local_S / n_vectors,
+        over_S=over_S / n_vectors,
+    )
+
+
+def _waited_s(over: Mapping[str, float]) -> float:
+    return over.get("queued_s", math.nan) - max(0.0, over.get("throttled_s", 0.0))
+
+
+_Sums = tuple[int, float, FloatArray, FloatArray, FloatArray]
+"""Sums over the ranks in question of one cohort, and over steps: how many vectors, their lateness, a peer's time in
+each stage before the syncs (once for each vector), by how much their own was over that, all in seconds; and their
+counters (3 x C): their own, those over their peers, and those in the part of the step before the syncs."""
+
+
+def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
+    """The sums over the ranks in question of one cohort; None if too little of it is known."""
+    asked = np.isin(members, chosen)
+    own, peers = (sampled(some, LEAST_SAMPLE_RANKS) for some in (members[asked], members[~asked]))
+    if not len(peers):
+        return None
+    n_own, window = len(own), window.of_ranks([*own.tolist(), *peers.tolist()])
+    assert window.counted_NRC is not None
+    valid_N = complete_steps(window)
+    chosen_N = steps_N & valid_N
+    if not chosen_N.any():
+        return None
+    known_NRC = np.isfinite(window.counted_NRC[chosen_N])
+    known_NC = np.asarray(known_NRC[:, :n_own].all(axis=1) & known_NRC[:, n_own:].any(axis=1))
+    least = max(1.0, MIN_KNOWN_FRACTION * steps_N.sum())
+    enough_C = known_NC.sum(axis=0) >= least
+    # Lateness and counters are taken over the same steps.
+    seen_N = np.asarray(known_NC[:, enough_C].all(axis=1))
+    if not enough_C.any() or seen_N.sum() < least:
+        return None
+    local_SNX, synced_NX = _times(window, valid_N)
+    local_SNX, synced_NX = local_SNX[:, chosen_N][:, seen_N], synced_NX[chosen_N][seen_N]
+    local_NX = local_SNX.sum(axis=0)
+    own_NX, step_NX = local_NX[:, :n_own], (local_NX + synced_NX)[:, :n_own]
+    late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
+    share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
+    counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
+    usual_NC, sums_3C = known_medians(counted_NXC[:, n_own:]), np.full((3, len(COUNTERS)), np.nan)
+    for place in np.flatnonzero(enough_C):
+        counted_NX, usual_N = counted_NXC[:, :n_own, place], usual_NC[:, place]
+        if place == PLACE["queued_s"]:
+            usual_N = usual_N * max(_as_much(counted_NXC[:, :, PLACE[name]], n_own) for name in ("run_s", "woken"))
+        over_NX = counted_NX - usual_N[:, None]
+        sums_3C[:, place] = counted_NX.sum(), over_NX.sum(), (over_NX * share_NX).sum()
+    peers_S, over_S = local_SNX[:, :, n_own:].mean(axis=(1, 2)), local_SNX[:, :, :n_own].sum(axis=(1, 2))
+    peers_S *= late_NX.size
+    return late_NX.size, float(late_NX.sum()), peers_S, over_S - peers_S, sums_3C
+
+
+def _as_much(counted_NX: FloatArray, n_own: int) -> float:
+    """The ratio of a counter of a rank to its peers', 1 at least and `MOST_TIMES` at most; 1 if it is not known.
+
+    On a busy host, a rank that runs more or is woken more often waits for a CPU in proportion.
+    """
+    if np.isnan(counted_NX).all(axis=0).any():
+        return 1.0
+    own, peers = np.nanmean(counted_NX[:, :n_own]), np.median(np.nanmean(counted_NX[:, n_own:], axis=0))
+    return min(max(1.0, float(own / peers)), MOST_TIMES) if peers > 0.0 else 1.0
+
+
+def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """The time of the ranks before the syncs, by stage (S × N × R), and inside the syncs (N × R)."""
+    n_steps, n_ranks, n_stages = window.durations_NRS.shape
+    local_SNR, synced_NR = np.zeros((n_stages, n_steps, n_ranks)), np.zeros((n_steps, n_ranks))
+    for part in segments(window, valid_N):
+        for column in part.local:
+            local_SNR[column.stage] += column.values_NR
+        if part.own is not None:
+            synced_NR += replace(part.own, up_to_NR=None).values_NR
+    return local_SNR, synced_NR
+
+
+def with_system(
+    verdict: Verdict, window: Window, known: Mapping[tuple[int, ...], SystemCounts | None], usual_queued_s: float | None
+) -> Verdict:
+    """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
+
+    ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
+    usual step. ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the
+    verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any other cause. A rank that does something
+    alone by its own note is late for that, and waits longer for a CPU because it has more to do.
+    """
+    if window.counted_NRC is None or not verdict.suspects:
+        return verdict
+    counts = dict(known)
+    for one in verdict.suspects:
+        if one.ranks not in counts:
+            counts[one.ranks] = counts_of(one, window)
+    suspects = tuple(
+        suspect
+        if (found := counts[suspect.ranks]) is None or suspect.scope not in ("rank", "host")
+        else replace(suspect, system=found.system)
+        if suspect.alone is not None
+        else replace(
+            suspect,
+            descheduled_fraction=found.descheduled_fraction,
+            contended_fraction=found.contended_fraction(usual_queued_s, stage_of(suspect, window.schema.stages)),
+            system=found.system,
+        )
+        for suspect in verdict.suspects
+    )
+    numbers, first = dict(verdict.numbers), counts[verdict.suspects[0].ranks]
+    if first is not None:
+        system = first.system
+        names = ("queued_s", "preempted", *(() if system is None else SAID[system[0]]))
+        numbers |= {name: first.own[name] for name in names if name in first.own}
+    return replace(verdict, suspects=suspects, numbers=numbers)
+
+
+def stage_of(suspect: Suspect, stages: Sequence[str]) -> int | None:
+    """The number of a suspect's stage; None of one in all of them."""
+    return None if suspect.stage is None else stages.index(suspect.stage)
+
+
+def counts_of(suspect: Suspect, window: Window) -> SystemCounts | None:
+    """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums.
+
+    None where they are not known, and of what all ranks or those of a cohort share.
+    """
+    if suspect.scope not in ("rank", "host"):
+        return None
+    step_N = window.first_step + np.arange(len(window.durations_NRS))
+    began = window.first_step if suspect.onset_step is None else suspect.onset_step
+    steps_N = step_N >= min(began, window.last_step)
+    if window.kinds is not None:
+        # Only ordinary steps: other work waits for reasons of its own.
+        usual = Counter(window.kinds).most_common(1)[0][0]
+        steps_N &= np.asarray(window.kinds) == usual
+    return system_counts(window, suspect.ranks, steps_N)

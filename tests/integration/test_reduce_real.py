@@ -13,7 +13,7 @@ from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Names, reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
-from sftriage.verdict.settings import Settings
+from sftriage.verdict.accounting import Settings
 from tests import needs
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import Fault, Job, every, from_step, judged
 

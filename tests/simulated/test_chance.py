@@ -2,8 +2,8 @@
 
 import pytest
 
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.sequential import ClearEvent, Evidence, advanced
-from sftriage.verdict.settings import Settings
 from tests.unit.verdict.test_sequential import by_chance
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.verdict.baseline import MAX_REGIMES
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.regression import STEP, OwnBest, StepMeasures, advanced
-from sftriage.verdict.settings import Settings
+from sftriage.verdict.whatif import MAX_REGIMES
 
 SETTINGS = Settings()
 STAGES = ("data", "forward", "backward", "optimizer")

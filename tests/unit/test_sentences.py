@@ -55,7 +55,7 @@ from sftriage.runs.following import Other, note_kind
 from sftriage.runs.glance import advice_lines, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
-from sftriage.verdict.system import SAID
+from sftriage.verdict.units import SAID
 from sftriage.web.page import templates
 from sftriage.words.decisions import (
     COUNTED,

@@ -17,9 +17,8 @@ from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.tables import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
 from sftriage.runs.whatif import operations_of, whatif_of
-from sftriage.verdict.accounting import anchored
+from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.counting import counted_of
 from sftriage.windows.npz import load_npz

@@ -14,8 +14,8 @@ from sftriage.controller.windows import WindowAssembly
 from sftriage.fleet.incoming import MAX_NAMED, Deduplicator, Refusals, RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
 from sftriage.fleet.wire import Block, Incarnation, decode_shipment, encode
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from sftriage.windows.gather import Shape
 from sftriage.windows.shipped import RankLocation, Rows
 from tests.unit.fleet.shipments import info, rows, shipment, steps

@@ -6,8 +6,8 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.reduce.together import compare, overall, together
 from sftriage.runtime.reducing import for_one_look
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 
 DAY_NS = 86_400 * 10**9

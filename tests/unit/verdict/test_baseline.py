@@ -5,11 +5,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sftriage.verdict.accounting import walked
-from sftriage.verdict.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, OwnTimes, Samples
+from sftriage.verdict.accounting import Settings, walked
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.whatif import Typical, profile, replay, roles_of
+from sftriage.verdict.whatif import (
+    MAX_REGIMES,
+    MAX_SAMPLES,
+    Baseline,
+    OwnTimes,
+    Samples,
+    Typical,
+    profile,
+    replay,
+    roles_of,
+)
 from tests.scenario import Fault, Job, classify, every, judged_windows, past_of
 
 SETTINGS = Settings()

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.verdict.accounting import complete_steps, segments, walk
-from sftriage.verdict.baseline import Baseline, Samples
+from sftriage.verdict.accounting import Settings, complete_steps, segments, walk
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.whatif import profile, replay, roles_of
+from sftriage.verdict.whatif import Baseline, Samples, profile, replay, roles_of
 from sftriage.words.verdicts import explain
 from tests.scenario import classify
 from tests.unit.verdict.strategies import ANY, distinct_windows, windows

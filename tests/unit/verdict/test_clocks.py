@@ -18,10 +18,9 @@ from hypothesis.extra import numpy as hnp
 
 from sftriage.model.captures import Trigger
 from sftriage.model.windows import OTHER, StageSchema, Window
-from sftriage.verdict.accounting import anchored
+from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
-from sftriage.verdict.settings import Settings
 from sftriage.words.verdicts import explain, verdict_sentence
 from tests.scenario import CALM, Drawn, Fault, Job, Noise, classify, past_of
 from tests.unit.verdict.strategies import ORDINARY, windows

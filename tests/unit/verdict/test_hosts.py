@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.verdict.accounting import segments, walk
+from sftriage.verdict.accounting import Settings, segments, walk
 from sftriage.verdict.sequential import arrivals_of_hosts
-from sftriage.verdict.settings import Settings
 from sftriage.verdict.units import host_units, last_elsewhere, places_of
 from sftriage.verdict.whatif import SAMPLE_RANKS, grouped, replay, roles_of
 from tests.scenario import Fault, Job

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sftriage.verdict.accounting import Settings
+from sftriage.verdict.evidence import resumed
 from sftriage.verdict.judging import judge
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.whatif import SAMPLE_RANKS, resumed, roles_of
+from sftriage.verdict.whatif import SAMPLE_RANKS, roles_of
 from tests.scenario import Fault, Job, from_step
 
 SETTINGS = Settings()

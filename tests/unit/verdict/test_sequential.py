@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
-from sftriage.verdict.settings import Settings
 
 SETTINGS = Settings()
 RANK = 1

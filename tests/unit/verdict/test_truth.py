@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from sftriage.verdict.settings import Settings
+from sftriage.verdict.accounting import Settings
 from sftriage.words.verdicts import who
 from tests.scenario import (
     BETWEEN,

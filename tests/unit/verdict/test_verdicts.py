@@ -10,13 +10,11 @@ import pytest
 
 from sftriage.model.windows import StageSchema
 from sftriage.policy.schema import Detection
-from sftriage.verdict.accounting import anchored
-from sftriage.verdict.baseline import Baseline, Samples
+from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
 from sftriage.verdict.sequential import MAX_PERIOD_STEPS
-from sftriage.verdict.settings import Settings
-from sftriage.verdict.whatif import Typical
+from sftriage.verdict.whatif import Baseline, Samples, Typical
 from sftriage.words.run import pause_sentence
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import (
