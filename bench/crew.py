@@ -26,7 +26,7 @@ from sftriage.errors import RingError
 from sftriage.policy.loading import find
 from sftriage.runs.directory import RunInfo, create
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from sftriage.windows.steplog import StepLog
 
 POLL_S = 0.02
@@ -133,7 +133,7 @@ class Crew:
                 time.sleep(POLL_S)
                 if time.monotonic() >= due_s:
                     for path in find_rings(rings):
-                        with suppress(RingError), open_ring(path) as ring:
+                        with suppress(RingError), Ring(path) as ring:
                             counting.look(ring.info)
                     due_s = time.monotonic() + READINGS_APART_S
         finally:
@@ -155,7 +155,7 @@ def keep(rings: Path, steps: Path, n_steps: int) -> None:
         RowFailedError: some are missing.
     """
     for path in find_rings(rings):
-        with open_ring(path) as ring:
+        with Ring(path) as ring:
             batch = ring.read()
             if len(batch.steps) != n_steps:
                 raise RowFailedError(f"{path.name}: {len(batch.steps)} steps of {n_steps}, {batch.torn} torn")

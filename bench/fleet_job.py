@@ -10,7 +10,7 @@ from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 
 SCHEMA = StageSchema.closed(("data", "h2d", "forward", "backward", "clip", "optimizer"), ("backward",))
 SHARES = {"data": 0.15, "h2d": 0.03, "forward": 0.25, "backward": 0.40, "clip": 0.02, "optimizer": 0.08, "other": 0.02}

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from bench.rows import LOCAL_PLACES, STAGE_OF, Deck
 from sftriage.model.windows import OTHER, StageSchema, Window, axes_of
-from sftriage.windows.counting import counted_of
+from sftriage.windows.npz import counted_of
 
 FloatArray = NDArray[np.float64]
 Index = slice | NDArray[np.intp]

@@ -33,14 +33,12 @@ from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
-from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape
 from sftriage.windows.log_files import find_logs
-from sftriage.windows.logs import LogReader
-from sftriage.windows.rings import Ring
-from sftriage.windows.shipped import ReadCounts
-from sftriage.windows.steplog import KeptSteps, StepLog
+from sftriage.windows.logs import KeptReadings, LogReader, kept_readings
+from sftriage.windows.rings import ReadCounts, Ring
+from sftriage.windows.steplog import COUNTERS_KIND, KeptSteps, StepLog
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
 NOW_S = 1_800_000_600.0
@@ -454,7 +452,7 @@ def read_log(path: Path) -> Logged:
 
 def kept_of(steps: Path, info: RingInfo) -> KeptReadings | None:
     """The readings of a rank's scheduling that are kept in a directory."""
-    logs = {(log.rank, log.attempt): log for log in find_logs(steps, KIND)}
+    logs = {(log.rank, log.attempt): log for log in find_logs(steps, COUNTERS_KIND)}
     return kept_readings(logs.get((info.rank, info.attempt)), info)
 
 

@@ -29,7 +29,7 @@ from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import Block, Shipment, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.rings import RankLocation, ReadCounts, Rows
 
 CONNECTING = 32
 """Agents that connect at the same time."""

@@ -21,9 +21,9 @@ from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import MAX_COUNT, RingInfo
-from sftriage.windows.counting import MAX_APART_NS, UNKNOWN, CountersLog, none_taken, of_ranks_laid_over
-from sftriage.windows.decoding import IntArray, StepArrays
-from sftriage.windows.steplog import KeptSteps
+from sftriage.windows.decoding import UNKNOWN, IntArray, StepArrays
+from sftriage.windows.logs import MAX_APART_NS, none_taken, of_ranks_laid_over
+from sftriage.windows.steplog import CountersLog, KeptSteps
 
 KEPT_READINGS = 8
 """Readings that are remembered: steps that have just ended began after the last few."""

@@ -19,11 +19,9 @@ from sftriage.errors import RingError
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import RingInfo, find_rings
-from sftriage.windows.decoding import StepArrays, slot_bytes, together
+from sftriage.windows.decoding import Batch, Copied, StepArrays, batches, slot_bytes, together
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.moments import Batch, Copied, batches
-from sftriage.windows.rings import Ring, open_ring
-from sftriage.windows.shipped import RankLocation, ReadCounts, Rows, status_of
+from sftriage.windows.rings import RankLocation, ReadCounts, Ring, Rows, status_of
 from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
 
 BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are judged but not kept"}
@@ -308,7 +306,7 @@ class RankRings:
 
     def _opened(self, path: Path) -> tuple[Ring, RankLog]:
         # The windows of a generation, and its logs, are of the same stages from beginning to end.
-        ring = open_ring(path, grows=False)
+        ring = Ring(path, grows=False)
         try:
             if ring.info.file_name("ring") != path.name:
                 raise RingError(f"{path}: its header is that of {ring.info.file_name('ring')}")

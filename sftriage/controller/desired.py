@@ -12,7 +12,7 @@ from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import GpuFindings, JobStatus
 from sftriage.policy.losses import Losses
-from sftriage.windows.shipped import ReadCounts, Rows
+from sftriage.windows.rings import ReadCounts, Rows
 
 
 class Fleet(Protocol):

@@ -15,7 +15,7 @@ from sftriage.model.windows import Window
 from sftriage.verdict.accounting import known_medians
 from sftriage.windows.decoding import together
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
-from sftriage.windows.shipped import Rows
+from sftriage.windows.rings import Rows
 
 log = logging.getLogger("sftriage")
 

@@ -14,7 +14,7 @@ from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.shipped import ReadCounts, joined_statuses
+from sftriage.windows.rings import ReadCounts, joined_statuses
 from sftriage.words.amounts import counted
 
 CLOCK_DRIFT = 1e-4  # seconds that a host's clock may go wrong in a second

@@ -23,7 +23,7 @@ from sftriage.fleet.lease import Lease, make_places, taken_up
 from sftriage.fleet.wire import Incarnation, Shipment, decode_shipment
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import StepArrays
-from sftriage.windows.shipped import Rows
+from sftriage.windows.rings import Rows
 
 log = logging.getLogger("sftriage")
 

@@ -31,7 +31,7 @@ from sftriage.fleet.wire import Block, Incarnation, Orders, decode_findings, enc
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.model.windows import GpuFindings, JobStatus
-from sftriage.windows.shipped import ReadCounts, Rows
+from sftriage.windows.rings import ReadCounts, Rows
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import KeptRows

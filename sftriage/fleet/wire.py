@@ -37,7 +37,7 @@ from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
-from sftriage.windows.shipped import N_VALUES, RankLocation, ReadCounts, Rows, bounds
+from sftriage.windows.rings import N_VALUES, RankLocation, ReadCounts, Rows, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all

@@ -21,7 +21,7 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 _LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
 
@@ -79,7 +79,7 @@ def trainers_left(rings: Path) -> bool:
     newest = {path.name.partition(".")[0]: path for path in find_rings(rings)}
     try:
         for path in newest.values():
-            with open_ring(path) as ring:
+            with Ring(path) as ring:
                 if not ring.status().closed:
                     return False
     except RingError:
@@ -102,7 +102,7 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
 
 def _written(rings: Path) -> Iterator[RingInfo]:
     for path in find_rings(rings):
-        with contextlib.suppress(RingError), open_ring(path) as ring:
+        with contextlib.suppress(RingError), Ring(path) as ring:
             if ring.writer_alive:
                 yield ring.info
 

@@ -20,14 +20,13 @@ from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.trainer.layout import RingInfo, find_rings
-from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
 from sftriage.windows.log_files import LogFiles, find_logs
-from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, thinning_of
+from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, kept_readings, thinning_of
 from sftriage.windows.npz import load_npz
-from sftriage.windows.rings import open_ring
-from sftriage.windows.steplog import stay
+from sftriage.windows.rings import Ring
+from sftriage.windows.steplog import COUNTERS_KIND, stay
 
 _MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096
@@ -63,7 +62,7 @@ class RankSteps:
         # Of a job that has ended since the run was looked at, the log has everything.
         if self.ring is None or not self.ring.exists():
             return
-        with open_ring(self.ring) as ring:
+        with Ring(self.ring) as ring:
             batch = ring.read()
         steps = batch.device if self.of_device else batch.steps
         if last is not None:
@@ -156,9 +155,9 @@ def _load_run(path: Path) -> RecordedRun:
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
-        kinds = ("steps", LOG_KIND, KIND)
+        kinds = ("steps", LOG_KIND, COUNTERS_KIND)
         found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in kinds}
-        readings = {(log.attempt, log.rank): log for log in found[KIND]}
+        readings = {(log.attempt, log.rank): log for log in found[COUNTERS_KIND]}
         for log in found["steps"]:
             info = LogReader(log.newest).info
             host[info.attempt][info.rank] = RankSteps(info, log, readings.get((log.attempt, log.rank)))
@@ -166,7 +165,7 @@ def _load_run(path: Path) -> RecordedRun:
             info = LogReader(log.newest, kind=LOG_KIND).info
             device[info.attempt][info.rank] = RankSteps(info, log, of_device=True)
         for ring_path in find_rings(directory) if directory.is_dir() else ():
-            with open_ring(ring_path) as ring:
+            with Ring(ring_path) as ring:
                 ring.status()
                 info, into_each = ring.info, (host, device) if ring.on_device else (host,)
             for into in into_each:

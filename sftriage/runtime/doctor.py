@@ -31,7 +31,7 @@ from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.seams.patches import NAMES
 from sftriage.trainer.seams.steps import STAGES
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from sftriage.words.amounts import counted
 
 State = Literal["ok", "limited", "missing"]
@@ -85,7 +85,7 @@ def _rings(root: Path) -> list[CheckResult]:
             if monitor.info is None:
                 return [*found, CheckResult("rings", "missing", f"nothing can be recorded in {where}: see the warning")]
             locked = monitor.info.locked
-            with open_ring(Path(directory) / monitor.info.file_name("ring")) as ring:
+            with Ring(Path(directory) / monitor.info.file_name("ring")) as ring:
                 read = len(ring.read().steps)
     except (OSError, SftriageError) as error:
         return [*found, CheckResult("rings", "missing", str(error))]
@@ -258,7 +258,7 @@ def _read_ranks(rings: Path, told: Path | None) -> Ranks:
     infos, steps, misuse = [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
     for path in newest.values():
-        with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
+        with contextlib.suppress(OSError, RingError), Ring(path) as ring:
             batch = ring.read()
             infos.append(ring.info)
             steps.append(tuple(batch.steps.records()))

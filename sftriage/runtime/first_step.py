@@ -23,7 +23,7 @@ from sftriage.runtime.carrying import REPORTS
 from sftriage.runtime.launcher import Launcher
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.gather import Shape
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from sftriage.words.amounts import counted
 
 ROOM_BYTES = 1 << 20
@@ -336,7 +336,7 @@ class FirstStep:
     def _begun(self) -> tuple[list[RingInfo], int]:
         begun, world_size = {}, 0
         for path in find_rings(self._rings):
-            with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
+            with contextlib.suppress(OSError, RingError), Ring(path) as ring:
                 world_size = max(world_size, ring.info.world_size)
                 if ring.status().published:
                     begun[ring.info.rank] = ring.info

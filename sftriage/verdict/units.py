@@ -369,7 +369,7 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     the syncs counts: what happens inside a sync stage delays all ranks alike.
 
     Sums over all of the steps are compared, because two readings of a counter may be several steps apart
-    (`sftriage.windows.counting`). Of many ranks, and of many peers, some are looked at.
+    (`sftriage.windows.logs`). Of many ranks, and of many peers, some are looked at.
 
     Returns:
         None if no counter is known in enough of the steps, or for the peers.

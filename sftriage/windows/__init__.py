@@ -1,4 +1,5 @@
 """Recorded steps put together to windows, of a live job and of a recording alike.
 
-`decoding` makes columns of slots, `shipped` is what agents send, `logs` finds kept steps, `gather` cuts windows.
+`rings` reads what ranks record and has what agents send, `decoding` makes columns of it, `gather` cuts windows;
+`steplog` keeps steps on disk, and `logs` finds them there.
 """

@@ -1,4 +1,4 @@
-"""The one decoder of recorded steps: bytes of slots in, columns out. A slot is one step of one rank on disk.
+"""The one decoder: slots of a log, and moments of a ring, to columns of steps. A slot is one step of one rank on disk.
 
 ``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.trainer.layout`) and slots in a line, ``.device-steps`` the
 same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
@@ -15,7 +15,12 @@ same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S st
     outside_ns    G words, sync stages in the order of the step
     crc           CRC-32 of all the bytes before it
 
-Axes: B steps of single ranks, S stages, G sync stages, W words of a slot.
+Everything that a boundary does not say of itself is worked out here, of all steps at once: what each stage took by
+itself, with those inside it taken out; what passed outside them; until when the last gradient was ready. Steps in which
+stages were left that were not open, or in another order than they were entered, are gone through one by one.
+
+Axes: B steps of single ranks, S stages, G sync stages, W words of a slot, M words of a ring, C cuts (moments at which
+another stage begins to run). Times of moments are nanoseconds since the ring's start.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ from numpy.typing import NDArray
 
 from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import StageSchema, StepRecord
-from sftriage.trainer.layout import MAX_COUNT, WORD_BYTES, bounded_text
+from sftriage.trainer import layout
+from sftriage.trainer.layout import MAX_COUNT, WORD_BYTES, RingInfo, bounded_text
 
 SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
 DURATIONS = 9
@@ -95,7 +101,7 @@ class StepArrays:
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
         counted_BC: what the kernel counted of each (see `sftriage.model.counters`), NaN where that is not known (see
-            `windows.counting`); None where nothing was read.
+            `windows.logs`); None where nothing was read.
     """
 
     schema: StageSchema
@@ -213,3 +219,370 @@ def together(parts: Sequence[StepArrays]) -> StepArrays:
         known = zip(parts, unknown, strict=True)
         counted_BC = np.concatenate([nan_BC if part.counted_BC is None else part.counted_BC for part, nan_BC in known])
     return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW, counted_BC)
+
+
+_STEP_BITS = 44
+"""Of a number that orders moments of all steps: four hours of a step, and half a million steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """The words of consecutive steps of one rank, copied from its ring.
+
+    Attributes:
+        info: who wrote them, with the stages that are known by now.
+        first_seq: number of the first of them, as the index counts.
+        words_M: the words; before the first step perhaps that which ends the one before it.
+        bounds: where each step begins, and the last one ends (B + 1).
+        tail: the last one is none, but what a ring that is closed holds after its last step.
+        missed: steps that were overwritten before they were copied.
+    """
+
+    info: RingInfo
+    first_seq: int
+    words_M: NDArray[np.uint64]
+    bounds: IntArray
+    tail: bool = False
+    missed: int = 0
+
+    @property
+    def ended_ns(self) -> int:
+        """The end of the step before the first one; -1 where it is not known."""
+        return int(self.words_M[0]) & layout.MAX_VALUE if self.bounds[0] else -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What a read found. ``len(steps) + missed + torn`` is the number of steps published since the last read.
+
+    Attributes:
+        device: device times of any steps, where the rank records them.
+        missed: steps that were overwritten before they were read.
+        torn: steps that make no sense, and are skipped.
+        misuse: how many stages were left that were not open, or not in their order.
+    """
+
+    steps: StepArrays
+    device: StepArrays
+    missed: int = 0
+    torn: int = 0
+    misuse: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cuts:
+    """Moments at which another stage begins to run, in order, of whole steps: step (``of_C``), time and stage.
+
+    ``visit_C`` counts the visits to the split sync stage up to here, of all steps; ``left_C`` says whether the stage
+    that ran before was left for good; ``last_C``, whether the step ends here.
+    """
+
+    of_C: IntArray
+    at_ns_C: IntArray
+    stage_C: IntArray
+    visit_C: IntArray
+    left_C: BoolArray
+    last_C: BoolArray
+
+    @property
+    def took_ns_C(self) -> IntArray:
+        took_ns_C = np.diff(self.at_ns_C, append=0)
+        took_ns_C[self.last_C] = 0
+        return took_ns_C
+
+
+def batches(copied: Sequence[Copied]) -> list[Batch]:
+    """Decode what was copied from some rings: those of the same stages at once."""
+    found: dict[int, Batch] = {}
+    for schema in dict.fromkeys(one.info.schema for one in copied):
+        places = [at for at, one in enumerate(copied) if one.info.schema == schema]
+        found.update(zip(places, _decoded([copied[at] for at in places], schema), strict=True))
+    return [found[at] for at in range(len(copied))]
+
+
+def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
+    words_M = np.concatenate([part.words_M[part.bounds[0] : part.bounds[-1]] for part in parts])
+    code_M = (words_M >> np.uint64(layout.CODE_AT)).astype(np.int64)
+    value_M = (words_M & np.uint64(layout.MAX_VALUE)).astype(np.int64)
+    counts = np.array([len(part.bounds) - 1 for part in parts])
+    of_M = np.repeat(np.arange(counts.sum()), np.concatenate([np.diff(part.bounds) for part in parts]))
+    values = _Values(code_M, value_M, of_M, int(counts.sum()), np.bincount(code_M, minlength=256))
+    begun_ns_B = np.repeat([part.info.started_mono_ns for part in parts], counts)
+    begins = np.cumsum(counts) - counts
+
+    found, whole_B = _boundaries(values, schema)
+    cuts, took_ns_BS, passed_ns_BG, misuse_B = _times(found, schema, values.n_steps)
+    left_ns_B, begin_ns_B = values.last(layout.LEFT, -1), values.last(layout.BEGIN)
+    before_ns_B = np.roll(np.where(whole_B, np.maximum(values.last(layout.END, -1), left_ns_B), -1), 1)
+    before_ns_B[begins[counts > 0]] = [part.ended_ns for part in parts if len(part.bounds) > 1]
+    slots_BW = np.zeros((values.n_steps, slot_words(schema)), dtype=np.int64)
+    slots_BW[:, SEQ] = np.arange(values.n_steps) + np.repeat([part.first_seq for part in parts] - begins, counts)
+    slots_BW[:, STEP] = values.last(layout.NUMBER)
+    slots_BW[:, START] = begin_ns_B + begun_ns_B
+    slots_BW[:, BETWEEN] = np.where(before_ns_B >= 0, np.maximum(begin_ns_B - before_ns_B, 0), 0)
+    slots_BW[:, FLAGS] = np.where(left_ns_B >= 0, INCOMPLETE, 0)
+    slots_BW[values.last(layout.CAPTURING) > 0, FLAGS] |= CAPTURING
+    slots_BW[:, KIND : KIND_REST + 1] = _kinds(values)
+    slots_BW[:, WORK] = values.last(layout.WORK)
+    slots_BW[:, READY] = _ready(cuts, schema, *values.all_of(layout.READY), values.n_steps)
+    slots_BW[:, DURATIONS:-1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
+    device, of_device = _device(values, schema, begun_ns_B)
+    torn_B = ~whole_B
+    torn_B[(begins + counts - 1)[[part.tail for part in parts]]] = False
+    answer = []
+    for part, first, count in zip(parts, begins.tolist(), counts.tolist(), strict=True):
+        of = slice(first, first + count)
+        device_BW = device[(of_device >= first) & (of_device < first + count)]
+        answer.append(
+            Batch(
+                _of_rank(part.info.rank, schema, slots_BW[of][whole_B[of]]),
+                _of_rank(part.info.rank, schema, device_BW),
+                part.missed,
+                int(torn_B[of].sum()),
+                int(misuse_B[of].sum()),
+            )
+        )
+    return answer
+
+
+def _of_rank(rank: int, schema: StageSchema, slots_BW: IntArray) -> StepArrays:
+    return StepArrays(schema, np.full(len(slots_BW), rank, dtype=np.int64), slots_BW)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
+    """Moments as codes with values, and to which of so many steps they belong. ``codes``: how many have each code."""
+
+    code_M: IntArray
+    value_M: IntArray
+    of_M: IntArray
+    n_steps: int
+    codes: IntArray
+
+    def last(self, code: int, default: int = 0) -> IntArray:
+        found_B = np.full(self.n_steps, default, dtype=np.int64)
+        if self.codes[code]:
+            at = self.code_M == code
+            found_B[self.of_M[at]] = self.value_M[at]
+        return found_B
+
+    def all_of(self, code: int) -> tuple[IntArray, IntArray]:
+        at = self.code_M == code
+        return self.of_M[at], self.value_M[at]
+
+    def count(self, codes_M: BoolArray) -> IntArray:
+        return np.bincount(self.of_M[codes_M], minlength=self.n_steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Boundaries:
+    """Where steps and stages begin and end, in the order of time: to which steps (C) these belong, codes and times."""
+
+    of_C: IntArray
+    code_C: IntArray
+    at_ns_C: IntArray
+
+    def of_steps(self, wanted_B: BoolArray) -> _Boundaries:
+        keep_C = wanted_B[self.of_C]
+        return _Boundaries(self.of_C[keep_C], self.code_C[keep_C], self.at_ns_C[keep_C])
+
+
+def _boundaries(values: _Values, schema: StageSchema) -> tuple[_Boundaries, BoolArray]:
+    code_M, of_M = values.code_M, values.of_M
+    end_M = (code_M == layout.END) | (code_M == layout.LEFT)
+    whole_B = (values.count(code_M == layout.BEGIN) == 1) & (values.count(end_M) == 1)
+    whole_B &= values.count(code_M == layout.NUMBER) == 1
+    stage_M, number_M = code_M < layout.ON_STREAM, code_M >> 1
+    whole_B[of_M[stage_M & (number_M == 0)]] = False
+    # A stage that is not among these, because it was declared later: its time stays with what is around it.
+    stage_M = stage_M & ((number_M < len(schema.stages)) | (number_M == layout.OTHER_STAGE))
+    at_M = np.flatnonzero(stage_M | (code_M == layout.BEGIN) | end_M)
+    of_C, code_C, at_ns_C = of_M[at_M], code_M[at_M], values.value_M[at_M]
+    # From its BEGIN to its end, and time does not go back.
+    first_C, last_C = np.diff(of_C, prepend=-1) > 0, np.diff(of_C, append=values.n_steps) > 0
+    whole_B[of_C[(first_C != (code_C == layout.BEGIN)) | (last_C != end_M[at_M])]] = False
+    whole_B[of_C[~first_C & (np.diff(at_ns_C, prepend=0) < 0)]] = False
+    found = _Boundaries(of_C, code_C, at_ns_C)
+    return (found if whole_B.all() else found.of_steps(whole_B)), whole_B
+
+
+def _followed(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts, BoolArray]:
+    """Which stage runs from each boundary on, and in which steps (B) that cannot be followed in this way."""
+    of_C, code_C = found.of_C, found.code_C
+    other = len(schema.stages) - 1
+    stage_C = np.where(code_C >> 1 == layout.OTHER_STAGE, other, (code_C >> 1) - 1)
+    entered_C = (code_C < layout.ON_STREAM) & (code_C & 1 == 0)
+    left_C = (code_C < layout.ON_STREAM) & (code_C & 1 == 1)
+    depth_C = np.cumsum(entered_C.astype(np.int64) - left_C)
+    begin_C = np.flatnonzero(code_C == layout.BEGIN)[np.cumsum(code_C == layout.BEGIN) - 1]
+    depth_C = depth_C - depth_C[begin_C]
+    runs_C = np.where(entered_C, stage_C, other)
+    places_C = np.arange(len(of_C))
+    for depth in range(1, int(depth_C[left_C].max(initial=0)) + 1):
+        # After a stage inside another one, that runs again which was entered last at its depth.
+        outer_C = np.maximum.accumulate(np.where(entered_C & (depth_C == depth), places_C, 0))
+        inner_C = left_C & (depth_C == depth)
+        runs_C[inner_C] = stage_C[outer_C[inner_C]]
+    astray_C = left_C & ((depth_C < 0) | (np.roll(runs_C, 1) != stage_C))
+    astray_B = np.bincount(of_C[astray_C], minlength=n_steps) > 0
+    split = schema.stages.index(schema.split_sync) if schema.split_sync else -1
+    visit_C = np.cumsum(entered_C & (stage_C == split))
+    last_C = np.diff(of_C, append=n_steps) > 0
+    return _Cuts(of_C, found.at_ns_C, runs_C, visit_C, left_C, last_C), astray_B
+
+
+def _durations(cuts: _Cuts, schema: StageSchema, n_steps: int) -> tuple[IntArray, IntArray]:
+    """What each stage took (B × S), and what passed in ``other`` before the end of each sync stage (B × G).
+
+    The latter without what has passed before the end of the one before it.
+    """
+    n_stages = len(schema.stages)
+    took_ns_C = cuts.took_ns_C
+    # Sums of whole numbers below 2**53 are exact in floating point.
+    sums = np.bincount(cuts.of_C * n_stages + cuts.stage_C, took_ns_C, n_steps * n_stages)
+    in_other_C = np.where(cuts.stage_C == n_stages - 1, took_ns_C, 0)
+    so_far_C = np.cumsum(in_other_C) - in_other_C
+    first_C = np.flatnonzero(np.diff(cuts.of_C, prepend=-1) > 0)[np.cumsum(np.diff(cuts.of_C, prepend=-1) > 0) - 1]
+    so_far_C = so_far_C - so_far_C[first_C]
+    before_C = np.roll(cuts.stage_C, 1)
+    passed_ns_BG = np.zeros((n_steps, len(schema.sync)), dtype=np.int64)
+    for g, name in enumerate(schema.sync_in_order):
+        ends_C = cuts.left_C & (before_C == schema.stages.index(name))
+        # Of several in a step the last one stays.
+        passed_ns_BG[cuts.of_C[ends_C], g] = so_far_C[ends_C]
+    return sums.astype(np.int64).reshape(n_steps, n_stages), _split(passed_ns_BG)
+
+
+def _split(passed_ns_BG: IntArray) -> IntArray:
+    """Take from what passed until the end of each sync stage what had passed until that of an earlier one."""
+    return np.asarray(np.diff(np.maximum.accumulate(passed_ns_BG, axis=1), axis=1, prepend=0))
+
+
+def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArray, n_steps: int) -> IntArray:
+    """The part (B) of each step's split sync stage until its last gradient was ready, by the moments (X) of its visits.
+
+    In each visit what came after its last gradient is a wait, and so is all of one that has none. Unknown for a step
+    without any.
+    """
+    ready_ns_B = np.full(n_steps, UNKNOWN, dtype=np.int64)
+    known_B = np.bincount(of_X, minlength=n_steps) > 0
+    known_B &= np.bincount(cuts.of_C, minlength=n_steps) > 0
+    if not known_B.any():
+        return ready_ns_B
+    of_X, ready_ns_X = of_X[known_B[of_X]], ready_ns_X[known_B[of_X]]
+    place_C = (cuts.of_C << _STEP_BITS) + _within(cuts.at_ns_C, cuts.of_C, cuts)
+    place_X = (of_X << _STEP_BITS) + _within(ready_ns_X, of_X, cuts)
+    visit_X = cuts.visit_C[np.searchsorted(place_C, place_X, side="right") - 1]
+    until_V = np.full(int(cuts.visit_C[-1]) + 1, -1, dtype=np.int64)
+    np.maximum.at(until_V, visit_X, ready_ns_X)
+    split = -1 if schema.split_sync is None else schema.stages.index(schema.split_sync)
+    until_C = until_V[cuts.visit_C]
+    own_C = (cuts.stage_C == split) & (until_C >= 0)
+    local_C = np.clip(until_C - cuts.at_ns_C, 0, cuts.took_ns_C)
+    sums_B = np.bincount(cuts.of_C[own_C], local_C[own_C], n_steps).astype(np.int64)
+    ready_ns_B[known_B] = sums_B[known_B]
+    return ready_ns_B
+
+
+def _within(at_ns_X: IntArray, of_X: IntArray, cuts: _Cuts) -> IntArray:
+    """Times since the beginning of their steps, as far as `_STEP_BITS` go."""
+    begin_ns_B = np.zeros(int(cuts.of_C[-1]) + 1, dtype=np.int64)
+    begin_ns_B[cuts.of_C[::-1]] = cuts.at_ns_C[::-1]
+    return np.asarray(np.clip(at_ns_X - begin_ns_B[of_X], 0, (1 << _STEP_BITS) - 1))
+
+
+def _one_by_one(found: _Boundaries, schema: StageSchema) -> tuple[list[int], list[int], int]:
+    """One step in which stages were not left as they were entered: what `_durations` says of it, and its misuse.
+
+    A stage that is not open is not left. One that is open further out closes those inside it.
+    """
+    other = len(schema.stages) - 1
+    sync = [schema.stages.index(name) for name in schema.sync_in_order]
+    took_ns, passed_ns = [0] * len(schema.stages), [0] * len(sync)
+    open_stages = [other]
+    misuse = since_ns = 0
+    for code, at_ns in zip(found.code_C.tolist(), found.at_ns_C.tolist(), strict=True):
+        if code != layout.BEGIN:
+            took_ns[open_stages[-1]] += at_ns - since_ns
+        since_ns = at_ns
+        if code >= layout.ON_STREAM:
+            continue
+        stage = other if code >> 1 == layout.OTHER_STAGE else (code >> 1) - 1
+        if not code & 1:
+            open_stages.append(stage)
+            continue
+        misuse += open_stages[-1] != stage or len(open_stages) == 1
+        left = -1
+        while left != stage and stage in open_stages[1:]:
+            left = open_stages.pop()
+            if left in sync:
+                passed_ns[sync.index(left)] = took_ns[other]
+    return took_ns, passed_ns, misuse
+
+
+def _times(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts, IntArray, IntArray, IntArray]:
+    cuts, astray_B = _followed(found, schema, n_steps)
+    misuse_B = np.zeros(n_steps, dtype=np.int64)
+    if not astray_B.any():
+        return cuts, *_durations(cuts, schema, n_steps), misuse_B
+    cuts, _ = _followed(found.of_steps(~astray_B), schema, n_steps)
+    took_ns_BS, passed_ns_BG = _durations(cuts, schema, n_steps)
+    for step in np.flatnonzero(astray_B).tolist():
+        alone_B = np.arange(n_steps) == step
+        took_ns, passed_ns, misuse_B[step] = _one_by_one(found.of_steps(alone_B), schema)
+        took_ns_BS[step], passed_ns_BG[step] = took_ns, _split(np.array([passed_ns], dtype=np.int64))[0]
+    return cuts, took_ns_BS, passed_ns_BG, misuse_B
+
+
+def _kinds(values: _Values) -> IntArray:
+    if not values.codes[layout.KIND : layout.KIND + 3].any():
+        return np.zeros((values.n_steps, 2), dtype=np.int64)
+    low, middle, high = (values.last(code).astype(np.uint64) for code in range(layout.KIND, layout.KIND + 3))
+    bits, byte = np.uint64(8 * layout.KIND_BYTES_A_WORD), np.uint64(8)
+    first, rest = low | middle << bits, middle >> byte | high << (bits - byte)
+    # Their bytes are the text's, in order, on any machine.
+    return np.asarray(np.stack([first, rest], axis=1).astype("<u8").view(np.int64))
+
+
+def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple[IntArray, IntArray]:
+    """The device times that stand between steps, as slots, and before the end of which steps."""
+    code_M = values.code_M
+    if not values.codes[layout.DEVICE_STEP]:
+        return np.zeros((0, slot_words(schema)), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    at_M = np.flatnonzero(((code_M >= layout.ON_STREAM) & (code_M < layout.BEGIN)) | (code_M >= layout.DEVICE_STEP))
+    code_C, value_C, where_C = code_M[at_M], values.value_M[at_M], values.of_M[at_M]
+    begins_C = code_C == layout.DEVICE_STEP
+    n_found = int(begins_C.sum())
+    slots_BW = np.zeros((n_found, slot_words(schema)), dtype=np.int64)
+    of_C = np.cumsum(begins_C) - 1
+    found_C = of_C >= 0
+    found = _Values(code_C[found_C], value_C[found_C], of_C[found_C], n_found, values.codes)
+    mark_C = (found.code_M < layout.BEGIN) | (found.code_M == layout.DEVICE_END)
+    of_C, stage_C, at_ns_C = found.of_M[mark_C], found.code_M[mark_C] - layout.ON_STREAM - 1, found.value_M[mark_C]
+    other = len(schema.stages) - 1
+    last_C = found.code_M[mark_C] == layout.DEVICE_END
+    of_other_C = last_C | (stage_C == layout.OTHER_STAGE - 1)
+    known_C = of_other_C | (stage_C >= 0)
+    stage_C = np.where(of_other_C | (stage_C > other), other, stage_C)
+    whole_B = np.bincount(of_C[last_C], minlength=n_found) == 1
+    whole_B &= np.bincount(of_C[~known_C], minlength=n_found) == 0
+    whole_B &= np.bincount(of_C, minlength=n_found) > 1
+    first_C = np.diff(of_C, prepend=-1) > 0
+    whole_B[of_C[~first_C & (np.diff(at_ns_C, prepend=0) < 0)]] = False
+    whole_B[of_C[last_C != (np.diff(of_C, append=n_found) > 0)]] = False
+    keep_C = whole_B[of_C]
+    of_C, stage_C, at_ns_C, last_C, first_C = (one[keep_C] for one in (of_C, stage_C, at_ns_C, last_C, first_C))
+    changed_C = ~first_C & (np.roll(stage_C, 1) != stage_C)
+    split = schema.stages.index(schema.split_sync) if schema.split_sync else -1
+    visit_C = np.cumsum((stage_C == split) & (changed_C | first_C))
+    cuts = _Cuts(of_C, at_ns_C, stage_C, visit_C, changed_C, last_C)
+    took_ns_BS, passed_ns_BG = _durations(cuts, schema, n_found)
+    where_B = where_C[begins_C]
+    slots_BW[:, SEQ] = value_C[begins_C]
+    slots_BW[:, STEP] = found.last(layout.DEVICE_NUMBER)
+    slots_BW[:, START] = found.last(layout.DEVICE_START) + begun_ns_B[where_B]
+    slots_BW[:, BETWEEN] = found.last(layout.DEVICE_BETWEEN)
+    slots_BW[:, FLAGS] = np.where(found.last(layout.DEVICE_FLAGS) > 0, CAPTURING, 0)
+    slots_BW[:, READY] = _ready(cuts, schema, *found.all_of(layout.DEVICE_READY), n_found)
+    slots_BW[:, DURATIONS:-1] = np.concatenate([took_ns_BS, passed_ns_BG], axis=1)
+    return slots_BW[whole_B], where_B[whole_B]

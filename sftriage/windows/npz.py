@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.model.counters import COUNTERS
+from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.model.windows import OTHER, StageSchema, Window
 from sftriage.trainer.layout import MAX_COUNT
-from sftriage.windows.counting import counted_of
 from sftriage.windows.decoding import BoolArray, FloatArray
+
+
+def counted_of(known: Mapping[str, FloatArray | None]) -> FloatArray | None:
+    """The counters of a window (N x R x C), of which some are known (N x R each); None where none is."""
+    there = {name: values_NR for name, values_NR in known.items() if values_NR is not None}
+    if not there:
+        return None
+    counted_NRC = np.full((*next(iter(there.values())).shape, len(COUNTERS)), np.nan)
+    for name, values_NR in there.items():
+        counted_NRC[:, :, PLACE[name]] = values_NR
+    return counted_NRC
+
 
 MAX_UNPACKED_BYTES = 512 << 20
 """What the arrays of a recording may take in memory; as windows they take several times that."""

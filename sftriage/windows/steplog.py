@@ -6,6 +6,12 @@ native order, of which the first grows from record to record, and the last is th
 The agent appends to them; the trainer never touches them, so that they may lie on a disk. A segment of steps that is
 beyond what is kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every
 rank, and enough in a row that windows can be judged over them.
+
+What the kernel counted of a rank is kept in a log named ``counters``. A reading is a record::
+
+    at_ns       when it was taken, on the host's monotonic clock
+    ...         the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
+    crc         CRC-32 of the bytes before it
 """
 
 from __future__ import annotations
@@ -23,9 +29,10 @@ import numpy as np
 
 from sftriage.base.files import open_regular
 from sftriage.errors import RingError
+from sftriage.model.counters import COUNTERS
 from sftriage.model.windows import StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, OpenFile, RingInfo
+from sftriage.trainer.layout import COUNTERS_MAGIC, HEADER_BYTES, MAX_COUNT, WORD_BYTES, OpenFile, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes
 from sftriage.windows.log_files import find_segments, thinned_kind
 
@@ -400,3 +407,34 @@ class StepLog(SegmentedLog):
             self._thinned.extend(sealed(left))
         for older in self._thinned.old():
             self._thinned.drop(older)
+
+
+COUNTERS_KIND = "counters"
+
+_READING = struct.Struct(f"={1 + len(COUNTERS)}q")
+READING_BYTES = _READING.size + WORD_BYTES
+
+
+class CountersLog(SegmentedLog):
+    """Appends readings to a rank's log of them, and goes on where an earlier agent stopped.
+
+    Args:
+        limits: how much of it is kept; by default all.
+
+    Raises:
+        RingError: the log cannot be written, or is that of another writer.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
+        super().__init__(directory, info, COUNTERS_KIND, COUNTERS_MAGIC, lambda _: READING_BYTES, 0, limits)
+
+    def add(self, reading: tuple[int, ...]) -> None:
+        """Append a reading; old ones go.
+
+        Raises:
+            RingError: the disk did not take it, and nothing of it is in the log.
+        """
+        words = _READING.pack(*reading)
+        self.extend(words + _WORD.pack(crc32(words)))
+        for path in self.old():
+            self.drop(path)

@@ -33,7 +33,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import FileToStore
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 from sftriage.windows.steplog import StepLog
 from tests.scenario import Fault, Job, every, from_step, of_rank
 from tests.unit.reduce.heavy import document, job_events, write

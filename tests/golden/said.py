@@ -27,7 +27,7 @@ from sftriage.traces.store import Upload
 from sftriage.traces.uploading import UploadProgress
 from sftriage.trainer.layout import RingInfo
 from sftriage.trainer.seams.patches import NAMES
-from sftriage.windows.counting import counted_of
+from sftriage.windows.npz import counted_of
 from sftriage.words.decisions import capturing_sentence
 from sftriage.words.verdicts import verdict_sentence
 from tests.unit.conftest import run_in

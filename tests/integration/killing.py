@@ -19,7 +19,7 @@ from sftriage.runs import requests
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import Ring, open_ring
+from sftriage.windows.rings import Ring
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.scenario import entries
 
@@ -58,7 +58,7 @@ class Job:
 
     def ring(self, rank: int) -> Ring:
         """The newest ring of a rank."""
-        return open_ring(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
+        return Ring(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
 
     def mailbox(self) -> MailboxClient:
         """The newest mailbox of the rank that is captured."""

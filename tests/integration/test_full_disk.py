@@ -12,7 +12,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
@@ -31,7 +31,7 @@ def windows(run: Path) -> list[int]:
 def steps_taken(rings: Path) -> int:
     """How many steps every rank has taken, at least."""
     with contextlib.ExitStack() as opened:
-        return min(opened.enter_context(open_ring(ring)).status().published for ring in find_rings(rings))
+        return min(opened.enter_context(Ring(ring)).status().published for ring in find_rings(rings))
 
 
 @pytest.mark.parametrize("how", ["full", "without names", pytest.param("not served", marks=needs.bindfs)])

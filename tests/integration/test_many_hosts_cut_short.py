@@ -11,7 +11,7 @@ from sftriage.model.captures import ENDED
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.journal import read_journal
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY, SLOW_DATA
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
@@ -84,7 +84,7 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     # WHEN the rank is killed in the middle of one, and the job ends because of that
     cut = in_the_middle(job, start, 400)
     (ring,) = (path for path in find_rings(job.host / "rings") if path.name.startswith(f"rank-{RANK}."))
-    with open_ring(ring) as its:
+    with Ring(ring) as its:
         pid = its.info.pid
     os.kill(pid, signal.SIGKILL)
     assert launcher.wait(DEADLINE_S) == 1

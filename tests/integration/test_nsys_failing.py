@@ -17,7 +17,7 @@ from sftriage.agent.nsys import NsysCapture, NsysPlace
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 FAKE_NSYS = """#!/bin/sh
 # Stands in for nsys where it has to fail: a file named for the subcommand takes the place of what it would do.
@@ -92,7 +92,7 @@ class Rank:
         """A trainer that is new, in the next attempt."""
         self.attempt += 1
         self.monitor = Monitor(("data", "backward"), rank=0, world_size=1, rings=self.rings, spool=self.spool)
-        self.reader = open_ring(self.rings / f"rank-0.{self.attempt}.ring")
+        self.reader = Ring(self.rings / f"rank-0.{self.attempt}.ring")
 
     def behaves(self, subcommand, script):
         """What nsys does for this subcommand, in place of what it would."""

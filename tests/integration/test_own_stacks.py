@@ -13,7 +13,7 @@ import pytest
 from sftriage.agent.stacks import StacksCapture
 from sftriage.model.captures import CaptureRequest
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.integration.processes import wait_until
 
 TRAINER = """
@@ -60,7 +60,7 @@ def trainer(tmp_path, monkeypatch):
 def captured(directory: Path, capture_id: str = "c-1", max_seconds: float = 20):
     """The capture of the one rank that records in this directory, and its result."""
     (ring,) = find_rings(directory)
-    with open_ring(ring) as opened:
+    with Ring(ring) as opened:
         request = CaptureRequest(capture_id, 0, "stacks", 1, 0, max_seconds=max_seconds, max_bytes=10**6)
         capture = StacksCapture(request, opened.info, directory, directory, lambda: None)
     return capture, wait_until(capture.poll, 60)

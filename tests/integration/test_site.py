@@ -14,7 +14,7 @@ import pytest
 from sftriage.runtime.carrying import carried, carry
 from sftriage.trainer import moments
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 
 def pythons():
@@ -65,7 +65,7 @@ def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, env
     said = output([sys.executable, "-S", "-c", start + TRAIN], environment)
     # THEN it was recorded, by what was carried
     assert Path(said.strip()) == tmp_path / "auto" / "sftriage" / "__init__.py"
-    with open_ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
+    with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
         assert [one.step for one in ring.read().steps.records()] == [2, 3, 4, 5]
         assert ring.info.writer == moments.FORM.name
 
@@ -102,7 +102,7 @@ print(moments.FORM.name, moments.WHY_NOT_C)
     # WHEN
     writer, _, why = output([python, "-I", "-S", "-c", script], environment).strip().partition(" ")
     # THEN it records, by the binary where there is one
-    with open_ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
+    with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
         assert (len(ring.read().steps), ring.info.writer) == (1, writer)
     assert writer == "C" or moments.FORM.name != "C" or "free-threaded" in why
 
@@ -213,7 +213,7 @@ def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, 
     assert "sftriage" not in told
     # AND every step that it has taken is there
     (path,) = find_rings(rings)
-    with open_ring(path) as ring:
+    with Ring(path) as ring:
         steps = [one.step for one in ring.read().steps.records()]
     assert steps == list(range(2, 2 + len(steps)))
     assert len(steps) >= 38

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.verdict.accounting import Settings
-from sftriage.windows.counting import counted_of
+from sftriage.windows.npz import counted_of
 from sftriage.words.verdicts import explain
 from tests.scenario import Fault, Job, at, every, from_step, gaussian, heavy_tailed, judged, verdicts
 

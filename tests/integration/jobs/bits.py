@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import sftriage
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.integration.jobs.ready import BACKEND
 
 STEPS, WIDTH = 12, 24
@@ -159,7 +159,7 @@ def compare(case: str, directory: Path) -> dict[str, object]:
         watched = train(case, monitor, watch=True)
     # As integers: a NaN, or a zero of the other sign, is a bit like any other.
     pairs = [(one.view(torch.int32), other.view(torch.int32)) for one, other in zip(plain, watched, strict=True)]
-    with open_ring(rings / f"rank-{dist.get_rank()}.0.ring") as ring:
+    with Ring(rings / f"rank-{dist.get_rank()}.0.ring") as ring:
         records = ring.read().steps.records()
     return {
         "case": case,

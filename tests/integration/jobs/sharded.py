@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sftriage
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 STEPS, WIDTH, SLOW = 16, 256, 1
 
@@ -81,7 +81,7 @@ def train(directory: Path, pause_s: float) -> dict[str, object]:
                     took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
                     last_ms.append((last_ns[-1] - began_ns) / 1e6)
             model.zero_grad()
-        with open_ring(directory / f"rank-{rank}.0.ring") as ring:
+        with Ring(directory / f"rank-{rank}.0.ring") as ring:
             ready_ns = [record.ready_ns for record in ring.read().steps.records()]
     return {
         "rank": rank,

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.agent.mailbox import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.scenario import new_records
 
 pytest.importorskip("torch")
@@ -53,7 +53,7 @@ class Job:
         self.until = until
         assert self.trainer.says() == "ready"
         self.client = MailboxClient(rings / "rank-2.0.mailbox")
-        self.reader = open_ring(rings / "rank-2.0.ring")
+        self.reader = Ring(rings / "rank-2.0.ring")
 
     def does(self, what: str) -> None:
         self.trainer.hears(what)

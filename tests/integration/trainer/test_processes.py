@@ -14,7 +14,7 @@ import pytest
 from sftriage.trainer import moments
 from sftriage.trainer.layout import find_rings
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from sftriage.windows.steplog import StepLog
 from tests import needs
 from tests.disks import small_disk
@@ -52,7 +52,7 @@ def test_what_a_killed_trainer_recorded_is_still_readable(train, rings, tmp_path
         rings,
     )
     assert trainer.says() == "in backward"
-    with open_ring(rings / "rank-0.0.ring") as reader:
+    with Ring(rings / "rank-0.0.ring") as reader:
         status = reader.status()
         assert (status.alive, status.stage, status.step, status.published) == (True, "backward", 100, 100)
         assert 0 <= status.stage_age_ns <= status.step_age_ns
@@ -80,7 +80,7 @@ def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slo
     # GIVEN a trainer that does nothing but steps, in a small ring or a large one, and a reader without a pause
     trainer = train(TRAIN_FOR_EVER, rings, slots)
     trainer.says()
-    with open_ring(rings / "rank-0.0.ring") as reader:
+    with Ring(rings / "rank-0.0.ring") as reader:
         read = missed = torn = 0
         expected = 0
 
@@ -181,7 +181,7 @@ def test_a_file_system_that_fills_while_a_rank_records_costs_it_nothing(train, t
         trainer.process.stdin.flush()
         # THEN it goes on, and what it records can be read
         assert trainer.says() == "True"
-        with open_ring(small.path / "rank-0.0.ring") as reader:
+        with Ring(small.path / "rank-0.0.ring") as reader:
             assert reader.status().published == 2000
             assert reader.read().steps.step_B[-1] == 1999
 
@@ -190,7 +190,7 @@ def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, ring
     # GIVEN a trainer, and a reader to which its process id says nothing
     trainer = train(TRAIN_FOR_EVER, rings, 64)
     trainer.says()
-    code = "import sys; from sftriage.windows.rings import open_ring; print(open_ring(sys.argv[1]).writer_alive)"
+    code = "import sys; from sftriage.windows.rings import Ring; print(Ring(sys.argv[1]).writer_alive)"
     elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, str(rings / "rank-0.0.ring")]
 
     def seen() -> str:
@@ -226,7 +226,7 @@ def test_each_process_of_a_job_without_torchrun_records_as_the_rank_that_it_is(t
     # THEN each has a ring of its own, of a job of two
     found = []
     for path in find_rings(rings):
-        with open_ring(path) as ring:
+        with Ring(path) as ring:
             found.append((ring.info.rank, ring.info.world_size, len(ring.read().steps)))
     assert found == [(0, 2, 1), (1, 2, 1)]
 
@@ -313,7 +313,7 @@ def test_a_child_changes_nothing_of_its_parents(train, until, rings, form, made)
     there = sorted(path.name for path in rings.iterdir())
     assert "rank-0.0.asks" in there
     asks, answer = rings / "rank-0.0.asks", rings / "rank-0.0.stacks"
-    with open_ring(rings / "rank-0.0.ring") as ring:
+    with Ring(rings / "rank-0.0.ring") as ring:
         for shape in ("exit", "_exit", "two epochs of workers", "process", "preexec", "train", "exit"):
             # WHEN it forks
             before = ring.status().published

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.model.windows import StepRecord
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
 from tests.integration.processes import DEADLINE_S, FORKED, ended
@@ -54,7 +54,7 @@ def check_moments(rings: Path, row: str, said: str) -> None:
         pytest.skip(said.strip())
     steps = []
     for rank in range(2):
-        with open_ring(rings / f"rank-{rank}.0.ring") as ring:
+        with Ring(rings / f"rank-{rank}.0.ring") as ring:
             batch = ring.read()
             assert (len(batch.steps), batch.torn, ring.misuse) == (STEPS, 0, 0)
             steps.append(batch.steps.records())

@@ -19,10 +19,9 @@ from sftriage.traces import disk as module
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.counting import CountersLog
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.steplog import StepLog
+from sftriage.windows.steplog import CountersLog, StepLog
 from tests.disks import small_disk
 from tests.scenario import kept_of, read_log
 

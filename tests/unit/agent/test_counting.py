@@ -32,9 +32,9 @@ from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
 from sftriage.model.windows import StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.trainer.layout import find_rings
-from sftriage.windows.counting import UNKNOWN
+from sftriage.windows.decoding import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.scenario import info_of, kept_of, run_at
 from tests.unit.agent.test_agent import train
 
@@ -132,7 +132,7 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
     for _ in range(5):
         agent.rows()
     assert [path.stat().st_size for path in sorted(places["steps"].glob("*.counters"))] == sizes
-    with open_ring(find_rings(places["rings"])[0]) as ring:
+    with Ring(find_rings(places["rings"])[0]) as ring:
         assert kept_of(places["steps"], ring.info).info == ring.info
 
 
@@ -168,7 +168,7 @@ def test_threads_that_are_not_to_be_seen_are_said_once(agent, monitor, monkeypat
 @counted
 def test_a_thread_is_known_by_when_its_process_started(monitor, places):
     monitor(0)
-    with open_ring(find_rings(places["rings"])[0]) as ring:
+    with Ring(find_rings(places["rings"])[0]) as ring:
         info = ring.info
     thread = RankCounters(info)
     assert thread.read()[1 + PLACE["run_s"]] > 0

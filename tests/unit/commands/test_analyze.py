@@ -20,8 +20,7 @@ from sftriage.runs.whatif import operations_of, whatif_of
 from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.judging import judge
 from sftriage.whatif.pipeline import COLUMNS
-from sftriage.windows.counting import counted_of
-from sftriage.windows.npz import load_npz
+from sftriage.windows.npz import counted_of, load_npz
 from sftriage.words.decisions import decision_values
 from tests.scenario import Fault, Recorder, decision, run_at, verdict
 from tests.scenario import Job as FourRanks

@@ -15,7 +15,7 @@ from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.verdict.stalls import StallSettings
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.unit.policy.making import make_policy
 

@@ -12,7 +12,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.model.events import CauseFound
 from sftriage.model.windows import RankStatus
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 from tests.scenario import request_of
 from tests.unit.controller.test_controller import window
 from tests.unit.policy.making import make_policy

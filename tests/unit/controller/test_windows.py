@@ -17,7 +17,7 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
-from sftriage.windows.shipped import RankLocation
+from sftriage.windows.rings import RankLocation
 from tests.unit.agent.test_agent import train
 from tests.unit.fleet.shipments import rows
 

@@ -7,7 +7,7 @@ from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
-from sftriage.windows.shipped import RankLocation, Rows, status_of
+from sftriage.windows.rings import RankLocation, Rows, status_of
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("backward",))
 

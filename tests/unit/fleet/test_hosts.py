@@ -10,7 +10,7 @@ from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
 from sftriage.model.windows import GpuFindings, StageSchema
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status
 
 

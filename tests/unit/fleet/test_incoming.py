@@ -17,7 +17,7 @@ from sftriage.fleet.wire import Block, Incarnation, decode_shipment, encode
 from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.windows.gather import Shape
-from sftriage.windows.shipped import RankLocation, Rows
+from sftriage.windows.rings import RankLocation, Rows
 from tests.unit.fleet.shipments import info, rows, shipment, steps
 
 HOLD_S = 12.0

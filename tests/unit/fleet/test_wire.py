@@ -47,7 +47,7 @@ from sftriage.windows.decoding import (
     slot_words,
     together,
 )
-from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.rings import RankLocation, ReadCounts, Rows
 from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status, steps
 
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)

@@ -23,9 +23,8 @@ from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage
 from sftriage.traces.disk import at_once
 from sftriage.verdict.judging import reproduced
-from sftriage.windows.counting import CountersLog
-from sftriage.windows.shipped import status_of
-from sftriage.windows.steplog import StepLog
+from sftriage.windows.rings import status_of
+from sftriage.windows.steplog import CountersLog, StepLog
 from tests.scenario import Fault, Job, every, info_of, steps_of
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window

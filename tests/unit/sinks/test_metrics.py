@@ -32,7 +32,7 @@ from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics, StepTally
 from sftriage.verdict.accounting import anchored, by_step
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 from sftriage.words.verdicts import RESOLVES
 
 from ..verdict.strategies import windows

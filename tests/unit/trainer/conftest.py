@@ -10,7 +10,7 @@ from sftriage.model.windows import StepRecord
 from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.windows import rings
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.unit.slotted import make_info
 
 __all__ = ["make_info"]
@@ -66,7 +66,7 @@ class Watched:
 
     def __init__(self, rings: Path, *stages: tuple[str, ...], slots: int = 64, **options: bool) -> None:
         self.monitor = Monitor(*stages, rings=rings, slots=slots, **options)
-        self.reader = open_ring(rings / "rank-0.0.ring")
+        self.reader = Ring(rings / "rank-0.0.ring")
         self._misused = 0
         self._steps: list[StepRecord] = []
         self._device: list[StepRecord] = []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sftriage.trainer import gradients, moments, monitor, recording
 from sftriage.trainer.monitor import DEVICE_ENV
 from sftriage.trainer.recording import CUDA_START_STEPS, IN_FLIGHT, MAX_MARKS
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests import needs
 from tests.unit.trainer.conftest import Account, Watched
 
@@ -520,7 +520,7 @@ def test_whatever_steps_do_both_forms_record_what_a_naive_account_of_the_queue_s
 
 
 def marked(rings):
-    with open_ring(rings / "rank-0.0.ring") as ring:
+    with Ring(rings / "rank-0.0.ring") as ring:
         ring.read()
         return ring.on_device
 

@@ -21,7 +21,7 @@ from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.recording import Recording
 from sftriage.trainer.session import ProfilerGuard, Session, TorchSession
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.scenario import new_records
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
@@ -84,7 +84,7 @@ class Rig:
         self.executor = CaptureExecutor(Mailbox(directory, info), info, self.spool, self.guard)
         self.recording = Recording(writer, self.executor)
         self.client = MailboxClient(directory / "rank-3.0.mailbox")
-        self.reader = open_ring(writer.path)
+        self.reader = Ring(writer.path)
         self.records: list[StepRecord] = []
 
     def step(self, count: int = 1, during: Callable[[], None] = lambda: None) -> None:

@@ -17,7 +17,7 @@ from sftriage.trainer import moments, monitor, recording
 from sftriage.trainer.layout import BLOCK_WORDS, LIVE_AT, WORK
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.recording import CUDA_START_STEPS
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 STAGES = ("data", "forward", "backward")
 OPERATIONS = st.one_of(
@@ -52,7 +52,7 @@ class Script:
         for operation, value in program:
             self.now_ns += 3
             getattr(self, f"_{operation}")(value)
-        with open_ring(Path(directory) / "rank-0.0.ring") as reader:
+        with Ring(Path(directory) / "rank-0.0.ring") as reader:
             status, batch = reader.status(), reader.read()
             where = status.stage, status.step
             self.found = batch.steps.slots_BW.tolist(), batch.missed, batch.torn, batch.misuse, where
@@ -151,7 +151,7 @@ def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path
     # GIVEN a handler that enters and leaves stages, or takes a step of its own, and comes just when a boundary has
     # asked in which thread it is, and before it has written its word
     monkeypatch.setattr(moments, "FORM", moments.PYTHON)
-    with PythonMonitor(STAGES, (), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with PythonMonitor(STAGES, (), rings=tmp_path) as monitor, Ring(tmp_path / "rank-0.0.ring") as reader:
         step, stage = monitor.step(), monitor.stage("forward")
         within = asked in ("enter", "leave", "end")
 

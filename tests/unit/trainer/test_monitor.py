@@ -16,7 +16,7 @@ from sftriage.errors import SchemaError, UsageError
 from sftriage.trainer import recording
 from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 SELECT_TAKES = 1024
 """Descriptors below this are what select() takes."""
@@ -42,7 +42,7 @@ def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
     with Monitor() as monitor:
         use(monitor)
         # THEN its ring and mailbox are there, and say so
-        with open_ring(tmp_path / "rank-5.2.ring") as ring, MailboxClient(tmp_path / "rank-5.2.mailbox") as mailbox:
+        with Ring(tmp_path / "rank-5.2.ring") as ring, MailboxClient(tmp_path / "rank-5.2.mailbox") as mailbox:
             info = ring.info
             assert (info.rank, info.world_size, info.local_rank, info.attempt) == (5, 8, 1, 2)
             assert (info.job, info.host, info.cohort, info.pid) == ("run-1", os.uname().nodename, "", os.getpid())
@@ -241,7 +241,7 @@ def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_
 def test_a_forked_child_records_nothing(tmp_path):
     # GIVEN a monitor in the middle of a step, and a child forked there, as a data loader's worker
     monitor = Monitor(rings=tmp_path)
-    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Ring(tmp_path / "rank-0.0.ring") as reader:
         with monitor.step():
             child = os.fork()
             if not child:

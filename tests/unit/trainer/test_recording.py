@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sftriage.trainer import layout
 from sftriage.trainer.layout import MAX_VALUE, kind_words
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.unit.trainer.conftest import Account
 
 STAGES = ("data", "forward", "backward", "optimizer")
@@ -259,7 +259,7 @@ def test_a_monitor_that_is_dropped_closes_its_ring(tmp_path):
     # GIVEN a script that lets go of its monitor, but keeps a stage of it
     monitor = Monitor(rings=tmp_path)
     stage = monitor.stage("data")
-    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Ring(tmp_path / "rank-0.0.ring") as reader:
         del monitor
         assert reader.status().closed
     with stage:

@@ -37,7 +37,7 @@ from sftriage.trainer.layout import (
     find_rings,
 )
 from sftriage.trainer.monitor import Monitor
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 from tests.rings import word
 from tests.scenario import new_records
 
@@ -61,7 +61,7 @@ def written(tmp_path, form):
 
 @pytest.fixture
 def reader(written, tmp_path):
-    with open_ring(tmp_path / "rank-0.0.ring") as made:
+    with Ring(tmp_path / "rank-0.0.ring") as made:
         yield made
 
 
@@ -71,7 +71,7 @@ def test_every_step_is_read_or_counted_as_missed(form, bursts):
     # GIVEN a ring of two blocks
     with tempfile.TemporaryDirectory() as directory, Monitor(("a",), (), rings=directory, slots=1) as monitor:
         seq = 0
-        with open_ring(Path(directory) / "rank-0.0.ring") as reader:
+        with Ring(Path(directory) / "rank-0.0.ring") as reader:
             # WHEN it is written in bursts, some longer than the ring, and read after each
             for burst in bursts:
                 train(monitor, burst, "a")
@@ -115,7 +115,7 @@ def test_damage_is_refused_or_costs_steps_and_ends_in_no_other_error(form, publi
         path.write_bytes(content[:size])
         # THEN reading it raises a RingError, or gives steps with times that can be
         try:
-            with open_ring(path) as reader:
+            with Ring(path) as reader:
                 reader.status()
                 batch = reader.read()
                 reader.status()
@@ -234,7 +234,7 @@ def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, for
     content[first : LOG_AT + 8 * (1 + 14)] = bytes(max(0, LOG_AT + 8 * 15 - first))
     (tmp_path / "rank-0.1.ring").write_bytes(content)
     # THEN the whole one is read, and the other one only once its end is there
-    with open_ring(tmp_path / "rank-0.1.ring") as reader:
+    with Ring(tmp_path / "rank-0.1.ring") as reader:
         assert [record.step for record in new_records(reader)] == ([0] if killed_after < 7 else [0, 1])
         expected = [None, None, "other", "a", "b", "a", "other", None, None][killed_after]
         assert reader.status().stage == expected
@@ -243,7 +243,7 @@ def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, for
 def test_a_reader_goes_on_where_an_earlier_one_stopped(written, tmp_path):
     _, steps = written
     steps(5)
-    with open_ring(tmp_path / "rank-0.0.ring", skip=3) as reader:
+    with Ring(tmp_path / "rank-0.0.ring", skip=3) as reader:
         batch = reader.read()
         assert (batch.steps.seq_B.tolist(), batch.missed) == ([4, 5], 0)
         assert (batch.steps.between_ns_B > 0).all()
@@ -316,7 +316,7 @@ def test_a_closed_ring_says_so_and_stays_readable(written, reader):
 
 def test_a_reader_in_the_trainers_own_process_leaves_it_its_lock(written, tmp_path):
     # GIVEN a ring that is read and closed in the process that writes it, which by POSIX would end its lock
-    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Ring(tmp_path / "rank-0.0.ring") as reader:
         assert reader.writer_alive
     # THEN another process still sees that the writer lives, until it does not
     assert seen_elsewhere(tmp_path / "rank-0.0.ring") == 1
@@ -326,7 +326,7 @@ def test_a_reader_in_the_trainers_own_process_leaves_it_its_lock(written, tmp_pa
 
 def seen_elsewhere(path: Path) -> int | None:
     """Whether another process sees that the writer of a ring lives."""
-    child = get_context("fork").Process(target=lambda: os._exit(open_ring(path).writer_alive))
+    child = get_context("fork").Process(target=lambda: os._exit(Ring(path).writer_alive))
     child.start()
     child.join(60)
     return child.exitcode
@@ -337,11 +337,11 @@ def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(layout.fcntl, "lockf", refused)
-    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Monitor(rings=tmp_path) as monitor, Ring(tmp_path / "rank-0.0.ring") as reader:
         assert (monitor.info.locked, reader.writer_alive) == (False, True)
     # AND a pid that is used again is not the writer
     ring = RingFile(tmp_path, make_info(pid_start_ticks=1), 4)
-    with open_ring(ring.path) as reader:
+    with Ring(ring.path) as reader:
         assert not reader.writer_alive
     ring.close()
 
@@ -390,7 +390,7 @@ def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):
 
 def test_stages_and_the_cohort_may_come_later(tmp_path, form):
     # GIVEN a monitor that knows no stages yet
-    with Monitor((), (), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Monitor((), (), rings=tmp_path) as monitor, Ring(tmp_path / "rank-0.0.ring") as reader:
         with monitor.step():
             monitor.declare("forward")
             with monitor.stage("forward"):
@@ -421,7 +421,7 @@ def test_stages_and_the_cohort_may_come_later(tmp_path, form):
     ],
 )
 def test_stages_that_cannot_be_declared_or_are_too_many_are_misuse(tmp_path, form, stages, misuse, known, caplog):
-    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+    with Monitor(rings=tmp_path) as monitor, Ring(tmp_path / "rank-0.0.ring") as reader:
         for stage in stages:
             monitor.declare(stage)
         reader.status()

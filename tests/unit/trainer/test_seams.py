@@ -23,7 +23,7 @@ from sftriage.trainer.moments import FORM, WHY_NOT_C
 from sftriage.trainer.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
 from sftriage.trainer.seams import hooks, patches
 from sftriage.trainer.seams.patches import NAMES, SEAMS_ENV, Seams, switched_off
-from sftriage.windows.rings import open_ring
+from sftriage.windows.rings import Ring
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 c_form = pytest.mark.skipif(FORM.seam is None, reason=WHY_NOT_C)
@@ -73,7 +73,7 @@ def put_in():
 
 
 def recorded(rings, attempt=0, stages=STAGES):
-    with open_ring(rings / f"rank-0.{attempt}.ring") as ring:
+    with Ring(rings / f"rank-0.{attempt}.ring") as ring:
         assert ring.info.schema.stages == stages
         return ring.read().steps.records()
 
@@ -354,7 +354,7 @@ def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings,
     attempt = 1 if made else 0
     if attempt:
         assert [one.step for one in recorded(rings)] == list(range(2, made + 1))
-    with open_ring(rings / f"rank-0.{attempt}.ring") as ring:
+    with Ring(rings / f"rank-0.{attempt}.ring") as ring:
         assert ring.info.schema.stages == ("work", "other")
         assert len(ring.read().steps) == 10 - made
     assert len(list(rings.glob("*.ring"))) == attempt + 1
@@ -590,7 +590,7 @@ def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
     put_in()
     train()
     # THEN it is recorded beside those that are seen, also one that the seams do not have
-    with open_ring(rings / "rank-0.0.ring") as ring:
+    with Ring(rings / "rank-0.0.ring") as ring:
         records = ring.read().steps.records()
         assert ring.info.schema.stages == ("data", "forward", "backward", "optimizer", "augment", "other")
     assert [one.step for one in records] == [2, 3, 4, 5]

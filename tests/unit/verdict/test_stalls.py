@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sftriage.model.windows import RankStatus, StageSchema, Window
 from sftriage.verdict import stalls
 from sftriage.verdict.stalls import Pace, StallSettings, StepPause, Watch
-from sftriage.windows.shipped import status_of
+from sftriage.windows.rings import status_of
 
 S = 1_000_000_000
 NOW = 100_000 * S

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sftriage.model.counters import COUNTERS
 from sftriage.verdict.accounting import Settings
 from sftriage.verdict.units import system_counts, with_system
-from sftriage.windows.counting import counted_of
+from sftriage.windows.npz import counted_of
 from tests.scenario import Fault, Job, always, at, classify, every, from_step, judged
 
 FOUR = Job(n_ranks=4)

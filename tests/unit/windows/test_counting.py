@@ -11,9 +11,9 @@ from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.trainer.layout import HEADER_BYTES
-from sftriage.windows import counting
-from sftriage.windows.counting import MAX_APART_NS, CountersLog, laid_over, spread
-from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.decoding import UNKNOWN, StepArrays, together
+from sftriage.windows.logs import MAX_APART_NS, KeptReadings, laid_over, none_taken, of_ranks_laid_over, spread
+from sftriage.windows.steplog import CountersLog
 from tests.scenario import batch, info_of, kept_of
 
 MS = 1_000_000
@@ -27,7 +27,7 @@ ROWS = tuple((1000 + 250 * n, 10 * n + 1, 100 * n, n) for n in range(40))
 
 def readings(*rows: tuple[float, float, float, int]) -> np.ndarray:
     """Readings by when they were taken, how long the thread had run and been queued (ms), and its preemptions."""
-    rest = [counting.UNKNOWN] * (len(COUNTERS) - 3)
+    rest = [UNKNOWN] * (len(COUNTERS) - 3)
     values = [(at * MS, run * MS, queued * MS, times, *rest) for at, run, queued, times in rows]
     return np.array(values, dtype=np.int64).reshape(-1, 1 + len(COUNTERS))
 
@@ -124,8 +124,8 @@ def test_the_steps_of_several_ranks_have_the_same_at_once():
     found = [readings(*((at + n, run, n * queued, n) for at, run, queued, n in ROWS[m:15])) for m in (0, 7, 13, 14)]
     steps = batch(*(replace(step(n, 1000 + 40 * n, 35, between_ms=5), rank=n % 4) for n in range(90)), schema=SCHEMA)
     # WHEN all of their steps are laid over at once
-    padded_RTK = np.stack([np.concatenate([counting.none_taken(15 - len(one)), one]) for one in found])
-    together_B2 = waits(counting.of_ranks_laid_over(padded_RTK, steps.rank_B, steps))
+    padded_RTK = np.stack([np.concatenate([none_taken(15 - len(one)), one]) for one in found])
+    together_B2 = waits(of_ranks_laid_over(padded_RTK, steps.rank_B, steps))
     # THEN each rank's have what they would have by themselves
     for rank, one in enumerate(found):
         alone_B2 = waits(laid_over(one, steps[steps.rank_B == rank]))
@@ -195,7 +195,7 @@ def test_the_readings_of_another_process_are_nobodys(tmp_path):
         CountersLog(tmp_path, other)
     assert kept_of(tmp_path, other) is None
     # AND a file that goes away is an error that says so
-    kept = counting.KeptReadings([path])
+    kept = KeptReadings([path])
     path.unlink()
     with pytest.raises(RingError):
         kept.laid_over(batch(step(0, 1100, 60), schema=SCHEMA))

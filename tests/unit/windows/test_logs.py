@@ -16,11 +16,10 @@ from sftriage.errors import RingError
 from sftriage.model.counters import COUNTERS, PLACE
 from sftriage.trainer.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
 from sftriage.windows import steplog
-from sftriage.windows.counting import UNKNOWN, CountersLog
-from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, StepArrays, slot_bytes, together
+from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, UNKNOWN, StepArrays, slot_bytes, together
 from sftriage.windows.log_files import find_logs, find_segments, segment_name
 from sftriage.windows.logs import LogReader, StepLogs, windows
-from sftriage.windows.steplog import KeptSteps, StepLog
+from sftriage.windows.steplog import CountersLog, KeptSteps, StepLog
 from tests.scenario import info_of, kept_of, slots
 from tests.scenario import steps_of as recorded
 

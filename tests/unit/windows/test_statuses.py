@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema
-from sftriage.windows.shipped import joined_statuses, status_of
+from sftriage.windows.rings import joined_statuses, status_of
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 AGES = st.integers(0, 2**40)
