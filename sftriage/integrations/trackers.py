@@ -83,11 +83,8 @@ class WeightsAndBiases(Tracker):
         self._last: int | None = None
         self._open: dict[str, Any] = {}
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        self._add(step, values)
-
     def text(self, step: int, name: str, text: str) -> None:
-        self._add(step, {name: text})
+        self.numbers(step, {name: text})
 
     def settle(self) -> None:
         # One row goes with the one that the script logs next.
@@ -102,7 +99,7 @@ class WeightsAndBiases(Tracker):
         while self._waiting:
             self._run.log(self._waiting.popleft())
 
-    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+    def numbers(self, step: int, values: Mapping[str, Any]) -> None:
         for name in values.keys() - self._defined:
             self._run.define_metric(name, step_metric=self.STEP)
             self._defined.add(name)

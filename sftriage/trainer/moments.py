@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -27,6 +27,7 @@ from sftriage.errors import without_our_frames
 from sftriage.trainer import layout
 from sftriage.trainer.layout import BLOCK_WORDS, CODE_AT, WORD_BYTES
 
+_LIVE, _LOG = layout.LIVE_AT // WORD_BYTES, layout.LOG_AT // WORD_BYTES
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
 
 _CLOSED = (AttributeError, ValueError)
@@ -60,9 +61,7 @@ class Log:
         # Every page now: no step pays for one that it is the first to touch.
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         self._map = mmap.mmap(descriptor, layout.LOG_AT + log_words * WORD_BYTES, flags)
-        self._all = memoryview(self._map).cast("Q")
-        self._live = self._all[layout.LIVE_AT // WORD_BYTES : layout.ADDITIONS_AT // WORD_BYTES]
-        self._words = self._all[layout.LOG_AT // WORD_BYTES :]
+        self._words = memoryview(self._map).cast("Q")
         # Of all words ever written: the next one, and the end of its block.
         self._next, self._opened, self._log_words = 0, 0, log_words
         self._recording, self.clock, self._base_ns = recording, clock or monotonic_ns, base_ns
@@ -72,29 +71,25 @@ class Log:
         self.listener: Callable[[int], object] | None = None
 
     def __enter__(self) -> None:
-        try:
+        with suppress(*_CLOSED):
             if self.owner or self.doorbell != self.seen:
                 self._recording.begin(None)
             else:
                 self.begin()
-        except _CLOSED:
-            return
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
+        with suppress(*_CLOSED):
             if self._map.closed:
                 return
             if self.ends_slowly or get_ident() != self.owner:
                 self._recording.end(kind is not None)
             else:
                 self.end(layout.END if kind is None else layout.LEFT)
-        except _CLOSED:
-            return
 
     @property
     def doorbell(self) -> int:
         """The ring's doorbell, which changes when the mailbox has something new."""
-        return self._live[layout.DOORBELL]
+        return self._words[_LIVE + layout.DOORBELL]
 
     def begin(self, number: int | None = None, /) -> int:
         """Begin a step of the calling thread; returns when, in nanoseconds since the log began."""
@@ -121,37 +116,34 @@ class Log:
     def put(self, code: int, value: int, /) -> None:
         # This calls nothing: a signal's handler writes its words before this one or after it.
         if self._next == self._opened:
-            first = self._opened % self._log_words
+            first = _LOG + self._opened % self._log_words
             self._opened += BLOCK_WORDS
             # Claimed first, overwritten then.
-            self._live[layout.CLAIMED] = self._opened
+            self._words[_LIVE + layout.CLAIMED] = self._opened
             self._words[first + 1 : first + BLOCK_WORDS] = _ZEROS
             self._words[first] = (layout.BLOCK << CODE_AT) + self.published
-            self._live[layout.OPENED] = self._opened
+            self._words[_LIVE + layout.OPENED] = self._opened
             self._next += 1
-        self._words[self._next % self._log_words] = (code << CODE_AT) + value
+        self._words[_LOG + self._next % self._log_words] = (code << CODE_AT) + value
         self._next += 1
 
     def boundary(self, code: int) -> None:
         """A stage is entered or left."""
-        try:
+        with suppress(*_CLOSED):
             if get_ident() == self.owner:
                 self.note(code)
                 if self.listener is not None:
                     self.listener(code)
             elif not self._map.closed:
                 self._recording.stray(code)
-        except _CLOSED:
-            return
 
     def set_live(self, word: int, value: int, /) -> None:
-        self._live[word] = value
+        self._words[_LIVE + word] = value
 
     def close(self) -> None:
         """Unmap the file; what was written stays. A second call does nothing."""
         self.owner, self.listener, self._recording = 0, None, None
-        for view in (self._live, self._words, self._all):
-            view.release()
+        self._words.release()
         self._map.close()
 
 
