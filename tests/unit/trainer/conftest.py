@@ -27,6 +27,16 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    import torch  # (most of these tests need none)
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 class Clock:
     """Nanoseconds that pass only when a test says so."""
 

@@ -92,19 +92,6 @@ def train(job, device, **launched):
                 device.passes(10)
 
 
-def test_times_are_published_steps_later_and_never_before_they_are_there(job, device):
-    # GIVEN steps of which the GPU has done nothing yet
-    for _ in range(3):
-        train(job, device, forward=1_000_000)
-    assert job.device() == []
-    # WHEN it has done the first one
-    device.passes(1_000_100)
-    train(job, device)
-    train(job, device)
-    # THEN that one is published, and no other
-    assert [step.step for step in job.device()] == [0]
-
-
 class Parameter:
     """What a model's parameter is to whoever watches it."""
 

@@ -86,14 +86,6 @@ def train(watched, clock, *models, steps: int = 1, stage: str = "backward", wait
 
 
 @pytest.fixture
-def group():
-    """A process group of this process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
 def watched(clock, watch):
     return watch()
 

@@ -22,21 +22,6 @@ def spend(clock, monitor, name: str, ns: int) -> None:
         clock.passes(ns)
 
 
-def test_a_step_is_its_stages_and_the_rest_is_other(watch, clock):
-    watched = watch()
-    with watched.monitor.step():
-        clock.passes(1)
-        for ns, name in zip((10, 20, 30, 40), STAGES, strict=True):
-            spend(clock, watched.monitor, name, ns)
-            clock.passes(2)
-    # THEN each stage has its time and `other` what was outside them
-    record = watched.step()
-    assert record.durations_ns == (10, 20, 30, 40, 9)
-    assert (record.step, record.complete, record.capturing, record.between_ns) == (0, True, False, 0)
-    # AND 1 + 2 + 2 of the outside time was before the end of backward, the sync stage
-    assert record.outside_ns == (5,)
-
-
 def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock):
     watched = watch()
 

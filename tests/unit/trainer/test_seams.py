@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sftriage
 from sftriage.trainer import monitor
 from sftriage.trainer.moments import FORM, WHY_NOT_C
-from sftriage.trainer.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
+from sftriage.trainer.monitor import RINGS_ENV, AutomaticMonitor, Monitor
 from sftriage.trainer.seams import hooks, patches
 from sftriage.trainer.seams.patches import NAMES, SEAMS_ENV, Seams, switched_off
 from sftriage.windows.rings import Ring
@@ -39,22 +39,10 @@ def _what_is_there_already_is_no_model_of_the_tests():
 
 @pytest.fixture(autouse=True)
 def rings(tmp_path, monkeypatch):
-    """Where this process records, as one that no launcher has started."""
-    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    for name in (SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(RINGS_ENV, str(tmp_path))
     monkeypatch.setattr(monitor, "_by_hand", False)
     monkeypatch.setattr(monitor, "_automatic", None)
     return tmp_path
-
-
-@pytest.fixture
-def group():
-    """A process group of this process alone."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
