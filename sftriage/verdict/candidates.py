@@ -11,17 +11,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.model.verdicts import Pattern, Scope, Suspect
-from sftriage.model.windows import StageSchema
 from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, Settings, medians
-from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Alone, Known, Recurrence, own_work
+from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Recurrence, own_work
 from sftriage.verdict.units import Unit, UnitName
-from sftriage.verdict.whatif import Profile, Roles, Typical
+from sftriage.verdict.whatif import Typical
+
+if TYPE_CHECKING:
+    from sftriage.verdict.evidence import WindowEvidence
 
 SETTLED_STEPS = 128
 """Steps of a fault after which more of them no longer change its onset."""
@@ -372,37 +373,7 @@ OnsetKey: TypeAlias = "tuple[UnitName, str | None, int | None]"
 """A unit, a stage of it or none, and the period of its fault or none."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WindowContext:
-    """What all candidates of a window are measured against.
-
-    Attributes:
-        exposed_N: the exposed time of each step, in seconds.
-        present_s: a candidate is present in a step if its gain there is at least this.
-        track: the units' time over their peers in the last steps.
-        events: of each unit that the evidence of the run has named, the steps of the clear events that did.
-        recurrences: those of units whose fault is recurring.
-        onsets: what was estimated before.
-        known_alone: what ranks have done alone by their own notes, and ``noted_NR`` these notes.
-        alone: of each rank that is named by its notes, which they are.
-    """
-
-    schema: StageSchema
-    used_N: BoolArray
-    exposed_N: FloatArray
-    first_step: int
-    present_s: float
-    track: Track
-    events: Mapping[UnitName, Sequence[int]]
-    recurrences: Mapping[UnitName, Recurrence]
-    onsets: Mapping[OnsetKey, Onset]
-    known_alone: Known
-    noted_NR: NDArray[Any] | None
-    alone: Mapping[int, tuple[str, Alone, float]]
-    settings: Settings
-
-
-def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
+def candidates_of(unit: Unit, evidence: WindowEvidence) -> list[Candidate]:
     """A unit's candidates: each stage with a gain, and the unit as a whole where no stage dominates.
 
     Whether one dominates is judged by the local time over all steps that it fills. Gains would mislead: they end at the
@@ -410,88 +381,92 @@ def candidates_of(unit: Unit, context: WindowContext) -> list[Candidate]:
     to lead.
     """
     found = []
-    course = _course(unit, None, context)
+    course = _course(unit, None, evidence)
     steady = None if course is None or course.pattern == "recurring" else course
-    over_NS = unit.over_NS[context.used_N if steady is None else steady.filled_N]
-    tells = one_stage_dominates(over_NS.mean(axis=0), context.settings)
+    over_NS = unit.over_NS[evidence.used_N if steady is None else steady.filled_N]
+    tells = one_stage_dominates(over_NS.mean(axis=0), evidence.settings)
     if steady is not None:
         # A few large hiccups in other stages change the mean, but not a typical step.
         typical_S, typical_s = medians(over_NS, axis=0), float(medians(over_NS.sum(axis=1)))
-        enough_s = context.settings.most_fraction * max(context.present_s, typical_s)
-        tells |= one_stage_dominates(typical_S, context.settings) and float(typical_S.max()) >= enough_s
-    for s, stage in enumerate((*context.schema.stages, None)):
-        gain_N = unit.gain_NS[:, s] * context.used_N
-        led_N = (gain_N >= context.present_s) & (gain_N > 0.0)
+        enough_s = evidence.settings.most_fraction * max(evidence.present_s, typical_s)
+        tells |= one_stage_dominates(typical_S, evidence.settings) and float(typical_S.max()) >= enough_s
+    for s, stage in enumerate((*evidence.window.schema.stages, None)):
+        gain_N = unit.gain_NS[:, s] * evidence.used_N
+        led_N = (gain_N >= evidence.present_s) & (gain_N > 0.0)
         if led_N.any() and (stage is not None or unit.starved or not tells):
-            own = course if stage is None else _course(unit, stage, context) or course
-            found.append(_candidate(unit, stage, gain_N, led_N, own, context))
+            own = course if stage is None else _course(unit, stage, evidence) or course
+            found.append(_candidate(unit, stage, gain_N, led_N, own, evidence))
     return found
 
 
-def _dominant_stage(unit: Unit, course: Course, context: WindowContext) -> str | None:
+def _dominant_stage(unit: Unit, course: Course, evidence: WindowEvidence) -> str | None:
     """The stage that dominates what a recurring fault adds to the unit's other steps; None if none does."""
-    between_N = context.used_N & ~course.filled_N
+    between_N = evidence.used_N & ~course.filled_N
     if not between_N.any():
         return None
     added_S = unit.over_NS[course.filled_N].mean(axis=0) - medians(unit.over_NS[between_N], axis=0)
-    return context.schema.stages[int(added_S.argmax())] if one_stage_dominates(added_S, context.settings) else None
+    return (
+        evidence.window.schema.stages[int(added_S.argmax())]
+        if one_stage_dominates(added_S, evidence.settings)
+        else None
+    )
 
 
-def _course(unit: Unit, stage: str | None, context: WindowContext) -> Course | None:
+def _course(unit: Unit, stage: str | None, evidence: WindowEvidence) -> Course | None:
     """The course of a unit in a stage, or in all: None if the evidence of the run has not named it, or it is not there.
 
     The onset is the change point in the unit's own time over its peers. Of what comes back, only its own steps count.
     """
-    marked = _marked_course(unit, context)
+    marked = _marked_course(unit, evidence)
     if marked is not None:
         return marked
-    recurrence, events = context.recurrences.get(unit.name), context.events.get(unit.name)
-    s = None if stage is None else context.schema.stages.index(stage)
-    step_T, over_T = context.track.of(unit.name, s)
+    recurrence, events = evidence.after.recurrences.get(unit.name), evidence.named_events.get(unit.name)
+    s = None if stage is None else evidence.window.schema.stages.index(stage)
+    step_T, over_T = evidence.after.track.of(unit.name, s)
     over_N = unit.over_NS.sum(axis=1) if s is None else unit.over_NS[:, s]
-    used_N, settings = context.used_N, context.settings
+    used_N, settings = evidence.used_N, evidence.settings
     if recurrence is not None:
         own_T = step_T % recurrence.period == recurrence.phase
-        known = context.onsets.get((unit.name, stage, recurrence.period))
+        known = evidence.after.onsets.get((unit.name, stage, recurrence.period))
         times = step_T[own_T & (step_T >= recurrence.onset)].tolist()
         onset = onset_of(step_T[own_T], over_T[own_T], times, known, settings, over_T[~own_T])
         if onset is not None:
             there_N = used_N & (over_N >= onset.there_s)
-            back = recurring_course(recurrence, there_N, context.first_step, onset, used_N)
-            between_N = used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= context.present_s)
+            back = recurring_course(recurrence, there_N, evidence.window.first_step, onset, used_N)
+            between_N = used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= evidence.present_s)
             if 2 * between_N.sum() <= (used_N & ~back.filled_N).sum():
                 return back if back.filled_N.any() else None
     if events is None:
         return None
-    onset = onset_of(step_T, over_T, events, context.onsets.get((unit.name, stage, None)), settings)
+    onset = onset_of(step_T, over_T, events, evidence.after.onsets.get((unit.name, stage, None)), settings)
     if onset is None:
         return None
     gain_N = unit.gain_NS[:, -1 if s is None else s]
-    present_N = used_N & (gain_N >= context.present_s) & (gain_N > 0.0)
-    course = course_of(present_N, used_N & (over_N >= onset.there_s), context.first_step, onset, settings)
+    present_N = used_N & (gain_N >= evidence.present_s) & (gain_N > 0.0)
+    course = course_of(present_N, used_N & (over_N >= onset.there_s), evidence.window.first_step, onset, settings)
     if course is None or not (course.filled_N & used_N).any():
         return None
     return replace(course, filled_N=course.filled_N & used_N, lasts_N=course.lasts_N & used_N)
 
 
-def _marked_course(unit: Unit, context: WindowContext) -> Course | None:
+def _marked_course(unit: Unit, evidence: WindowEvidence) -> Course | None:
     """The course of a rank that is named by its own notes: the steps that it marked; None of any other."""
-    if not isinstance(unit.name, int) or unit.name not in context.alone or context.noted_NR is None:
+    if not isinstance(unit.name, int) or unit.name not in evidence.alone or evidence.window.noted_NR is None:
         return None
-    kind, alone, _ = context.alone[unit.name]
-    filled_N = context.used_N & (context.noted_NR[:, unit.name] == kind)
+    kind, alone, _ = evidence.alone[unit.name]
+    filled_N = evidence.used_N & (evidence.window.noted_NR[:, unit.name] == kind)
     onset = Onset(*(alone.first_step,) * 3)
     own_steps = frozenset(step for step, _ in alone.recent)
     return Course("recurring", filled_N, filled_N, onset, alone.period_steps, own_steps) if filled_N.any() else None
 
 
 def _candidate(
-    unit: Unit, stage: str | None, gain_N: FloatArray, led_N: BoolArray, course: Course | None, context: WindowContext
+    unit: Unit, stage: str | None, gain_N: FloatArray, led_N: BoolArray, course: Course | None, evidence: WindowEvidence
 ) -> Candidate:
-    filled_N = context.used_N if course is None else course.filled_N
-    gain_s, exposed_s = float(gain_N[filled_N].mean()), float(context.exposed_N[filled_N].mean())
+    filled_N = evidence.used_N if course is None else course.filled_N
+    gain_s, exposed_s = float(gain_N[filled_N].mean()), float(evidence.exposed_N[filled_N].mean())
     # (what comes after a step's last sync is that step's, and held up the next one)
-    added_s = _added_s(unit, stage, gain_s, exposed_s, course, context)
+    added_s = _added_s(unit, stage, gain_s, exposed_s, course, evidence)
     suspect = Suspect(
         scope=unit.scope,
         ranks=unit.ranks,
@@ -500,7 +475,7 @@ def _candidate(
         stage=stage,
         gain_s=gain_s,
         share=min(1.0, added_s / exposed_s) if exposed_s > 0.0 else 0.0,
-        persistence=float(led_N[context.used_N].mean()),
+        persistence=float(led_N[evidence.used_N].mean()),
         pattern="one-off",
     )
     lasting_share, dominant = suspect.share, None
@@ -512,30 +487,32 @@ def _candidate(
             period_steps=course.period,
             onset_step=onset.step,
             onset_range=(onset.earliest, onset.latest),
-            alone=None if rank is None else own_work(context.known_alone, rank, course.filled_N, context.noted_NR),
+            alone=None
+            if rank is None
+            else own_work(evidence.after.alone, rank, course.filled_N, evidence.window.noted_NR),
         )
         if course.pattern != "recurring" and onset.has_gaps:
-            lasting_share = float(gain_N[course.lasts_N].sum() / context.exposed_N[course.lasts_N].sum())
+            lasting_share = float(gain_N[course.lasts_N].sum() / evidence.exposed_N[course.lasts_N].sum())
         elif course.pattern == "recurring" and stage is None:
-            dominant = _dominant_stage(unit, course, context)
+            dominant = _dominant_stage(unit, course, evidence)
     total_s = float(gain_N.sum())
     return Candidate(suspect, gain_N, unit.lateness_N, total_s, course, lasting_share, exposed_s, dominant)
 
 
 def _added_s(
-    unit: Unit, stage: str | None, gain_s: float, exposed_s: float, course: Course | None, context: WindowContext
+    unit: Unit, stage: str | None, gain_s: float, exposed_s: float, course: Course | None, evidence: WindowEvidence
 ) -> float:
     """What a suspect adds to a step that it fills, in seconds: its gain.
 
     The jitter of others hides part of the gain. So if the unit is steadily over its peers, this is its time over them,
     up to what is just worth a capture.
     """
-    worth_s = context.settings.min_gain_fraction * exposed_s
-    hidden = context.settings.smaller_part_fraction * worth_s <= gain_s < worth_s
+    worth_s = evidence.settings.min_gain_fraction * exposed_s
+    hidden = evidence.settings.smaller_part_fraction * worth_s <= gain_s < worth_s
     if course is None or course.pattern != "chronic" or not hidden:
         return gain_s
     over_NS = unit.over_NS[course.filled_N]
-    over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, context.schema.stages.index(stage)]
+    over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, evidence.window.schema.stages.index(stage)]
     return max(gain_s, min(float(medians(over_N)), worth_s))
 
 
@@ -545,29 +522,27 @@ def one_stage_dominates(over_S: FloatArray, settings: Settings) -> bool:
     return bool(over_S.max() >= settings.larger_part_fraction * over_S.sum())
 
 
-def group_candidates(
-    seen: Profile, normal: Typical, roles: Roles, context: WindowContext, exposed_s: float
-) -> list[Candidate]:
+def group_candidates(normal: Typical, evidence: WindowEvidence) -> list[Candidate]:
     """Candidates of scope cohort and all: local stages that are slower than the baseline on (nearly) all their ranks.
 
     Levels are medians over the window's steps; ``persistence`` is the fraction of steps whose own level is nearer to
-    the window's than to the baseline's. ``seen`` is the profile of the steps that can be compared with ``normal``, a
-    typical healthy step of the job in the same regime.
+    the window's than to the baseline's. ``normal`` is a typical healthy step of the job in the same regime.
     """
+    seen, roles, exposed_s = evidence.like, evidence.roles, evidence.exposed_s
     level_CS = seen.typical.level_CS
     # A median of few steps may exceed their mean, and no more can be saved than was spent.
     mean_rise_CS = np.clip(seen.common_NCS - normal.common_CS, 0.0, None).mean(axis=0)
     rise_CS = np.minimum(np.clip(seen.typical.common_CS - normal.common_CS, 0.0, None), mean_rise_CS)
-    slow_C = rise_CS.sum(axis=1) >= context.settings.min_group_fraction * exposed_s / 2
+    slow_C = rise_CS.sum(axis=1) >= evidence.settings.min_group_fraction * exposed_s / 2
     found: list[Candidate] = []
 
     def add(scope: Scope, c: int, ranks: RankArray, rise_S: FloatArray) -> None:
         common_NS, usual_S = seen.common_NCS[:, c], normal.common_CS[c]
         parts: list[tuple[str | None, float, FloatArray, float]] = [
-            (context.schema.stages[s], float(rise_S[s]), common_NS[:, s], float(usual_S[s]))
+            (evidence.window.schema.stages[s], float(rise_S[s]), common_NS[:, s], float(usual_S[s]))
             for s in np.flatnonzero(rise_S)
         ]
-        if parts and not one_stage_dominates(rise_S, context.settings):
+        if parts and not one_stage_dominates(rise_S, evidence.settings):
             parts.append((None, float(rise_S.sum()), common_NS.sum(axis=1), float(usual_S.sum())))
         for stage, gain_s, common_N, usual_s in parts:
             slow_N = common_N > (medians(common_N) + usual_s) / 2
@@ -579,10 +554,10 @@ def group_candidates(
                 gain_s / exposed_s,
                 float(slow_N.mean()),
                 cohort=roles.names[c] or None if scope == "cohort" else None,
-                onset_step=context.first_step + int(slow_N.argmax()),
+                onset_step=evidence.window.first_step + int(slow_N.argmax()),
             )
-            course = Course("chronic", slow_N, slow_N, Onset(*(context.first_step,) * 3))
-            gain_N, total_s = np.full(len(context.used_N), gain_s), gain_s * len(slow_N)
+            course = Course("chronic", slow_N, slow_N, Onset(*(evidence.window.first_step,) * 3))
+            gain_N, total_s = np.full(len(evidence.used_N), gain_s), gain_s * len(slow_N)
             found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), total_s, course, suspect.share, exposed_s))
 
     if slow_C.all():

@@ -37,7 +37,6 @@ from sftriage.verdict.candidates import (
     Onset,
     OnsetKey,
     Track,
-    WindowContext,
     candidates_of,
     group_candidates,
 )
@@ -275,6 +274,7 @@ class WindowEvidence:
 
     Attributes:
         exposed_s: what a step takes: the median exposed time of those that count. Thresholds are fractions of it.
+        present_s: a candidate is present in a step if its gain there is at least this.
         used_N: the steps that count: complete, and of the kind that most of them are.
         seen: the profile of these steps.
         like: the profile of those in the most frequent regime.
@@ -283,6 +283,7 @@ class WindowEvidence:
         candidates: possible suspects, the largest gain first.
         gain_R: what mending the last rank of each step would have saved, in all steps, by rank.
         single_s: the largest gain of a rank or a host, in one stage or as a whole, as a mean over the steps that count.
+        named_events: of each named unit, the steps of the clear events that named it.
         alone: of each rank that is named by its own notes, what it marked, and the log odds.
         counts: for each named unit, by its ranks, what the kernel counted; None if that is not known.
         measures: all steps, for the test of the job against its own best.
@@ -319,6 +320,7 @@ class WindowEvidence:
         exposed_U = self.exposed_N[used_N]
         self.usual_s = float(medians(exposed_U - gain_GN.sum(axis=0)[used_N])) or float(exposed_U.mean())
         self.exposed_s = float(medians(exposed_U)) or accounting.exposed_s / accounting.n_steps
+        self.present_s = settings.min_event_fraction * self.exposed_s
         regime_N = regimes_of(window)
         self.regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
         self.like_N = used_N & np.asarray([one == self.regime for one in regime_N])
@@ -333,27 +335,31 @@ class WindowEvidence:
         window, past, settings = self.window, self.before, self.settings
         ranks, hosts, units = self._tests()
         first_step = window.first_step if past.first_step is None else past.first_step
-        context = self._context(units, ranks, hosts, first_step)
-        candidates = _single(units, context)
-        named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
+        known_alone, tests = self._known_alone(), (ranks, hosts)
+        self.alone = named_alone(known_alone, ranks, ranks.next_step - first_step, self.usual_s, settings)
+        self.named_events = {
+            name: test.events_of(name, settings) for test in tests for name in test.units if test.named(name)
+        }
         self.after = replace(
             past,
             ranks=ranks,
             hosts=hosts,
-            track=context.track,
-            onsets=_onsets(candidates, context),
-            recurrences=context.recurrences,
-            alone=context.known_alone,
+            track=self._track(units),
+            recurrences=self._recurrences(units, ranks, hosts),
+            alone=known_alone,
             first_step=first_step,
             own=self._own_times(ranks),
             replayed=remembered(window, self.roles, self.replays) if self.valid_N.all() else None,
             exchanged=True,
         )
+        candidates = self._single(units)
+        self.after = replace(self.after, onsets=self._onsets(candidates))
+        named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
         if self.normal is not None:
             # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
             kept = past.named is not None and not is_single(past.named)
             least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
-            alike = group_candidates(self.like, self.normal, self.roles, context, self.exposed_s)
+            alike = group_candidates(self.normal, self)
             candidates += [one for one in alike if one.suspect.share >= least]
         # Recurring ones stay in any case: what recurs in few steps gains little over all of them.
         least_s = LISTED_FRACTION * self.exposed_s * float(self.used_N.sum())
@@ -361,7 +367,6 @@ class WindowEvidence:
         # (of equals the whole before a stage)
         self.candidates = sorted(candidates, key=lambda one: (-one.total_s, one.suspect.stage is not None))
         self.single_s = max((float(unit.gain_NS[self.used_N].mean(axis=0).max()) for unit in units), default=0.0)
-        self.alone = context.alone
         self.counts = {ranks: counts_of(suspect, window) for ranks, suspect in named.items()}
 
     def tests_of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
@@ -507,25 +512,6 @@ class WindowEvidence:
             for one in units
         ]
 
-    def _context(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence, first_step: int) -> WindowContext:
-        """The context of the candidates among these units."""
-        window, settings, known_alone, tests = self.window, self.settings, self._known_alone(), (ranks, hosts)
-        return WindowContext(
-            schema=window.schema,
-            used_N=self.used_N,
-            exposed_N=self.exposed_N,
-            first_step=window.first_step,
-            present_s=settings.min_event_fraction * self.exposed_s,
-            track=self._track(units),
-            events={name: test.events_of(name, settings) for test in tests for name in test.units if test.named(name)},
-            recurrences=self._recurrences(units, ranks, hosts),
-            onsets=self.before.onsets,
-            known_alone=known_alone,
-            noted_NR=window.noted_NR,
-            alone=named_alone(known_alone, ranks, ranks.next_step - first_step, self.usual_s, settings),
-            settings=settings,
-        )
-
     def _recurrences(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence) -> dict[UnitName, Recurrence]:
         """The recurrence of each unit that has one; its onset is the one that was found first."""
         found = {}
@@ -560,31 +546,29 @@ class WindowEvidence:
             return self.before.own
         return self.before.own.after(self.regime, self.whole.of(like_N), int(self.step_N[like_N][-1]))
 
+    def _onsets(self, candidates: Sequence[Candidate]) -> dict[OnsetKey, Onset]:
+        """The onsets of what is named now, and of units that are named still but are not in the window."""
+        still = self.named_events.keys() | self.after.recurrences.keys()
+        found = {key: onset for key, onset in self.before.onsets.items() if key[0] in still}
+        for one in filter(is_named, candidates):
+            assert one.course is not None
+            name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
+            assert name is not None
+            if one.course.own_steps is None:
+                found[name, one.suspect.stage, one.course.period] = one.course.onset
+        return found
 
-def _onsets(candidates: Sequence[Candidate], context: WindowContext) -> dict[OnsetKey, Onset]:
-    """The onsets of what is named now, and of units that are named still but are not in the window."""
-    still = context.events.keys() | context.recurrences.keys()
-    found = {key: onset for key, onset in context.onsets.items() if key[0] in still}
-    for one in filter(is_named, candidates):
-        assert one.course is not None
-        name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
-        assert name is not None
-        if one.course.own_steps is None:
-            found[name, one.suspect.stage, one.course.period] = one.course.onset
-    return found
-
-
-def _single(units: list[Unit], context: WindowContext) -> list[Candidate]:
-    """Candidates of scope rank and host: a host instead of its ranks where these are slow alike."""
-    found: list[Candidate] = []
-    # ranks come first
-    for unit in units:
-        here = candidates_of(unit, context)
-        if unit.scope == "host":
-            mine = [one for one in found if one.suspect.rank in unit.ranks]
-            best_s = max((one.total_s for one in here), default=0.0)
-            if max((one.total_s for one in mine), default=0.0) >= context.settings.larger_part_fraction * best_s:
-                continue
-            found = [one for one in found if one.suspect.rank not in unit.ranks]
-        found += here
-    return found
+    def _single(self, units: list[Unit]) -> list[Candidate]:
+        """Candidates of scope rank and host: a host instead of its ranks where these are slow alike."""
+        found: list[Candidate] = []
+        # ranks come first
+        for unit in units:
+            here = candidates_of(unit, self)
+            if unit.scope == "host":
+                mine = [one for one in found if one.suspect.rank in unit.ranks]
+                best_s = max((one.total_s for one in here), default=0.0)
+                if max((one.total_s for one in mine), default=0.0) >= self.settings.larger_part_fraction * best_s:
+                    continue
+                found = [one for one in found if one.suspect.rank not in unit.ranks]
+            found += here
+        return found
