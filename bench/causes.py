@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bench.runner import HERE, say
-from sftriage.model.counters import SystemCode
 from sftriage.model.events import CauseFound, WindowJudged
+from sftriage.model.windows import SystemCode
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore

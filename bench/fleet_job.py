@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.model.counters import COUNTERS
-from sftriage.model.windows import JobStatus, RankStatus, StageSchema
+from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
 from sftriage.windows.rings import status_of

@@ -25,9 +25,8 @@ from bench.rivals import RULES, Columns, Rule, Said, columns_of
 from bench.rows import STRIDE_STEPS, WINDOW_STEPS
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import replay
-from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import Window
+from sftriage.model.windows import MOST_FRACTION, Window
 from sftriage.policy.loading import PolicySet, find, load
 from sftriage.verdict.accounting import Settings
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.model.counters import COUNTERS
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import OTHER, StageSchema, Window
+from sftriage.model.windows import COUNTERS, OTHER, StageSchema, Window
 from sftriage.verdict.accounting import Settings, anchored
 from sftriage.verdict.judging import judge
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays

@@ -1,4 +1,4 @@
-"""Reads from outside what the kernel counts of the ranks (`sftriage.model.counters`). Nothing runs in the trainers.
+"""Reads from outside what the kernel counts of the ranks (`sftriage.model.windows`). Nothing runs in the trainers.
 
 The training thread is taken to be the main one of the process that writes the ring, which is nearly always so. Where it
 is not, it shows by a main thread that does not run while steps are taken, and nothing is said of it. What cannot be
@@ -18,7 +18,7 @@ import numpy as np
 
 from sftriage.base.process import start_ticks
 from sftriage.errors import RingError
-from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import MAX_COUNT, RingInfo
 from sftriage.windows.decoding import UNKNOWN, IntArray, StepArrays

@@ -33,8 +33,7 @@ from sftriage.mitigate.switching import (
     numbers_of,
 )
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
-from sftriage.model.counters import COUNTERS
-from sftriage.model.windows import GpuFindings, JobStatus, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
 from sftriage.windows.rings import N_VALUES, RankLocation, ReadCounts, Rows, bounds

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.model.counters import MOST_FRACTION, SystemCode
+from sftriage.model.windows import MOST_FRACTION, SystemCode
 
 Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
 NAMING: frozenset[Label] = frozenset({"suspect", "stalled"})

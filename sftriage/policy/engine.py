@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sftriage.model.captures import CaptureRequest, Decision, Outcome, Parameter
-from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import MOST_FRACTION
 from sftriage.policy import limits
 from sftriage.policy.limits import Parameters, Why, by_system, gain_in_numbers, missed, named
 from sftriage.policy.loading import PolicySet

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from sftriage.model.counters import MAJOR_FAULTS, Account, accounting, runs_for_faults
+from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import Frame, StackSamples
 from sftriage.reduce.spots import WORKS, Spot, code_of, how, in_workers, place, spots
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import Window
+from sftriage.model.windows import MOST_FRACTION, Window
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.following import DISTURBED
 from sftriage.runs.journal import read_journal

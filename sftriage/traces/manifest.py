@@ -199,7 +199,7 @@ class Findings(DocumentModel):
     Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
     ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
     other ``steps`` of the suspect itself: ``beside`` says which. ``counted`` is what the kernel counted for the
-    suspect's process over its peers', a step (see `model.counters`), of what is known; and as ``gpu_s`` what a lower
+    suspect's process over its peers', a step (see `model.windows`), of what is known; and as ``gpu_s`` what a lower
     clock of its GPU cost.
     """
 

@@ -18,9 +18,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sftriage.model.counters import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, accounting
 from sftriage.model.verdicts import Scope, Suspect, Verdict
-from sftriage.model.windows import Window
+from sftriage.model.windows import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, Window, accounting
 from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,

@@ -35,8 +35,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.counters import COUNTERS
-from sftriage.model.windows import StageSchema, StepRecord
+from sftriage.model.windows import COUNTERS, StageSchema, StepRecord
 from sftriage.trainer import layout
 from sftriage.trainer.layout import MAX_COUNT, WORD_BYTES, RingInfo, bounded_text
 
@@ -100,7 +99,7 @@ class StepArrays:
     Attributes:
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
-        counted_BC: what the kernel counted of each (see `sftriage.model.counters`), NaN where that is not known (see
+        counted_BC: what the kernel counted of each (see `sftriage.model.windows`), NaN where that is not known (see
             `windows.logs`); None where nothing was read.
     """
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.counters import COUNTERS
 from sftriage.model.events import Span
-from sftriage.model.windows import StageSchema, Window
+from sftriage.model.windows import COUNTERS, StageSchema, Window
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays, kind_of, together
 

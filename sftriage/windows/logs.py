@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.errors import RingError
-from sftriage.model.counters import COUNTERS, OF_THREAD, UNITS
-from sftriage.model.windows import Window
+from sftriage.model.windows import COUNTERS, OF_THREAD, UNITS, Window
 from sftriage.trainer.layout import COUNTERS_MAGIC, HEADER_BYTES, MAX_COUNT, WORD_BYTES, OpenFile, RingInfo
 from sftriage.windows.decoding import (
     BoolArray,

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from sftriage.errors import InputError, SchemaError
-from sftriage.model.counters import COUNTERS, PLACE
-from sftriage.model.windows import OTHER, StageSchema, Window
+from sftriage.model.windows import COUNTERS, OTHER, PLACE, StageSchema, Window
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import BoolArray, FloatArray
 

@@ -29,8 +29,7 @@ import numpy as np
 
 from sftriage.base.files import open_regular
 from sftriage.errors import RingError
-from sftriage.model.counters import COUNTERS
-from sftriage.model.windows import StageSchema
+from sftriage.model.windows import COUNTERS, StageSchema
 from sftriage.trainer import layout
 from sftriage.trainer.layout import COUNTERS_MAGIC, HEADER_BYTES, MAX_COUNT, WORD_BYTES, OpenFile, RingInfo
 from sftriage.windows.decoding import START, BoolArray, IntArray, StepArrays, checked, sealed, slot_bytes

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sftriage.model.captures import Decision, Outcome
-from sftriage.model.counters import MOST_FRACTION
 from sftriage.model.verdicts import Verdict
+from sftriage.model.windows import MOST_FRACTION
 
 WITHIN_S = 60.0
 MOST_TIMES, MOST = 2, 6

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.model.counters import MOST_FRACTION, SystemCode
 from sftriage.model.verdicts import OwnWork, Regression, Suspect, Verdict
+from sftriage.model.windows import MOST_FRACTION, SystemCode
 from sftriage.words.amounts import counted, every, milliseconds, some_ranks, span
 
 REASONS: Mapping[str, str] = {

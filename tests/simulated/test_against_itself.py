@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.words.verdicts import verdict_sentence

@@ -28,8 +28,7 @@ from sftriage.agent.counting import (
     transfers,
 )
 from sftriage.base.process import start_ticks
-from sftriage.model.counters import COUNTERS, OF_THREAD, PLACE
-from sftriage.model.windows import StageSchema
+from sftriage.model.windows import COUNTERS, OF_THREAD, PLACE, StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.decoding import UNKNOWN

@@ -31,8 +31,7 @@ from sftriage.fleet.wire import (
 )
 from sftriage.mitigate.switching import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.model.counters import COUNTERS
-from sftriage.model.windows import GpuFindings, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, StageSchema
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import (
     DURATIONS,

@@ -3,8 +3,8 @@
 from typing import Any
 
 from sftriage.model.captures import CaptureResult, Decision
-from sftriage.model.counters import SystemCode
 from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
+from sftriage.model.windows import SystemCode
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.schema import Limits, TriagePolicy

@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.model.counters import SystemCode
+from sftriage.model.windows import SystemCode
 from sftriage.policy.engine import decide
 from sftriage.policy.requests import trigger
 from sftriage.policy.state import GRACE_S, Running, State, finished

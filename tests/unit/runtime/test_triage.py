@@ -8,9 +8,8 @@ import pytest
 
 from sftriage.agent import agent
 from sftriage.model.captures import ManualRequest, Trigger
-from sftriage.model.counters import COUNTERS
 from sftriage.model.events import CostMeasured, RingGivenUp
-from sftriage.model.windows import JobStatus, RankStatus, StageSchema
+from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
 from sftriage.policy.loading import find, load
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
 from sftriage.runs.glance import glance_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.model.counters import COUNTERS
+from sftriage.model.windows import COUNTERS
 from sftriage.verdict.accounting import Settings
 from sftriage.verdict.units import system_counts, with_system
 from sftriage.windows.npz import counted_of

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.model.counters import COUNTERS, PLACE
-from sftriage.model.windows import StageSchema, StepRecord
+from sftriage.model.windows import COUNTERS, PLACE, StageSchema, StepRecord
 from sftriage.trainer.layout import HEADER_BYTES
 from sftriage.windows.decoding import UNKNOWN, StepArrays, together
 from sftriage.windows.logs import MAX_APART_NS, KeptReadings, laid_over, none_taken, of_ranks_laid_over, spread

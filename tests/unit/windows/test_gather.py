@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.model.counters import COUNTERS, PLACE
-from sftriage.model.windows import StageSchema, StepRecord, Window
+from sftriage.model.windows import COUNTERS, PLACE, StageSchema, StepRecord, Window
 from sftriage.windows import gather as module
 from sftriage.windows.gather import DEVICE_LAG_STEPS, MAX_GAP_STEPS, Gatherer, Shape, Span, StepTimes
 from tests.scenario import batch

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.model.counters import COUNTERS, PLACE
+from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.trainer.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
 from sftriage.windows import steplog
 from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, UNKNOWN, StepArrays, slot_bytes, together
