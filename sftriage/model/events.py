@@ -170,7 +170,7 @@ class JournalCompacted(_Event, tag="compacted", frozen=True):
 
     What that had from ``kept_from`` on follows whole, after ``older_bytes`` of what came before. ``dropped`` windows,
     the last of which ended at ``dropped_step``, are not in it. ``losses`` are what suspects had cost by ``kept_from``,
-    as values of `sftriage.policy.losses.Losses`.
+    as values of `sftriage.policy.state.Losses`.
     """
 
     inode: int

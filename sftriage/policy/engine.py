@@ -25,11 +25,23 @@ from sftriage.model.windows import MOST_FRACTION
 from sftriage.policy import limits
 from sftriage.policy.limits import Parameters, Why, by_system, gain_in_numbers, missed, named
 from sftriage.policy.loading import PolicySet
-from sftriage.policy.losses import Losses, Target, key_of_ranks, suspect_key
 from sftriage.policy.quantities import CONTENTION, Lasting
 from sftriage.policy.requests import Means, choose, options_of
 from sftriage.policy.schema import Capture, Rule
-from sftriage.policy.state import Lasted, Reproduction, State, Streak, key_of, opened, remembered, started
+from sftriage.policy.state import (
+    Lasted,
+    Losses,
+    Reproduction,
+    State,
+    Streak,
+    Target,
+    key_of,
+    key_of_ranks,
+    opened,
+    remembered,
+    started,
+    suspect_key,
+)
 
 _MAX_ID_LENGTH = 100
 

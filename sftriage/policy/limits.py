@@ -11,9 +11,8 @@ from sftriage.model.captures import Parameter, ReasonCode
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.policy.contradictions import PROFILERS
 from sftriage.policy.loading import PolicySet
-from sftriage.policy.losses import Target
 from sftriage.policy.schema import Limits, Rule
-from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, key_of
+from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, Target, key_of
 
 Parameters: TypeAlias = Mapping[str, Parameter]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sftriage.model import captures, events
 from sftriage.model.verdicts import Clock, Label, Pattern, Regression, Verdict
-from sftriage.policy.losses import Losses, same_trouble, suspect_key
+from sftriage.policy.state import Losses, same_trouble, suspect_key
 from sftriage.runs.journal import Appended
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.news import News, news_of
@@ -103,7 +103,7 @@ class WindowRow(_DecisionRow):
     ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
     vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
     suspects have cost. ``parameters`` are those that ``reason`` is
-    said with. ``trouble`` is the key of who is named (`policy.losses`), by which windows are compared, and not by
+    said with. ``trouble`` is the key of who is named (`policy.state`), by which windows are compared, and not by
     words. ``regression`` is there while the job is slower than its own best, and once when that ends. ``news`` says
     when the window is worth a line.
     """

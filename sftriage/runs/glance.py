@@ -19,7 +19,7 @@ from sftriage.mitigate import advice as remedies
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
 from sftriage.model.windows import plain
-from sftriage.policy.losses import Losses
+from sftriage.policy.state import Losses
 from sftriage.runs.following import DISTURBED, CaptureStatus, Note, RequestRow, WindowRow, statuses
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest

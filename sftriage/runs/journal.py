@@ -20,7 +20,7 @@ import msgspec
 from sftriage.base.files import write_atomically
 from sftriage.errors import InputError
 from sftriage.model.events import Event, EvidenceGathered, JournalCompacted, WindowJudged, decode, encode
-from sftriage.policy.losses import Losses
+from sftriage.policy.state import Losses
 from sftriage.traces.disk import Counted, Do, at_once
 
 _TAIL_BYTES = 1 << 16

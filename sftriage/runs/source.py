@@ -15,7 +15,7 @@ from pathlib import Path
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured
-from sftriage.policy.losses import Losses
+from sftriage.policy.state import Losses
 from sftriage.runs import liveness
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs

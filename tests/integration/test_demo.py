@@ -6,7 +6,7 @@ import msgspec
 
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.policy.losses import losses_of
+from sftriage.policy.state import losses_of
 from sftriage.runs.journal import read_journal
 from tests.integration.linked import check_linked
 from tests.integration.runs import captures

@@ -14,7 +14,7 @@ from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
 from sftriage.model.captures import CaptureResult
 from sftriage.policy.loading import find, parse, shipped
-from sftriage.policy.losses import Losses, SuspectLoss
+from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo

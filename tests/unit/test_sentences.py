@@ -49,7 +49,7 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
-from sftriage.policy.losses import losses_of
+from sftriage.policy.state import losses_of
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.following import Other, note_kind
 from sftriage.runs.glance import advice_lines, losses_words

@@ -31,8 +31,8 @@ from sftriage.kube.statuses import (
 from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.model.events import CostMeasured, RemedyChanged
 from sftriage.policy.loading import PolicyError, find, parse, shipped
-from sftriage.policy.losses import Losses, SuspectLoss
 from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.following import row_of
 from sftriage.runs.liveness import RankCoverage

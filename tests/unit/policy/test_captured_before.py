@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import EVIDENCE_S
-from sftriage.policy.losses import key_of_ranks, suspect_key
 from sftriage.policy.requests import trigger
 from sftriage.policy.state import (
     DAY_S,
@@ -20,8 +19,10 @@ from sftriage.policy.state import (
     State,
     charged,
     finished,
+    key_of_ranks,
     left_open,
     remembered,
+    suspect_key,
 )
 from sftriage.words.decisions import reason_sentence, resolution
 

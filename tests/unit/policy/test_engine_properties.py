@@ -14,8 +14,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import WORSE_TIMES
 from sftriage.policy.loading import PolicySet
-from sftriage.policy.losses import key_of_ranks
-from sftriage.policy.state import GRACE_S, State, charged, finished
+from sftriage.policy.state import GRACE_S, State, charged, finished, key_of_ranks
 from sftriage.words.decisions import reason_sentence
 
 from .making import make_policy, make_verdict

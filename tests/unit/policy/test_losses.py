@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Lost
 from sftriage.policy.engine import decide
-from sftriage.policy.losses import MOST_SUSPECTS, OTHERS, Losses, losses_of
+from sftriage.policy.state import MOST_SUSPECTS, OTHERS, Losses, losses_of
 
 from .making import BEGUN, NOW, make_policy, make_verdict
 
