@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -26,10 +26,16 @@ from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
 from sftriage.model.verdicts import Clock, Verdict
 from sftriage.model.windows import JobStatus, Window
+from sftriage.policy.captures import (
+    budget_s,
+    decide_follow_up,
+    decide_manual_request,
+    labelled,
+    trigger,
+    trigger_of_request,
+)
 from sftriage.policy.engine import decide
-from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy, PolicySet
-from sftriage.policy.requests import decide_follow_up, decide_manual_request, labelled, trigger, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.verdict.accounting import FloatArray, Settings, medians
@@ -201,13 +207,9 @@ class Controller:
 
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a capture that a person asks for, and put it on record."""
-        ranks: dict[str, Any] = {"ranks": (), "step": 0}
-        if job is not None:
-            still = still_ranks(job, self._watch.pace.typical_s)
-            step = max(0, int(job.step_R.max(initial=0)))
-            ranks = {"ranks": tuple(job.rank_R.tolist()), "step": step, "attempt": job.attempt, "still": still}
+        still = () if job is None else still_ranks(job, self._watch.pace.typical_s)
         decision, self._state = decide_manual_request(
-            ask, self.policies, self._state, now_s, **ranks, clock=self._clock, nsys=self._nsys
+            ask, self.policies, self._state, now_s, job, still, clock=self._clock, nsys=self._nsys
         )
         if decision.requests:
             self._remember()
@@ -266,8 +268,7 @@ class Controller:
         decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._nsys, losses=self.losses)
         if self._state != known:
             self._remember()
-        rule, given = decision.rule or "", decision.parameters
-        triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank, given) for one in decision.requests}
+        triggers = {one.capture_id: trigger(verdict, self.policies, decision, one.rank) for one in decision.requests}
         judged = events.WindowJudged(verdict, self._known(decision, triggers), triggers)
         self.record(judged)
         return judged

@@ -22,11 +22,26 @@ from typing import Any
 from sftriage.model.captures import CaptureRequest, Decision, Outcome, Parameter
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import MOST_FRACTION
-from sftriage.policy import limits
-from sftriage.policy.limits import Parameters, Why, by_system, gain_in_numbers, missed, named
+from sftriage.policy.captures import (
+    Means,
+    Parameters,
+    Why,
+    already_captured,
+    by_system,
+    choose,
+    limits_in_numbers,
+    missed,
+    named,
+    options_of,
+    place_kept,
+    places_left,
+    ranks_limit,
+    run_limit,
+    suspect_limit,
+    to_follow_up,
+)
 from sftriage.policy.loading import PolicySet
 from sftriage.policy.quantities import CONTENTION, Lasting
-from sftriage.policy.requests import Means, choose, options_of
 from sftriage.policy.schema import Capture, Rule
 from sftriage.policy.state import (
     Lasted,
@@ -133,18 +148,60 @@ class _Case:
     nsys: bool = False
     cost_hours: float = 0.0
 
-    def notified(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
+    def notified(self, matching: Sequence[Rule], suspect: str) -> _Case:
+        state = self.state
         due = {
             key_of(rule.name, suspect): rule.name
             for rule in matching
             if rule.notify
-            and _has_lasted(rule, self.policies.lasting, state)
+            and self.has_lasted(rule)
             and self.now_s >= state.notified_s.get(key_of(rule.name, suspect), -math.inf) + rule.cooldown_s
         }
         if due:
             notified_s = remembered(state.notified_s, dict.fromkeys(due, self.now_s), lambda at_s: at_s)
             state = replace(state, notified_s=notified_s)
         return replace(self, state=state, due=(*self.due, *due.values()))
+
+    def continued(self, suspect: Suspect, key: str, matching: Sequence[Rule]) -> State:
+        """The state with one more window for each rule that waits for the suspect to last, and for contention."""
+        verdict, before, wanted = self.verdict, self.state.streak, self.policies.lasting
+        same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, key)
+        known = before.lasted if before is not None and same else {}
+        waiting = [rule.name for rule in matching if rule.name in wanted]
+        is_contended = (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
+        if is_contended or CONTENTION in known:
+            waiting.append(CONTENTION)
+        lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
+        streak = Streak(verdict.attempt, key, lasted) if waiting else None
+        return self.state if streak == before else replace(self.state, streak=streak)
+
+    def lasted(self, name: str) -> Lasted | None:
+        return None if self.state.streak is None else self.state.streak.lasted.get(name)
+
+    def has_lasted(self, rule: Rule) -> bool:
+        lasted, wanted = self.lasted(rule.name), self.policies.lasting.get(rule.name)
+        return wanted is None or (lasted is not None and _is_long(lasted, wanted))
+
+    def progress(self, rule: Rule) -> dict[str, float]:
+        """How long a rule has matched, and for how long it has to, in the unit of its ``for``."""
+        lasted, whole = self.lasted(rule.name) or Lasted(0, 0.0, 0), self.policies.lasting[rule.name]
+        if whole.steps:
+            return {"lasted_steps": lasted.steps, "for_steps": whole.steps}
+        return {"lasted_s": lasted.seconds, "for_s": whole.seconds}
+
+    def passing(self, suspect: Suspect) -> Why | None:
+        """Why contention for CPUs may have made a suspect late; None if it did not, or has for long enough.
+
+        Contention passes after some seconds, however many steps these are: a process ends, or is moved to another
+        core. A suspect that was named with it may be late for a while after it: it counts from the first window that
+        found it on, as long as windows name the suspect. It does not come back at regular steps.
+        """
+        lasted, for_s = self.lasted(CONTENTION), self.policies.lasting[CONTENTION].seconds
+        if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
+            return None
+        share = suspect.contended_fraction or 0.0
+        now = {"contended_share": share} if share >= MOST_FRACTION else {}
+        return Why("contended", {**named(suspect), **now, "lasted_s": lasted.seconds, "for_s": for_s})
 
     def without_suspect(self) -> Decision:
         verdict = self.verdict
@@ -166,14 +223,14 @@ class _Case:
     def of_suspect(self, suspect: Suspect) -> tuple[Decision, State]:
         about, nearest = self.policies.about(self.verdict.label, suspect)
         share, gain_s = suspect.share, suspect.gain_s
-        reached = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
+        reached = [rule for rule in about if rule.reached(share, gain_s)]
         matching = [rule for rule in reached if self.cost_hours >= rule.min_cost_hours]
         target = Target(suspect_key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
-        state = _continued(self.state, self.verdict, suspect, target.suspect, matching, self.policies.lasting)
-        passing = _passing(suspect, self.policies.lasting, state)
+        case = replace(self, state=self.continued(suspect, target.suspect, matching))
+        passing = case.passing(suspect)
         # Notifications of what is captured are due when it is.
         notifying = [rule for rule in matching if rule.capture is None or passing is None]
-        case = self.notified(notifying, state, target.suspect)
+        case = case.notified(notifying, target.suspect)
         if suspect.pattern == "one-off":
             # A trace of the steps after it would show healthy ones.
             return case.decision("hold", Why("one_off")), case.state
@@ -199,7 +256,7 @@ class _Case:
         stalled = {rule.name: ranks for rule in on_stalls if (ranks := _stalled_ranks(rule, verdict)) is not None}
         matching = [rule for rule in on_stalls if rule.name in stalled]
         # A stall is the whole job's, whichever ranks are missing by now: it is notified once.
-        case = self.notified(matching, self.state, STALL)
+        case = self.notified(matching, STALL)
         # Without suspects there is no rank to capture.
         able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
         found: dict[str, Parameter] = {"reasons": verdict.reasons}
@@ -222,8 +279,7 @@ class _Case:
         found: Parameters,
         observed: Parameters = NOTHING,
     ) -> tuple[Decision, State]:
-        wanted = self.policies.lasting
-        ready = [rule for rule in matching if _has_lasted(rule, wanted, self.state)]
+        ready = [rule for rule in matching if self.has_lasted(rule)]
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
             return self._captured(capturing, targets, found)
@@ -232,7 +288,7 @@ class _Case:
             why = Why("observe_only", {"rule": ready[0].name, **observed})
             return self.decision("ignore", why, rule=ready[0]), self.state
         first = waiting or matching[0]
-        so_far: Parameters = {"rule": first.name, **_progress(first, wanted, self.state)}
+        so_far: Parameters = {"rule": first.name, **self.progress(first)}
         outcome: Outcome = "ignore" if waiting is None else "hold"
         return self.decision(outcome, Why("pending", so_far), rule=first), self.state
 
@@ -240,13 +296,13 @@ class _Case:
         self, capturing: Sequence[Rule], targets: Mapping[str, tuple[tuple[int, ...], Target]], found: Parameters
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
-        refusal = limits.of_the_run(self.policies, self.state, self.now_s)
+        refusal = run_limit(self.policies, self.state, self.now_s)
         if refusal is not None:
             # Where its trace is there already, no other limit is worth raising.
             known = (
-                limits.already_captured(rule, targets[rule.name][1], self.state, self.now_s)
+                already_captured(rule, targets[rule.name][1], self.state, self.now_s)
                 for rule in capturing
-                if limits.left_open(targets[rule.name][1], self.state, self.now_s) is None
+                if to_follow_up(targets[rule.name][1], self.state, self.now_s) is None
             )
             refusal = next(filter(None, known), refusal)
             return self.decision("throttle", refusal, rule=capturing[0]), self.state
@@ -255,7 +311,7 @@ class _Case:
             (ranks, target), capture = targets[rule.name], rule.capture
             assert capture is not None, "only rules with a capture come here"
             means, follows = self._means(capture, target)
-            waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s, following=follows is not None)
+            waits = suspect_limit(rule, target, fired_s, self.state, self.now_s, following=follows is not None)
             if waits is not None:
                 refusal = refusal or waits
                 continue
@@ -279,7 +335,7 @@ class _Case:
         verdict, stalled = self.verdict, self.verdict.label == "stalled"
         stage = None if stalled or not verdict.suspects else verdict.suspects[0].stage
         about: dict[str, Any] = {"sync": verdict.sync, "clock": verdict.clock, "nsys": self.nsys}
-        first = limits.left_open(target, self.state, self.now_s) if capture.profiler == "auto" else None
+        first = to_follow_up(target, self.state, self.now_s) if capture.profiler == "auto" else None
         if first is not None:
             means = choose(capture, stage, **about, stands_still=stalled, left_open=first.left_open)
             if means is not None:
@@ -296,12 +352,12 @@ class _Case:
         # A suspect that would hardly save anything is none beside the first, and may well be compared with.
         least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
         suspected = {rank for one in self.verdict.suspects if one.gain_s >= least_s for rank in one.ranks}
-        most = limits.left(bounds, self.state, self.now_s, target)
+        most = places_left(bounds, self.state, self.now_s, target)
         ranks = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
         healthy = [rank for rank in dict.fromkeys(self.peers) if rank not in suspected and rank not in ranks]
         controls = tuple(healthy[: min(capture.control_ranks, most - len(ranks))])
-        kept = limits.place_kept(target, bounds, self.state, self.now_s)
-        return ranks, controls, kept or limits.of_the_ranks(ranks + controls, bounds, self.state)
+        kept = place_kept(target, bounds, self.state, self.now_s)
+        return ranks, controls, kept or ranks_limit(ranks + controls, bounds, self.state)
 
     def _requests(
         self, rule: Rule, capture: Capture, suspects: tuple[int, ...], controls: tuple[int, ...], means: Means
@@ -330,13 +386,22 @@ class _Case:
         self, outcome: Outcome, why: Why, *, rule: Rule | None = None, requests: tuple[CaptureRequest, ...] = ()
     ) -> Decision:
         """The decision; a rule that wants to capture brings the limits along."""
-        verdict, numbers = self.verdict, gain_in_numbers(self.verdict, rule, self.cost_hours)
+        verdict, numbers = self.verdict, {"exposed_s": self.verdict.exposed_s}
+        if verdict.suspects:
+            first = verdict.suspects[0]
+            numbers |= {"gain_s": first.gain_s, "share": first.share, "persistence": first.persistence}
+        if self.cost_hours:
+            numbers["cost_hours"] = self.cost_hours
         if rule is not None:
-            if rule.name in self.policies.lasting and verdict.label != "stalled":
-                so_far = _progress(rule, self.policies.lasting, self.state)
-                numbers |= {name: value for name, value in so_far.items() if isinstance(value, (int, float))}
+            numbers |= {"min_share": rule.min_share, "min_gain_s": rule.min_gain_s, "cooldown_s": rule.cooldown_s}
+            if rule.min_cost_hours:
+                numbers["min_cost_hours"] = rule.min_cost_hours
             if rule.capture is not None:
-                numbers |= limits.in_numbers(self.policies.limits, self.state, self.now_s)
+                numbers |= {"sample": rule.capture.sample, "control_ranks": rule.capture.control_ranks}
+            if rule.name in self.policies.lasting and verdict.label != "stalled":
+                numbers |= self.progress(rule)
+            if rule.capture is not None:
+                numbers |= limits_in_numbers(self.policies.limits, self.state, self.now_s)
         return Decision(
             time_s=self.now_s,
             first_step=verdict.first_step,
@@ -361,25 +426,6 @@ def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:
     return head + rule.name[: _MAX_ID_LENGTH - len(head) - len(tail)] + tail
 
 
-def _continued(
-    state: State, verdict: Verdict, suspect: Suspect, key: str, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
-) -> State:
-    """The state with one more window for each rule that waits for the suspect to last.
-
-    ``wanted`` has what rules wait for, and how long `CONTENTION` is to last.
-    """
-    before = state.streak
-    same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, key)
-    known = before.lasted if before is not None and same else {}
-    waiting = [rule.name for rule in matching if rule.name in wanted]
-    is_contended = (suspect.contended_fraction or 0.0) >= MOST_FRACTION and suspect.pattern != "recurring"
-    if is_contended or CONTENTION in known:
-        waiting.append(CONTENTION)
-    lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
-    streak = Streak(verdict.attempt, key, lasted) if waiting else None
-    return state if streak == before else replace(state, streak=streak)
-
-
 def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:
     # Once it is long enough, nothing changes any more: a state that changes is written.
     if known is not None and _is_long(known, wanted):
@@ -396,38 +442,6 @@ def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Su
 
 def _is_long(lasted: Lasted, wanted: Lasting) -> bool:
     return lasted.steps >= wanted.steps if wanted.steps else lasted.seconds >= wanted.seconds
-
-
-def _lasted(name: str, state: State) -> Lasted | None:
-    return None if state.streak is None else state.streak.lasted.get(name)
-
-
-def _has_lasted(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> bool:
-    lasted = _lasted(rule.name, state)
-    return rule.name not in wanted or (lasted is not None and _is_long(lasted, wanted[rule.name]))
-
-
-def _progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Parameters:
-    """How long a rule has matched, and for how long it has to, in the unit of its ``for``."""
-    lasted, whole = _lasted(rule.name, state) or Lasted(0, 0.0, 0), wanted[rule.name]
-    if whole.steps:
-        return {"lasted_steps": lasted.steps, "for_steps": whole.steps}
-    return {"lasted_s": lasted.seconds, "for_s": whole.seconds}
-
-
-def _passing(suspect: Suspect, wanted: Mapping[str, Lasting], state: State) -> Why | None:
-    """That contention for CPUs may have made a suspect late; None if it did not, or has for as long as ``wanted``.
-
-    Contention passes after some seconds, however many steps these are: a process ends, or is moved to another core.
-    A suspect that was named with it may be late for a while after it: it counts from the first window that found it
-    on, as long as windows name the suspect. It does not come back at regular steps.
-    """
-    lasted, for_s = _lasted(CONTENTION, state), wanted[CONTENTION].seconds
-    if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
-        return None
-    share = suspect.contended_fraction or 0.0
-    now = {"contended_share": share} if share >= MOST_FRACTION else {}
-    return Why("contended", {**named(suspect), **now, "lasted_s": lasted.seconds, "for_s": for_s})
 
 
 def _regression_rules(rules: Sequence[Rule], verdict: Verdict) -> tuple[Rule, ...]:

@@ -27,8 +27,8 @@ from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
+from sftriage.policy.captures import in_the_same_steps
 from sftriage.policy.loading import LoadedPolicy, PolicySet
-from sftriage.policy.requests import in_the_same_steps
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
+
 from sftriage.model.captures import CaptureResult, Decision
 from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
-from sftriage.model.windows import SystemCode
+from sftriage.model.windows import JobStatus, StageSchema, SystemCode
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, PolicySet
 from sftriage.policy.schema import Limits, TriagePolicy
@@ -19,19 +21,9 @@ OTHER = {**CAPTURING, "name": "b"}
 def make_policy(*rules: dict[str, Any], name: str = "p", **spec: Any) -> PolicySet:
     """A policy of these rules; what is a limit's name in ``spec`` is one."""
     limits = {limit: spec.pop(limit) for limit in Limits.model_fields if limit in spec}
-    spec = {field: value for field, value in spec.items() if value is not None}
-    policy = TriagePolicy.model_validate(
-        {
-            "apiVersion": "sftriage.dev/v1alpha1",
-            "kind": "TriagePolicy",
-            "metadata": {"name": name},
-            "spec": {
-                "rules": list(rules),
-                "limits": limits,
-                **{key: one for key, one in spec.items() if one is not None},
-            },
-        }
-    )
+    spec = {"rules": list(rules), "limits": limits, **{field: one for field, one in spec.items() if one is not None}}
+    head = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TriagePolicy", "metadata": {"name": name}}
+    policy = TriagePolicy.model_validate({**head, "spec": spec})
     return PolicySet((LoadedPolicy(policy, "ab" * 32, "p.yaml"),))
 
 
@@ -77,6 +69,13 @@ def make_verdict(
         numbers={},
         attempt=attempt,
     )
+
+
+def job_at(step: int, ranks: int = 4, attempt: int = 0) -> JobStatus | None:
+    """A job of some ranks in a step; None of no ranks."""
+    doing_VR = np.zeros((10, ranks), dtype=np.int64)
+    doing_VR[0], doing_VR[4] = range(ranks), step
+    return JobStatus(StageSchema(("data",)), ranks, ("h",), doing_VR, attempt) if ranks else None
 
 
 def in_a_row(*changes: dict[str, Any]) -> list[Verdict]:

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.policy.captures import EVIDENCE_S, trigger
 from sftriage.policy.engine import decide
-from sftriage.policy.limits import EVIDENCE_S
-from sftriage.policy.requests import trigger
 from sftriage.policy.state import (
     DAY_S,
     GRACE_S,
@@ -374,9 +373,9 @@ def test_decision_and_manifest_say_what_was_chosen_why_and_what_it_follows():
     assert said.startswith(
         f"rule a follows up {capture_id} with PyTorch Profiler: its stacks do not show what the time"
     )
-    why = trigger(make_verdict(), POLICY, "a", 2, decision.parameters)
+    why = trigger(make_verdict(), POLICY, decision, 2)
     assert (why.chosen, why.follows) == ("left_open", capture_id)
-    first = trigger(make_verdict(), POLICY, "a", 2, taken(BEGUN)[0].parameters)
+    first = trigger(make_verdict(), POLICY, taken(BEGUN)[0], 2)
     assert (first.chosen, first.follows) == ("host_stage", "")
 
 

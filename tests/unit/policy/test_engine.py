@@ -5,8 +5,8 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.model.windows import SystemCode
+from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
-from sftriage.policy.requests import trigger
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
@@ -273,12 +273,10 @@ def test_capture_ids_stay_file_names_and_stay_apart():
 
 def test_a_trigger_links_window_suspect_rule_and_policy():
     loaded = make_policy(CAPTURING)
-    found = trigger(make_verdict(), loaded, "a")
+    found = trigger(make_verdict(), loaded, decide(make_verdict(), loaded, BEGUN, NOW)[0], 2)
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
     assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)
     assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "a")
-    with pytest.raises(ValueError, match="without a suspect"):
-        trigger(make_verdict(ranks=None), loaded, "a")
 
 
 def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from sftriage.model.captures import ManualRequest
+from sftriage.policy.captures import decide_manual_request
 from sftriage.policy.engine import decide
-from sftriage.policy.requests import decide_manual_request
 from sftriage.policy.state import State, charged
 from sftriage.words.decisions import reason_sentence, resolution
 
-from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
+from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, job_at, make_policy, make_verdict, played
 
 TELLING = {"name": "t", "match": {}, "notify": [{"webhook": {"url_from_env": "A"}}], "cooldown": "10m"}
 
@@ -286,5 +286,5 @@ def test_a_stall_may_have_the_place_and_compares_with_no_step():
 def test_a_person_may_have_the_place():
     ask = ManualRequest("a-1", (1,), "ann", "why not")
     policy = make_policy(CAPTURING, captures_per_hour=3)
-    decision, state = decide_manual_request(ask, policy, TWO_ASKED, NOW, ranks=range(4), step=120)
+    decision, state = decide_manual_request(ask, policy, TWO_ASKED, NOW, job_at(120))
     assert (decision.outcome, state.largest_gain_s) == ("capture", LARGEST_S)

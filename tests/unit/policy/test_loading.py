@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import InputError, UsageError
+from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import (
     MAX_FILE_BYTES,
@@ -20,12 +21,11 @@ from sftriage.policy.loading import (
     parse,
     shipped,
 )
-from sftriage.policy.requests import trigger
 from sftriage.policy.schema import MAX_ITEMS
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence
 
-from .making import NOW, make_verdict
+from .making import BEGUN, NOW, make_verdict
 
 HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
 HERE = Path(__file__).parent
@@ -249,10 +249,9 @@ def test_what_cannot_be_in_force_together_is_said_with_its_place():
 
 def test_a_manifest_names_the_policy_that_the_rule_is_of():
     one, two = loaded("one", INPUT), loaded("two", ANY)
-    found = trigger(make_verdict(), PolicySet((one, two)), "slow-rank")
-    assert (found.policy, found.policy_sha256) == ("two", two.sha256)
-    with pytest.raises(ValueError, match="policy one, two has no rule 'x'"):
-        trigger(make_verdict(), PolicySet((one, two)), "x")
+    both, verdict = PolicySet((one, two)), make_verdict(stage="forward")
+    found = trigger(verdict, both, decide(verdict, both, BEGUN, NOW)[0], 2)
+    assert (found.rule, found.policy, found.policy_sha256) == ("slow-rank", "two", two.sha256)
 
 
 def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path):

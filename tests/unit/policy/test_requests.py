@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.policy.requests import decide_manual_request, in_the_same_steps, trigger_of_request
+from sftriage.policy.captures import decide_manual_request, in_the_same_steps, trigger_of_request
 from sftriage.policy.state import State, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
-from .making import NOW, make_policy
+from .making import NOW, job_at, make_policy
 
 limited = partial(make_policy, {"name": "any", "match": {}})
 POLICY = limited(captures_per_hour=3, captures_per_run=4, concurrent_ranks=2)
@@ -19,9 +19,9 @@ def ask(*ranks, **more):
     return ManualRequest("a-1", ranks or (1,), "ann", "why not", **more)
 
 
-def decided(wanted, state=None, limits=None, now_s=NOW, **known):
-    known = {"ranks": range(4), "step": 120, **known}
-    return decide_manual_request(wanted, limits or POLICY, state or State(), now_s, **known)
+def decided(wanted, state=None, limits=None, *, ranks=4, attempt=0, **known):
+    job = job_at(120, ranks, attempt)
+    return decide_manual_request(wanted, limits or POLICY, state or State(), NOW, job, **known)
 
 
 def test_what_is_asked_for_is_captured():
@@ -100,7 +100,7 @@ def test_the_limits_hold(wanted, before, limits, reason):
 
 
 def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
-    assert reason_sentence(decided(ask(0), ranks=())[0]) == "rank 0 is not in this job: it has none so far"
+    assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has none so far"
 
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():

@@ -5,8 +5,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from sftriage.policy.captures import Means, choose, computes, options_of
 from sftriage.policy.quantities import Lasting
-from sftriage.policy.requests import Means, choose, computes, options_of
 from sftriage.policy.schema import Capture, TriagePolicy
 
 from .making import make_policy

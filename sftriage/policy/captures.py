@@ -1,0 +1,533 @@
+"""Captures: what keeps one from being made, by which profiler it is made, and those that no rule asks for. Pure.
+
+A profiler is the one that is named, or what ``auto`` makes of where the time goes. Where the host does the work, Python
+stacks alone say which line does it, and nothing is started that would have to be stopped again. Where a stage computes,
+operators and kernels do; so they do where it is not known what is slow, and the stacks are sampled beside them. What
+one leaves open, another may show: see `left_open` in `sftriage.reduce`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, cast
+
+from sftriage.model.captures import (
+    SAMPLE_STACKS,
+    SAMPLES_PER_SECOND,
+    CaptureRequest,
+    ChoiceReason,
+    Decision,
+    LeftOpen,
+    ManualRequest,
+    Parameter,
+    Profiler,
+    ReasonCode,
+    Trigger,
+)
+from sftriage.model.verdicts import Clock, Suspect, Verdict
+from sftriage.model.windows import JobStatus
+from sftriage.policy.contradictions import PROFILERS
+from sftriage.policy.loading import PolicySet
+from sftriage.policy.schema import Capture, Limits, Rule
+from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, Target, key_of, opened, started
+from sftriage.words.decisions import SENTENCES, reason_sentence
+from sftriage.words.verdicts import verdict_sentence
+
+Parameters: TypeAlias = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A decision's reason and its parameters; `words.decisions.reason_sentence` makes the sentence."""
+
+    reason: ReasonCode
+    parameters: Parameters = field(default_factory=dict)
+
+
+def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0.0) -> Why:
+    """By which of its conditions a rule, of all the nearest, does not match."""
+    label, scope, stage, _ = rule.misses(verdict.label, suspect)
+    match = rule.match
+    found: dict[str, Parameter] = {"rule": rule.name}
+    if label:
+        found = {}
+    elif scope:
+        found |= {"scope": suspect.scope, "scopes": match.scope}
+    elif stage:
+        found |= {"stage": suspect.stage or "", "stages": match.stage}
+    elif not rule.reached(suspect.share, suspect.gain_s):
+        # Not a number reaches nothing.
+        if not suspect.share >= rule.min_share:
+            found |= {"share": suspect.share, "min_share": rule.min_share}
+        if not suspect.gain_s >= rule.min_gain_s:
+            found |= {"gain_s": suspect.gain_s, "min_gain_s": rule.min_gain_s}
+    elif suspect.pattern in (match.pattern or (suspect.pattern,)) and cost_hours < rule.min_cost_hours:
+        found |= {"cost_hours": cost_hours, "min_cost_hours": rule.min_cost_hours}
+    else:
+        found |= {"pattern": suspect.pattern, "patterns": match.pattern}
+    return Why("no_rule_matched", found)
+
+
+def by_system(suspect: Suspect) -> Why:
+    """What the system did to a suspect, and how much of its lateness that was."""
+    code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction or 0.0)
+    share = "descheduled_share" if code == "descheduled" else "system_share"
+    return Why(code, {**named(suspect), share: fraction})
+
+
+def named(suspect: Suspect) -> dict[str, Parameter]:
+    """The ranks and the stage of a suspect."""
+    alone = len(suspect.ranks) == 1
+    ranks: dict[str, Parameter] = {"rank": suspect.ranks[0]} if alone else {"rank_count": len(suspect.ranks)}
+    return {**ranks, **({"stage": suspect.stage} if suspect.stage else {})}
+
+
+WORSE_TIMES = 1.5
+"""A suspect is worse than when it was captured once its cost has grown by this factor; a window's noise is far less."""
+
+EVIDENCE_S = 7 * DAY_S
+"""How long a trace stands for the fault that it holds. In a month of work, what is beside the fault changes."""
+
+
+def run_limit(policies: PolicySet, state: State, now_s: float) -> Why | None:
+    """Why no rule may capture now. The limit that lasts longest comes first."""
+    bounds = policies.limits
+    if bounds.captures_per_run is not None and state.captures >= bounds.captures_per_run:
+        return Why("captures_per_run", {"captures": state.captures, "limit": bounds.captures_per_run})
+    opens_s = policies.opens_s(now_s)
+    if opens_s is None:
+        return Why("active")
+    if opens_s > now_s:
+        return Why("active", {"until_s": opens_s})
+    if state.spent_s > 0 and state.started_s is not None:
+        until_s = state.started_s + state.spent_s / bounds.overhead_fraction
+        if now_s < until_s:
+            spent = {"spent_s": state.spent_s, "budget_s": budget_s(bounds, state, now_s)}
+            return Why("overhead_budget", {**spent, "budget_share": bounds.overhead_fraction, "until_s": until_s})
+    for period in periods(bounds, state, now_s):
+        if period.left <= 0:
+            asked = {"captures": len(period.asked_s), "limit": period.limit}
+            return Why(period.name, {**asked, "until_s": period.frees_s(0)})
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A limit for any hour, or day: when captures were asked for within the last one, in order."""
+
+    name: Literal["captures_per_day", "captures_per_hour"]
+    limit: int
+    length_s: float
+    asked_s: Sequence[float]
+
+    @property
+    def left(self) -> int:
+        """Places that are left."""
+        return self.limit - len(self.asked_s)
+
+    @property
+    def kept(self) -> int:
+        """Places that are kept for a suspect larger than any before: the last one, where it is not the only one."""
+        return 1 if self.limit > 1 else 0
+
+    def frees_s(self, kept: int) -> float:
+        """When there is a place beside those that are kept."""
+        return self.asked_s[len(self.asked_s) - self.limit + kept] + self.length_s
+
+
+def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]:
+    """The limits for any day and any hour."""
+    return (
+        Period("captures_per_day", bounds.day_limit, DAY_S, state.captures_within(DAY_S, now_s)),
+        Period("captures_per_hour", bounds.captures_per_hour, HOUR_S, state.captures_within(HOUR_S, now_s)),
+    )
+
+
+def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Why | None:
+    """Why a suspect does not get the place that is left: it is kept for one that is larger than any before.
+
+    Whatever was captured for nothing, the largest fault of a job never waits for that. A stall is always the largest.
+    """
+    if target.gain_s > state.largest_gain_s:
+        return None
+    for period in periods(bounds, state, now_s):
+        if period.left <= period.kept:
+            gains = {"gain_s": target.gain_s, "largest_gain_s": state.largest_gain_s}
+            return Why("place_kept", {"place_of": period.name, **gains, "until_s": period.frees_s(period.kept)})
+    return None
+
+
+def budget_s(bounds: Limits, state: State, now_s: float) -> float:
+    """What captures may have cost the job by now, in seconds; nothing before the first decision."""
+    started_s = now_s if state.started_s is None else state.started_s
+    return bounds.overhead_fraction * max(0.0, now_s - started_s)
+
+
+def suspect_limit(
+    rule: Rule, target: Target, fired_s: Mapping[str, float], state: State, now_s: float, *, following: bool = False
+) -> Why | None:
+    """Why a rule has to wait with a suspect: it was captured and has not changed, it cools, or captures of it failed.
+
+    ``fired_s`` is the state's `last_fired_s`. The longest wait comes first. A capture that is ``following`` up what an
+    earlier capture left open waits for neither.
+    """
+    # (there may be a thousand rules)
+    unchanged = already_captured(rule, target, state, now_s) if state.reproductions and not following else None
+    if unchanged is not None:
+        return unchanged
+    key = key_of(rule.name, target.suspect)
+    last_s = -math.inf if following else fired_s.get(key, -math.inf)
+    failures = state.failures.get(key)
+    cooled_s = last_s + rule.cooldown_s
+    again_s = -math.inf if failures is None else failures.until_s(rule.cooldown_s)
+    if now_s >= cooled_s and now_s >= again_s:
+        return None
+    if failures is None or again_s < cooled_s:
+        return Why("cooldown", {"rule": rule.name, "until_s": cooled_s})
+    return Why("after_failures", {"rule": rule.name, "failures": failures.count, "until_s": again_s})
+
+
+def already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
+    """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
+
+    Whichever rule asked for it: what another profiler would show is new, unless the choice is ``auto``'s.
+    """
+    profiler = rule.capture.profiler if rule.capture is not None else ""
+    profilers = PROFILERS if profiler == "auto" else (profiler,)
+    held = max(_held(profilers, target, state, now_s), key=lambda one: one.gain_s, default=None)
+    if held is None:
+        return None
+    worse_gain_s = WORSE_TIMES * held.gain_s
+    if target.gain_s >= worse_gain_s:
+        return None
+    gains = {"captured_gain_s": held.gain_s, "gain_s": target.gain_s, "worse_gain_s": worse_gain_s}
+    until_s = held.fired_s + EVIDENCE_S
+    return Why("already_captured", {"rule": rule.name, "capture_id": held.capture_id, **gains, "until_s": until_s})
+
+
+def to_follow_up(target: Target, state: State, now_s: float) -> Reproduction | None:
+    """The capture of a suspect that holds its fault and does not show why, where none has followed it up."""
+    if not state.reproductions:
+        return None
+    asked = {one.follows for one in state.running.values()}
+    left = (one for one in _held(PROFILERS, target, state, now_s) if one.left_open and not one.follows)
+    return next((one for one in left if not one.followed and one.capture_id not in asked), None)
+
+
+def _held(profilers: Iterable[str], target: Target, state: State, now_s: float) -> Iterator[Reproduction]:
+    """The captures of a suspect in this attempt of the job that hold its fault, and are not too long ago."""
+    for profiler in profilers:
+        one = state.reproductions.get(key_of(profiler, target.suspect))
+        if one is not None and one.attempt == target.attempt and now_s < one.fired_s + EVIDENCE_S:
+            yield one
+
+
+def places_left(bounds: Limits, state: State, now_s: float, target: Target | None = None) -> int:
+    """How many captures may be asked for: what run, day and hour have left, and what may run at once.
+
+    For a suspect that is not the largest so far, without the places that are kept for one that is. Somebody who asks
+    has no suspect, and may have every place.
+    """
+    keeps = target is not None and not target.gain_s > state.largest_gain_s
+    free = [period.left - (period.kept if keeps else 0) for period in periods(bounds, state, now_s)]
+    if bounds.captures_per_run is not None:
+        free.append(bounds.captures_per_run - state.captures)
+    return max(0, min(*free, bounds.concurrent_ranks))
+
+
+def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | None:
+    """Why these ranks cannot be captured now."""
+    running = {one.rank: capture_id for capture_id, one in sorted(state.running.items())}
+    for rank in ranks:
+        if rank in running:
+            return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})
+    if len(running) + len(ranks) > bounds.concurrent_ranks:
+        limit = bounds.concurrent_ranks
+        return Why("concurrent_ranks", {"running": len(running), "limit": limit, "wanted": len(ranks)})
+    return None
+
+
+def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, float]:
+    """Every limit, and how near it is."""
+    of_day, of_hour = periods(bounds, state, now_s)
+    return {
+        "captures": state.captures,
+        **({} if bounds.captures_per_run is None else {"captures_per_run": bounds.captures_per_run}),
+        "captures_last_hour": len(of_hour.asked_s),
+        "captures_per_hour": of_hour.limit,
+        "captures_last_day": len(of_day.asked_s),
+        "captures_per_day": of_day.limit,
+        "largest_gain_s": state.largest_gain_s,
+        "running_ranks": len(state.running),
+        "concurrent_ranks": bounds.concurrent_ranks,
+        "spent_s": state.spent_s,
+        "budget_s": budget_s(bounds, state, now_s),
+        "overhead_budget": bounds.overhead_fraction,
+    }
+
+
+COMPUTE = frozenset({"h2d", "forward", "fwd", "loss", "backward", "bwd", "optimizer", "optim"})
+"""Words in the name of a stage that computes: what fills it are operators. Any other is the host's own work, unless
+ranks wait for each other in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What runs, and why ``auto`` chose it; "" where it was named. ``once``: the stacks, one time, from outside."""
+
+    profiler: Profiler
+    chosen: ChoiceReason = ""
+    once: bool = False
+
+    def steps(self, asked: int) -> int:
+        """The steps of a request, which is bounded in them also where it is of none."""
+        return 1 if self.once else asked
+
+    def warmup_steps(self, asked: int) -> int:
+        """The steps before those: stacks need none."""
+        return 0 if self.profiler == "stacks" else asked
+
+
+def choose(
+    capture: Capture,
+    stage: str | None,
+    *,
+    sync: Collection[str] = (),
+    clock: Clock = "host",
+    nsys: bool = False,
+    stands_still: bool = False,
+    left_open: LeftOpen = "",
+) -> Means | None:
+    """What runs; None where nothing would show what was ``left_open`` by an earlier capture of the same suspect.
+
+    ``stage`` is None for all local stages, or without a suspect; in the stages ``sync``, ranks wait for each other.
+
+    A rank that stands still takes no step in which its trainer could do anything: it is captured from outside. So is
+    one whose native frames are wanted, or its flight recorder's dump, which only that can have.
+    """
+    if capture.profiler == "stacks":
+        from_outside = stands_still or capture.stacks.native or capture.stacks.flight_recorder
+        return Means("stacks", once=from_outside)
+    if capture.profiler != "auto":
+        return Means(capture.profiler)
+    if stands_still:
+        return Means("stacks", "stands_still", once=True)
+    on_device = nsys and clock == "device"
+    if left_open == "stacks":
+        return Means("stacks", "left_open")
+    if left_open == "system":
+        return Means("nsys", "left_open") if nsys else None
+    if left_open:
+        return Means("nsys" if on_device else "torch", "left_open")
+    if stage is not None and not computes(stage, sync):
+        return Means("stacks", "host_stage")
+    if on_device:
+        return Means("nsys", "device_clock")
+    return Means("torch", "whole_rank" if stage is None else "compute_stage")
+
+
+def computes(stage: str, sync: Collection[str] = ()) -> bool:
+    """Whether a stage is filled by operators, or waits for other ranks' operators."""
+    return stage in sync or not COMPUTE.isdisjoint(re.split(r"[^a-z0-9]+", stage.lower()))
+
+
+def options_of(capture: Capture, means: Means) -> dict[str, Any]:
+    """The options of what runs, ready for JSON."""
+    if means.profiler == "stacks" and not means.once:
+        return {SAMPLE_STACKS: True, SAMPLES_PER_SECOND: capture.samples_per_second}
+    options = {"torch": capture.torch, "nsys": capture.nsys, "stacks": capture.stacks}[means.profiler]
+    values: dict[str, Any] = options.model_dump(mode="json", exclude_none=True)
+    if values.get(SAMPLE_STACKS):
+        values[SAMPLES_PER_SECOND] = capture.samples_per_second
+    return values
+
+
+def decide_manual_request(
+    manual: ManualRequest,
+    policies: PolicySet,
+    state: State,
+    now_s: float,
+    job: JobStatus | None,
+    still: Collection[int] = (),
+    *,
+    clock: Clock = "host",
+    nsys: bool = False,
+) -> tuple[Decision, State]:
+    """What to do about a capture that a person requests, and the state to pass to the next call.
+
+    It needs no suspect; the limits are those of every capture. ``job`` is None before it has ranks, of which ``still``
+    take no steps now. Without a suspect, ``auto`` takes what shows both operators and lines.
+    """
+    state, bounds = opened(state, now_s), policies.limits
+    ranks, step, attempt = (), 0, 0
+    if job is not None:
+        ranks, step, attempt = tuple(job.rank_R.tolist()), max(0, int(job.step_R.max(initial=0))), job.attempt
+    missing = sorted(set(manual.ranks) - set(ranks))
+    why = run_limit(policies, state, now_s) or ranks_limit(manual.ranks, bounds, state)
+    left = places_left(bounds, state, now_s)
+    if missing:
+        why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
+    elif why is None and len(manual.ranks) > left:
+        why = Why("captures_left", {"wanted": len(manual.ranks), "left": left})
+    options = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
+    capture, again = Capture.model_validate(options), f"a{attempt}-" if attempt else ""
+    requests: list[CaptureRequest] = []
+    for rank in dict.fromkeys(manual.ranks) if why is None else ():
+        means = choose(capture, None, clock=clock, nsys=nsys, stands_still=rank in still)
+        assert means is not None, "where nothing is left open, there is something to begin with"
+        request = CaptureRequest(
+            capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + len(requests) + 1}",
+            rank=rank,
+            profiler=means.profiler,
+            steps=means.steps(manual.steps),
+            warmup_steps=means.warmup_steps(manual.warmup_steps),
+            max_seconds=manual.max_seconds,
+            max_bytes=manual.max_bytes,
+            options=options_of(capture, means),
+        )
+        requests.append(request)
+    reason = why or Why("asked", {"who": manual.who, "why": manual.reason})
+    decision = Decision(
+        time_s=now_s,
+        first_step=step,
+        last_step=step,
+        label="asked",
+        outcome="capture" if why is None else "throttle",
+        reason=reason.reason,
+        parameters=reason.parameters,
+        numbers=limits_in_numbers(bounds, state, now_s),
+        requests=tuple(requests),
+        attempt=attempt,
+    )
+    return decision, started(state, "", requests, now_s) if requests else state
+
+
+def trigger(verdict: Verdict, policies: PolicySet, decision: Decision, rank: int) -> Trigger:
+    """What goes into the manifest of a capture of a rank that was decided on because of ``verdict``.
+
+    Of several suspects, it is about the one that ``rank`` is of.
+    """
+    rule, given = decision.rule or "", decision.parameters
+    owner = policies.owner(rule)
+    suspect = next((one for one in verdict.suspects if rank in one.ranks), verdict.suspects[0])
+    return Trigger(
+        first_step=verdict.first_step,
+        last_step=verdict.last_step,
+        label=verdict.label,
+        scope=suspect.scope,
+        ranks=suspect.ranks,
+        stage=suspect.stage,
+        gain_s=suspect.gain_s,
+        share=suspect.share,
+        persistence=suspect.persistence,
+        policy=owner.policy.metadata.name,
+        policy_sha256=owner.sha256,
+        rule=rule,
+        pattern=suspect.pattern,
+        period_steps=suspect.period_steps,
+        onset_step=suspect.onset_step,
+        why=verdict_sentence(verdict),
+        chosen=cast("ChoiceReason", given.get("chosen", "")),
+        follows=str(given.get("follows", "")),
+        clock=verdict.clock,
+    )
+
+
+def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
+    """The decision, with what led to each capture in its request: a trace says itself why it exists."""
+
+    def labels(why: Trigger) -> dict[str, str]:
+        stage = {} if why.stage is None else {"stage": why.stage}
+        return {"policy": why.policy, "rule": why.rule, "window": f"{why.first_step}-{why.last_step}", **stage}
+
+    requests = tuple(replace(one, labels=labels(triggers[one.capture_id])) for one in decision.requests)
+    return replace(decision, requests=requests)
+
+
+def trigger_of_request(
+    manual: ManualRequest, request: CaptureRequest, policies: PolicySet, decision: Decision
+) -> Trigger:
+    """What goes into the manifest of a capture that a person asked for."""
+    first = policies.loaded[0]
+    return Trigger(
+        first_step=decision.first_step,
+        last_step=decision.last_step,
+        label="asked",
+        scope="rank",
+        ranks=(request.rank,),
+        stage=None,
+        gain_s=0.0,
+        share=0.0,
+        persistence=0.0,
+        policy=first.policy.metadata.name,
+        policy_sha256=first.sha256,
+        rule="",
+        why=reason_sentence(decision),
+        chosen="" if manual.profiler != "auto" else _CHOSEN[request.profiler],
+    )
+
+
+_CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "whole_rank", "nsys": "device_clock"}
+"""Why ``auto`` chose a profiler without a suspect."""
+
+
+STACKS_S = 30.0
+"""The time-box of the stacks of a rank that hangs inside its capture."""
+
+_MOST_OF_AN_ID = 93
+
+
+def decide_follow_up(
+    hung: CaptureRequest, why: Trigger, state: State, now_s: float, *, step: int, attempt: int = 0
+) -> tuple[Decision, Trigger, State]:
+    """Have the stacks taken of a rank that hangs inside its capture, and the state to pass to the next call.
+
+    No limit applies: the capture had its place, and this only looks at a process that does nothing. It counts.
+    """
+    request = CaptureRequest(
+        capture_id=f"{hung.capture_id[:_MOST_OF_AN_ID]}-stacks",
+        rank=hung.rank,
+        profiler="stacks",
+        steps=1,
+        warmup_steps=0,
+        max_seconds=STACKS_S,
+        max_bytes=hung.max_bytes,
+        role=hung.role,
+    )
+    decision = Decision(
+        time_s=now_s,
+        first_step=step,
+        last_step=step,
+        label=why.label,
+        outcome="capture",
+        reason="rank_hangs",
+        rule=why.rule or None,
+        parameters={"rank": hung.rank, "capture_id": hung.capture_id},
+        requests=(request,),
+        attempt=attempt,
+    )
+    hangs = SENTENCES[decision.reason][0].format_map(decision.parameters)
+    because = replace(why, why=f"{hangs}; {why.why}")
+    return decision, because, started(opened(state, now_s), "", (request,), now_s)
+
+
+READY_S: dict[Profiler, float] = {"torch": 0.5, "stacks": 0.5, "nsys": 4.0}
+"""How long it may take until every rank has its request, and its profiler is there, on a busy host too."""
+
+_SPARE_STEPS = 4
+"""Ranks are not all in the same step, and a step may be recorded beforehand to know what it takes."""
+
+
+def in_the_same_steps(requests: Sequence[CaptureRequest], step: int, step_s: float) -> tuple[CaptureRequest, ...]:
+    """The requests made at once, with the step before which none is to begin, where there are several.
+
+    The foremost rank is in ``step``; a step takes about ``step_s``.
+    """
+    ready_s = max((READY_S[one.profiler] for one in requests if one.takes_steps), default=0.0)
+    if len(requests) < 2 or ready_s == 0.0:
+        return tuple(requests)
+    lead = max(one.warmup_steps for one in requests) + _SPARE_STEPS + math.ceil(ready_s / max(step_s, 1e-3))
+    return tuple(replace(one, first_step=step + lead) if one.takes_steps else one for one in requests)
