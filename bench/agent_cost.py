@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.runner import TMPFS
-from sftriage.policy.loading import load, shipped
+from sftriage.policy.in_force import load_set
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.local import ThisHost
 from sftriage.runtime.triage import Triage
@@ -58,7 +58,7 @@ def watch(rings: Path, run: Path, seconds: float) -> dict[str, Any]:
     fleet, agent_ns = ThisHost(directory, info), [0]
     for name in AGENT:
         setattr(fleet, name, timed(getattr(fleet, name), agent_ns))
-    triage = Triage(directory, info, load(shipped()["default"]), fleet)
+    triage = Triage(directory, info, load_set(["default"]), fleet)
     triage.start()
     time.sleep(WARM_S)
     agent_ns[0], began_steps = 0, triage.steps_seen

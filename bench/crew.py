@@ -23,7 +23,7 @@ from bench.rows import Outcome, Row
 from bench.runner import HERE, TMPFS, environment_of
 from sftriage.agent.counting import Counting
 from sftriage.errors import RingError
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.runs.directory import RunInfo, create
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring

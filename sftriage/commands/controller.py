@@ -59,7 +59,7 @@ def controller(
 
     # (a signal to the job, as before it is preempted, does not end this process)
     notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
-    from sftriage.policy.loading import find
+    from sftriage.policy.in_force import find
     from sftriage.runtime.controlling import JobController, job_of
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.hosting import file_name, free

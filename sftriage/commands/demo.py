@@ -62,7 +62,7 @@ def demo(
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
     from sftriage.demo.outcome import DemoOutcome
-    from sftriage.policy.loading import find
+    from sftriage.policy.in_force import find
     from sftriage.runtime.local import LocalRun
     from sftriage.sinks.terminal import Progress
 

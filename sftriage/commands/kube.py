@@ -31,7 +31,7 @@ from sftriage.kube.snapshot import gather
 from sftriage.kube.statuses import STORING_S
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.windows import plain
-from sftriage.policy.loading import shipped
+from sftriage.policy.in_force import shipped
 from sftriage.reports.watch_lines import clean
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore, checked_url

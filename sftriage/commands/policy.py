@@ -20,7 +20,8 @@ from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.errors import InputError, UsageError
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
-from sftriage.policy.loading import LoadedPolicy, PolicyError, PolicySet, find, load, load_set, shipped
+from sftriage.policy.in_force import PolicySet, find, load, load_set, shipped
+from sftriage.policy.parsing import LoadedPolicy, PolicyError
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.texts import ReplayReport
 from sftriage.runs.directory import RunDirectory, read_info

@@ -89,7 +89,7 @@ def run(
 
     def prepare() -> Triaged:
         """What watches a job takes a second to import, and more to get ready."""
-        from sftriage.policy.loading import find
+        from sftriage.policy.in_force import find
         from sftriage.runtime.copies import checked_catalogue
         from sftriage.runtime.local import job_name
 
@@ -153,7 +153,7 @@ def _on_many_hosts(
     **how: Any,
 ) -> Triaged:
     """The job's part on this host; ``forwarded`` are options of its controller."""
-    from sftriage.controller.policies import PolicyFiles
+    from sftriage.policy.in_force import PolicyFiles
     from sftriage.runtime.many_hosts import HostRun
 
     given = [name if value is True else f"{name}={value}" for name, value in forwarded.items() if value is not None]
@@ -182,7 +182,7 @@ def attach(
     Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
     cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
-    from sftriage.policy.loading import find
+    from sftriage.policy.in_force import find
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.launcher import Notes
     from sftriage.runtime.local import TakeOver

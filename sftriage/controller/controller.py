@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from sftriage.controller.desired import ResumeState
-from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.controller.windows import peers_of
 from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
@@ -35,7 +34,7 @@ from sftriage.policy.captures import (
     trigger_of_request,
 )
 from sftriage.policy.engine import decide
-from sftriage.policy.loading import LoadedPolicy, PolicySet
+from sftriage.policy.in_force import PolicyFiles, PolicySet, change_lines
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.verdict.accounting import FloatArray, Settings, medians
@@ -67,13 +66,6 @@ def shape_of(detection: Detection, **given: int) -> Shape:
     return Shape(**cuts | given, shrinks=frozenset(cuts) - detection.model_fields_set - given.keys())
 
 
-def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
-    """The policies that are in force now."""
-    if isinstance(policy, PolicyFiles):
-        return policy.current
-    return policy if isinstance(policy, PolicySet) else PolicySet((policy,))
-
-
 class Controller:
     """Turns windows, and what the ranks are doing now, into decisions under ``policies``; ``now_s`` is of the epoch.
 
@@ -81,7 +73,7 @@ class Controller:
     so that a restarted controller resumes there; in memory alone while the disk takes nothing.
 
     Args:
-        policy: the policy, several that are in force together, or files that are watched for changes.
+        policy: the policies in force, or files that are watched for changes.
         publish: gets everything that went on record, and each window before it is judged.
         left: what an earlier controller left: windows that it has decided are only learnt from.
 
@@ -95,7 +87,7 @@ class Controller:
 
     def __init__(
         self,
-        policy: LoadedPolicy | PolicySet | PolicyFiles,
+        policy: PolicySet | PolicyFiles,
         records: Journal,
         state_file: Path,
         publish: Callable[[events.Event | events.Sight], None] = lambda seen: None,
@@ -103,11 +95,11 @@ class Controller:
         *,
         nsys: bool = False,
     ) -> None:
-        self._files = policy if isinstance(policy, PolicyFiles) else None
+        self._policy = policy
         self._records = records
         self._state_file = state_file
         self._publish = publish
-        self._adopt(in_force(policy))
+        self._adopt(policy.current)
         self._watch = Watch()
         self._last: Window | None = None
         self._nsys = nsys
@@ -283,10 +275,11 @@ class Controller:
         self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
 
     def _follow(self, now_s: float) -> None:
-        if self._files is None or (change := self._files.poll(now_s)) is None:
+        change = self._policy.poll(now_s) if isinstance(self._policy, PolicyFiles) else None
+        if change is None:
             return
         if change.kind == "changed":
-            self._adopt(self._files.current)
+            self._adopt(self._policy.current)
         for line in change_lines(change):
             log.error("%s", line) if change.kind == "refused" else log.warning("%s", line)
         self.record(change)

@@ -47,7 +47,7 @@ from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, N
 from sftriage.kube.sidecar import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
 from sftriage.kube.statuses import Standing, outdated, policy_text, standings
 from sftriage.kube.webhook import issued, service_names
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 
 COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"

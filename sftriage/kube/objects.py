@@ -16,7 +16,7 @@ from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
 from sftriage.policy.contradictions import in_capture
-from sftriage.policy.loading import path_text
+from sftriage.policy.parsing import path_text
 from sftriage.policy.schema import Name, PolicyModel, ProfilerRun, Rank, Stage
 from sftriage.traces.manifest import FileName, Sha256
 from sftriage.words.amounts import clock

@@ -16,7 +16,7 @@ from sftriage.errors import InputError
 from sftriage.fleet.hub import AGENTS_FILE, CA_FILE, PORT
 from sftriage.kube.jobs import HUB_KEY, JobRef
 from sftriage.kube.objects import ObjectModel
-from sftriage.policy.loading import path_text
+from sftriage.policy.parsing import path_text
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$")]
 

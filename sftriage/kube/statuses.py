@@ -40,7 +40,8 @@ from sftriage.kube.objects import (
 )
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import RemedyChanged
-from sftriage.policy.loading import MAX_SHOWN, LoadedPolicy, PolicyError, PolicySet, Problem, parse
+from sftriage.policy.in_force import PolicySet
+from sftriage.policy.parsing import MAX_SHOWN, LoadedPolicy, PolicyError, Problem, parse
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import Glance, advice_of_run, captures_cost_s, glance_of, remedy_line, tried_in
 from sftriage.runs.source import View

@@ -563,7 +563,7 @@ class Spec(PolicyModel):
 
 
 def _in_a_cluster(schema: JsonDict) -> None:
-    """What else people write there: it is left to Kubernetes (see `sftriage.policy.loading.OBJECT_META`)."""
+    """What else people write there: it is left to Kubernetes (see `sftriage.policy.parsing.OBJECT_META`)."""
     texts: JsonDict = {"type": "object", "additionalProperties": {"type": "string"}}
     properties = schema["properties"]
     if isinstance(properties, dict):

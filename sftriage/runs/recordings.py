@@ -16,7 +16,7 @@ import numpy as np
 
 from sftriage.errors import InputError, RingError
 from sftriage.model.windows import Window
-from sftriage.policy.loading import load
+from sftriage.policy.in_force import load
 from sftriage.policy.schema import Detection
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.trainer.layout import RingInfo, find_rings

@@ -22,7 +22,6 @@ import numpy as np
 from sftriage.agent.reading import RankLog
 from sftriage.base.files import write_atomically
 from sftriage.base.notes import Note
-from sftriage.controller.policies import PolicyFiles, files_of
 from sftriage.errors import UsageError
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hosts import RollCall
@@ -31,6 +30,7 @@ from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import RunName
+from sftriage.policy.in_force import PolicyFiles, files_of
 from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick

@@ -24,7 +24,7 @@ from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
-    from sftriage.controller.policies import PolicyFiles
+    from sftriage.policy.in_force import PolicyFiles
     from sftriage.traces.catalogue import Catalogue
     from sftriage.windows.steplog import KeptSteps
 

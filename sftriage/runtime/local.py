@@ -17,9 +17,9 @@ from sftriage.agent.agent import Agent
 from sftriage.agent.nsys import NsysPlace
 from sftriage.controller.controller import shape_of
 from sftriage.controller.desired import Fleet
-from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import SftriageError, UsageError
 from sftriage.mitigate.switching import SwitchStatus, whole_groups
+from sftriage.policy.in_force import PolicyFiles
 from sftriage.runs.directory import (
     DEFAULT_ROOT,
     RunDirectory,

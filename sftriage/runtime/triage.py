@@ -19,16 +19,15 @@ from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
 from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Loop
-from sftriage.controller.controller import Controller, in_force, shape_of
+from sftriage.controller.controller import Controller, shape_of
 from sftriage.controller.desired import Corroboration, DesiredCaptures, Fleet, ResumeState, resume_state
-from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.windows import WindowAssembly
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import in_the_same_steps
-from sftriage.policy.loading import LoadedPolicy, PolicySet
+from sftriage.policy.in_force import PolicyFiles, PolicySet
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
@@ -70,7 +69,7 @@ class Triage:
         self,
         directory: RunDirectory,
         info: RunInfo,
-        policy: LoadedPolicy | PolicySet | PolicyFiles,
+        policy: PolicySet | PolicyFiles,
         fleet: Fleet,
         sinks: Sequence[Sink] = (),
         *,
@@ -83,8 +82,7 @@ class Triage:
         self._disk, self._rings = disk or Disk(), Path(info.rings)
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(holding(directory))
-            detection = in_force(policy).detection
-            self._shape = shape_of(detection)
+            self._shape = shape_of(policy.current.detection)
             self._annotations = Annotations(directory, self._disk.do)
             logs = StepLogs(directory.steps)
             self._journal = Journal(directory.decisions, self._disk.do)

@@ -25,7 +25,7 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.model.windows import JobStatus, RankStatus, StepRecord, Window
-from sftriage.policy.loading import find, load
+from sftriage.policy.in_force import find, load_set
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
@@ -129,9 +129,9 @@ def make(
 ) -> Made:
     """A run directory with the steps of a job, and a controller's judgement of every window and its captures."""
     window = job.run(*faults, seed=seed, split=split)
-    loaded = load(find(policy))
+    policies = load_set([policy])
     created = datetime.fromtimestamp(T0_S, timezone.utc).isoformat(timespec="seconds")
-    info = RunInfo(path.name, "resnet", created, ("torchrun", "train.py"), policy, loaded.sha256, "/nowhere/rings")
+    info = RunInfo(path.name, "resnet", created, ("torchrun", "train.py"), policy, policies.loaded[0].sha256, "/nowhere/rings")
     directory = create(path, info, find(policy).read_text(encoding="utf-8"))
     _log(directory, window, kinds or {})
     if device:
@@ -140,9 +140,9 @@ def make(
     ends_s = np.round(np.cumsum(step_N), 3)
     journal = Journal(directory.decisions)
     annotations = Annotations(directory)
-    made = Made(directory, window, Controller(loaded, journal, directory.state, watch), annotations, ends_s)
+    made = Made(directory, window, Controller(policies, journal, directory.state, watch), annotations, ends_s)
     asked = list[CaptureRequest]()
-    for one in load_recording(path).windows(shape_of(loaded.policy.spec.detection)):
+    for one in load_recording(path).windows(shape_of(policies.detection)):
         while asked:
             made.store(asked.pop())
         made.controller_step = one.last_step

@@ -14,7 +14,7 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import CaptureChanged, Event, WindowJudged
 from sftriage.model.verdicts import Pattern, Suspect, Verdict
 from sftriage.model.windows import StageSchema, StepRecord, Window
-from sftriage.policy.loading import find, load
+from sftriage.policy.in_force import load_set
 from sftriage.runs.captures import upload_words
 from sftriage.runs.decisions import why_undecided
 from sftriage.runs.directory import RunDirectory
@@ -144,7 +144,7 @@ def four_windows(path: Path) -> RunDirectory:
     """A run of four windows: healthy, a slow rank, two that are slow alike, and one that waited for a CPU."""
     directory = run_in(path)
     journal = Journal(directory.decisions)
-    controller = Controller(load(find("default")), journal, directory.state)
+    controller = Controller(load_set(["default"]), journal, directory.state)
     for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20}), (150, {0: 20})):
         noise_NRS = np.random.default_rng(first_step).standard_normal((50, 4, 3))
         durations_NRS = np.array([0.020, 0.025, 0.005]) * (1.0 + 0.01 * noise_NRS)

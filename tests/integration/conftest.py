@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.kube import (
     laptop,  # noqa: F401 (a fixture)

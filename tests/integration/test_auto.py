@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from tests.integration.processes import FORKED, wait_until

@@ -13,7 +13,8 @@ import yaml
 from sftriage.kube.objects import KINDS, capture_of
 from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
 from sftriage.model.captures import CaptureResult
-from sftriage.policy.loading import find, parse, shipped
+from sftriage.policy.in_force import find, shipped
+from sftriage.policy.parsing import parse
 from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View

@@ -15,7 +15,8 @@ import yaml
 from sftriage.kube.injecting import applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.sidecar import InjectionSettings
-from sftriage.policy.loading import find, parse
+from sftriage.policy.in_force import find
+from sftriage.policy.parsing import parse
 from tests.integration.kube import ANY, K8S, Cluster, Operators, missing, prepared
 from tests.integration.processes import DEADLINE_S, wait_until
 

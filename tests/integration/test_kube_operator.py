@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from tests.integration.kube import (

@@ -10,7 +10,7 @@ import pytest
 
 from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import replay
-from sftriage.policy.loading import load_set, shipped
+from sftriage.policy.in_force import load_set, shipped
 from sftriage.runs.recordings import load_recording
 from sftriage.words.decisions import reason_sentence
 from tests.scenario import Fault, Job, Recorder, decision, entries, every, from_step, run_at

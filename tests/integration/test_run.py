@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from tests.integration.processes import descendants, wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

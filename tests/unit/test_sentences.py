@@ -18,7 +18,6 @@ import pytest
 from rich.console import Console
 
 import sftriage
-from sftriage.controller.policies import change_lines
 from sftriage.mitigate.advice import Messages, Pipeline, Straggler, advice_of
 from sftriage.model.captures import (
     CaptureRequest,
@@ -49,6 +48,7 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.verdicts import Label, Lost, OwnWork, Pattern, Regression, Scope, Suspect, Verdict
+from sftriage.policy.in_force import change_lines
 from sftriage.policy.state import losses_of
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.following import Other, note_kind

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.assistants.answers import MOST_CHARACTERS, Answers, RunLookup
 from sftriage.errors import SftriageError, UsageError
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.traces.remote import RemoteStore
 from tests.scenario import held, run_at, verdict
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
-from sftriage.policy.loading import parse, shipped
+from sftriage.policy.in_force import shipped
+from sftriage.policy.parsing import parse
 from tests.unit.commands.test_analyze import recorded
 from tests.unit.conftest import run_in
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from sftriage.controller import policies as module
 from sftriage.controller.controller import Controller
-from sftriage.controller.policies import PolicyFiles, change_lines
 from sftriage.model.events import PolicyChanged, WindowJudged
-from sftriage.policy.loading import PolicyError
+from sftriage.policy import in_force as module
+from sftriage.policy.in_force import PolicyFiles, change_lines
+from sftriage.policy.parsing import PolicyError
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.traces.disk import Disk
 from tests.unit.controller.test_controller import window

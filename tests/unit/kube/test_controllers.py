@@ -25,7 +25,7 @@ from sftriage.kube.jobs import JobRef
 from sftriage.kube.sidecar import InjectionSettings, pod_parts
 from sftriage.kube.statuses import standings
 from sftriage.kube.webhook import good_until
-from sftriage.policy.loading import parse
+from sftriage.policy.parsing import parse
 from tests.unit.kube.objects import KeptObjects
 from tests.unit.kube.test_statuses import RULE, body
 

@@ -30,7 +30,8 @@ from sftriage.kube.statuses import (
 )
 from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.model.events import CostMeasured, RemedyChanged
-from sftriage.policy.loading import PolicyError, find, parse, shipped
+from sftriage.policy.in_force import find, shipped
+from sftriage.policy.parsing import PolicyError, parse
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo

@@ -8,7 +8,8 @@ from sftriage.model.captures import CaptureResult, Decision
 from sftriage.model.verdicts import Pattern, Scope, Suspect, Verdict
 from sftriage.model.windows import JobStatus, StageSchema, SystemCode
 from sftriage.policy.engine import decide
-from sftriage.policy.loading import LoadedPolicy, PolicySet
+from sftriage.policy.in_force import PolicySet
+from sftriage.policy.parsing import LoadedPolicy
 from sftriage.policy.schema import Limits, TriagePolicy
 from sftriage.policy.state import State
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.policy.captures import WORSE_TIMES
 from sftriage.policy.engine import decide
-from sftriage.policy.loading import PolicySet
+from sftriage.policy.in_force import PolicySet
 from sftriage.policy.state import GRACE_S, State, charged, finished, key_of_ranks
 from sftriage.words.decisions import reason_sentence
 

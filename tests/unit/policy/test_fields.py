@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.policy.loading import next_open_s
+from sftriage.policy.in_force import next_open_s
 from sftriage.policy.quantities import (
     AT_ONCE,
     COST,

@@ -10,17 +10,8 @@ import pytest
 from sftriage.errors import InputError, UsageError
 from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
-from sftriage.policy.loading import (
-    MAX_FILE_BYTES,
-    LoadedPolicy,
-    PolicyError,
-    PolicySet,
-    find,
-    load,
-    load_set,
-    parse,
-    shipped,
-)
+from sftriage.policy.in_force import PolicySet, find, load, load_set, shipped
+from sftriage.policy.parsing import MAX_FILE_BYTES, LoadedPolicy, PolicyError, parse
 from sftriage.policy.schema import MAX_ITEMS
 from sftriage.policy.state import State
 from sftriage.words.decisions import reason_sentence

@@ -13,7 +13,7 @@ from sftriage.agent.nsys import NsysPlace
 from sftriage.base.notes import Note
 from sftriage.base.process import Process
 from sftriage.errors import UsageError
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys
 from sftriage.runtime.local import LocalRun

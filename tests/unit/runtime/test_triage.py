@@ -10,7 +10,7 @@ from sftriage.agent import agent
 from sftriage.model.captures import ManualRequest, Trigger
 from sftriage.model.events import CostMeasured, RingGivenUp
 from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
-from sftriage.policy.loading import find, load
+from sftriage.policy.in_force import load_set
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
 from sftriage.runs.glance import glance_of
 from sftriage.runs.journal import read_journal
@@ -35,7 +35,7 @@ def triage_of_run(tmp_path):
     """Triage of a run that goes on, of which nothing is read yet."""
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
-    made = Triage(directory, info, load(find("default")), ThisHost(directory, info))
+    made = Triage(directory, info, load_set(["default"]), ThisHost(directory, info))
     yield made
     made.close()
 
@@ -93,7 +93,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     info = read_info(directory)
     clock = SimpleNamespace(now_s=0.0)
     fleet = ThisHost(directory, info)
-    triage = Triage(directory, info, load(find("default")), fleet, monotonic_ns=lambda: int(clock.now_s * 1e9))
+    triage = Triage(directory, info, load_set(["default"]), fleet, monotonic_ns=lambda: int(clock.now_s * 1e9))
     triage._controller.take(window(0), time.time())
     source = RunSource(lambda: directory)
 

@@ -18,7 +18,7 @@ from sftriage.model.events import (
     RemedyChanged,
     TakenOver,
 )
-from sftriage.policy.loading import find
+from sftriage.policy.in_force import find
 from sftriage.runs import source
 from sftriage.runs.directory import RunInfo, create, find_run, read_info, remember, started_runs, write_info
 from sftriage.runs.lateness import HeatSource

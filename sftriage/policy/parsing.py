@@ -1,35 +1,27 @@
-"""Policies from files: found, read, checked, and in force together; every mistake is reported at once, with its place.
+"""From a text to a checked policy; every mistake is reported at once, with its place.
 
 The text may come from anywhere: it is read no further where it nests or goes on beyond reason, no alias expands, and no
-object is constructed. A `PolicySet` has all rules of its policies, in the order of the files, under the strictest of
-each limit.
+object is constructed.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 import re
-import stat
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from apscheduler.triggers.cron import CronTrigger
 from pydantic import BaseModel, ValidationError
 from yaml.constructor import SafeConstructor
 
-from sftriage.errors import InputError, UsageError
-from sftriage.model.verdicts import Suspect
+from sftriage.errors import InputError
 from sftriage.policy.contradictions import Location, contradictions
-from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting, shown
-from sftriage.policy.schema import MAX_ITEMS, Detection, Limits, Mitigate, Rule, Spec, TriagePolicy
+from sftriage.policy.quantities import shown
+from sftriage.policy.schema import MAX_ITEMS, TriagePolicy
 
 MAX_SHOWN = 50
 """A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
@@ -249,8 +241,6 @@ OBJECT_META = frozenset(
 )
 """What Kubernetes has beside a name in an object's metadata."""
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
@@ -269,12 +259,6 @@ class LoadedPolicy:
         """What there is to say about a value, where it stands, or where it would stand."""
         line, column = _place_of(location, self.places) or (0, 0)
         return Problem(line, column, path_text(location), message, self.source)
-
-
-def load(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy of a file; raises PolicyError with every problem in it."""
-    source = os.fspath(path)
-    return parse(read(source), source)
 
 
 def parse(raw: bytes | str, name: str) -> LoadedPolicy:
@@ -306,37 +290,6 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
     if document.problems or policy is None:
         raise PolicyError(name, [problem for group in document.problems.values() for problem in group])
     return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), name, document.values)
-
-
-def find(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file of a path, or of the name of a policy that ships with sftriage; raises UsageError for none."""
-    path, name, policies = Path(name_or_path), os.fspath(name_or_path), shipped()
-    if path.exists() and not path.is_dir():
-        return path
-    if name in policies:
-        return policies[name]
-    raise UsageError(f"no policy {name!r}: not a file, nor one of those shipped: {', '.join(policies) or 'none'}")
-
-
-def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]:
-    """The files in a folder that ships with sftriage (its policies), by name; ``source`` is that of a checkout."""
-    directory, checkout = _PACKAGE / name, _PACKAGE.parent
-    # In a checkout they lie beside the package. In site-packages, a neighbour of that name would be somebody else's.
-    if not directory.is_dir() and (checkout / "pyproject.toml").is_file():
-        directory = checkout / source
-    return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
-
-
-def read(source: str) -> bytes:
-    """The bytes of a policy file, at most one more than it may have; raises PolicyError where it cannot be read."""
-    try:
-        if not stat.S_ISREG(Path(source).stat().st_mode):
-            raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
-        # Without O_NONBLOCK, opening a pipe would wait for a writer.
-        with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            return file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise PolicyError(source, [Problem(0, 0, "", f"cannot be read: {error.strerror}")]) from None
 
 
 def _add(document: _Document, found: Iterable[tuple[Location, Any]]) -> None:
@@ -397,170 +350,3 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_LAST_S = 253_402_300_799.0
-"""The last second of the year 9999, after which there are no dates."""
-
-
-def next_open_s(found: CronTrigger, now_s: float) -> float | None:
-    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
-    # By addition, because the C library's conversion has a narrower range.
-    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
-    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
-    if opens is None:
-        return None
-    return max(now_s, (opens - _EPOCH).total_seconds())
-
-
-_MOST_TURNS = 100
-"""Windows of several policies that have not met after so many turns are taken never to."""
-
-
-@dataclass(frozen=True)
-class PolicySet:
-    """One or more policies that are in force together.
-
-    All judge the same windows, so the first says how (``detection``), and none may say otherwise. A rule that samples
-    more ranks than another policy's limits allow samples as many as they do.
-    Raises PolicyError with every reason why they cannot be in force together.
-    """
-
-    loaded: tuple[LoadedPolicy, ...]
-
-    def __post_init__(self) -> None:
-        if not self.loaded:
-            raise ValueError("no policy")
-        problems = list(_between(self.loaded))
-        if problems:
-            raise PolicyError(self.loaded[0].source, problems)
-
-    @property
-    def detection(self) -> Detection:
-        """How windows are cut and judged."""
-        return self.loaded[0].policy.spec.detection
-
-    @cached_property
-    def rules(self) -> tuple[Rule, ...]:
-        """All rules, in the order in which they are tried."""
-        return tuple(rule for spec in self._specs for rule in spec.rules)
-
-    @cached_property
-    def lasting(self) -> Mapping[str, Lasting]:
-        """For each rule that waits for its suspects to last, how long; all policies judge the same windows.
-
-        And for how long `CONTENTION` is waited for, whatever the rule.
-        """
-        every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
-        waiting = {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
-        return {**waiting, CONTENTION: self.detection.contended_for}
-
-    @cached_property
-    def limits(self) -> Limits:
-        """Of each limit the strictest."""
-        every = [spec.limits for spec in self._specs]
-        return Limits(
-            captures_per_hour=min(one.captures_per_hour for one in every),
-            captures_per_day=min(one.day_limit for one in every),
-            captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
-            concurrent_ranks=min(one.concurrent_ranks for one in every),
-            overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
-        )
-
-    @cached_property
-    def mitigate(self) -> Mitigate | None:
-        """What may be done about a straggler: what all allow that say something of it, under the strictest bounds."""
-        every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
-        if not every:
-            return None
-        return Mitigate(
-            remedies=tuple(one for one in every[0].remedies if all(one in other.remedies for other in every)),
-            min_saving=max(every, key=lambda one: one.min_saving_fraction).min_saving,
-            steps=max(one.steps for one in every),
-            cooldown=max(every, key=lambda one: one.cooldown_s).cooldown,
-        )
-
-    @property
-    def retention_s(self) -> float | None:
-        """How long traces are kept: the shortest that a policy asks for, if one does."""
-        kept = (spec.retention.age_s for spec in self._specs if spec.retention is not None)
-        return min(filter(None, kept), default=None)
-
-    @property
-    def retention_bytes(self) -> int | None:
-        """How much is kept: the least that a policy asks for, if one does."""
-        kept = (spec.retention.size_bytes for spec in self._specs if spec.retention is not None)
-        return min(filter(None, kept), default=None)
-
-    @property
-    def gathers(self) -> frozenset[str]:
-        """What is gathered where a window cannot be decided: what any policy asks for."""
-        return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
-
-    def owner(self, rule: str) -> LoadedPolicy:
-        """The policy that one of the rules is of."""
-        return next(one for one in self.loaded if any(mine.name == rule for mine in one.policy.spec.rules))
-
-    def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:
-        """The rules about this kind of suspect, whatever its gain, and of all rules the one that comes closest."""
-        misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
-        nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
-        return tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
-
-    def opens_s(self, now_s: float) -> float | None:
-        """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
-        time_s = now_s
-        for _ in range(_MOST_TURNS):
-            before_s = time_s
-            for window in self._windows:
-                opens_s = next_open_s(window, time_s)
-                if opens_s is None:
-                    return None
-                time_s = opens_s
-            if time_s == before_s:
-                return time_s
-        return None
-
-    @property
-    def _specs(self) -> list[Spec]:
-        return [one.policy.spec for one in self.loaded]
-
-    @cached_property
-    def _windows(self) -> tuple[CronTrigger, ...]:
-        return tuple(spec.active.trigger for spec in self._specs if spec.active.trigger is not None)
-
-
-def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
-    """The policies of several files, or of names that ship with sftriage, in force together.
-
-    Raises UsageError where one is neither a file nor a name, and PolicyError with every problem in all of them.
-    """
-    loaded, problems = [], []
-    for path in [find(name) for name in names]:
-        try:
-            loaded.append(load(path))
-        except PolicyError as error:
-            problems += [replace(problem, source=error.source) for problem in error.problems]
-    if problems:
-        raise PolicyError(problems[0].source, problems)
-    return PolicySet(tuple(loaded))
-
-
-def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
-    first = loaded[0]
-    seen: dict[str, tuple[LoadedPolicy, Location]] = {}
-    for one in loaded:
-        mine, theirs = one.policy.spec.detection, first.policy.spec.detection
-        # What a policy leaves out, it does not ask for.
-        for name in sorted(mine.model_fields_set):
-            value, other = getattr(mine, name), getattr(theirs, name)
-            if value != other:
-                message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
-                yield one.problem(("spec", "detection", name), message)
-        for index, rule in enumerate(one.policy.spec.rules):
-            where: Location = ("spec", "rules", index)
-            known, at = seen.setdefault(rule.name, (one, where))
-            if known is not one:
-                message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
-                yield one.problem((*where, "name"), message)

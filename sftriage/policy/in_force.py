@@ -1,0 +1,366 @@
+"""Policies of a job: found and read from files, in force together, and watched while the job runs.
+
+A `PolicySet` has all rules of its policies, in the order of the files, under the strictest of each limit. Of files that
+are watched a valid change takes effect; an invalid one is reported and changes nothing. What a file holds decides
+whether it has changed: that sees an edit, a file put in another's place, and the symbolic links that Kubernetes turns
+when a ConfigMap changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from apscheduler.triggers.cron import CronTrigger
+
+from sftriage.errors import UsageError
+from sftriage.model.events import NamedPolicy, PolicyChanged
+from sftriage.model.verdicts import Suspect
+from sftriage.policy.contradictions import Location
+from sftriage.policy.parsing import MAX_FILE_BYTES, LoadedPolicy, PolicyError, Problem, parse, path_text
+from sftriage.policy.quantities import AT_ONCE, CONTENTION, Lasting
+from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
+from sftriage.traces.disk import Do, at_once
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def find(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a path, or of the name of a policy that ships with sftriage; raises UsageError for none."""
+    path, name, policies = Path(name_or_path), os.fspath(name_or_path), shipped()
+    if path.exists() and not path.is_dir():
+        return path
+    if name in policies:
+        return policies[name]
+    raise UsageError(f"no policy {name!r}: not a file, nor one of those shipped: {', '.join(policies) or 'none'}")
+
+
+def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]:
+    """The files in a folder that ships with sftriage (its policies), by name; ``source`` is that of a checkout."""
+    directory, checkout = _PACKAGE / name, _PACKAGE.parent
+    # In a checkout they lie beside the package. In site-packages, a neighbour of that name would be somebody else's.
+    if not directory.is_dir() and (checkout / "pyproject.toml").is_file():
+        directory = checkout / source
+    return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
+
+
+def read(source: str) -> bytes:
+    """The bytes of a policy file, at most one more than it may have; raises PolicyError where it cannot be read."""
+    try:
+        if not stat.S_ISREG(Path(source).stat().st_mode):
+            raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(source, [Problem(0, 0, "", f"cannot be read: {error.strerror}")]) from None
+
+
+def load(path: str | os.PathLike[str]) -> LoadedPolicy:
+    """The policy of a file; raises PolicyError with every problem in it."""
+    source = os.fspath(path)
+    return parse(read(source), source)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_S = 253_402_300_799.0
+"""The last second of the year 9999, after which there are no dates."""
+
+
+def next_open_s(found: CronTrigger, now_s: float) -> float | None:
+    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
+    # By addition, because the C library's conversion has a narrower range.
+    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
+    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
+    if opens is None:
+        return None
+    return max(now_s, (opens - _EPOCH).total_seconds())
+
+
+_MOST_TURNS = 100
+"""Windows of several policies that have not met after so many turns are taken never to."""
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """One or more policies that are in force together.
+
+    All judge the same windows, so the first says how (``detection``), and none may say otherwise. A rule that samples
+    more ranks than another policy's limits allow samples as many as they do.
+    Raises PolicyError with every reason why they cannot be in force together.
+    """
+
+    loaded: tuple[LoadedPolicy, ...]
+
+    def __post_init__(self) -> None:
+        if not self.loaded:
+            raise ValueError("no policy")
+        problems = list(_between(self.loaded))
+        if problems:
+            raise PolicyError(self.loaded[0].source, problems)
+
+    @property
+    def current(self) -> PolicySet:
+        """These, as of `PolicyFiles`."""
+        return self
+
+    @property
+    def detection(self) -> Detection:
+        return self.loaded[0].policy.spec.detection
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules, in the order in which they are tried."""
+        return tuple(rule for spec in self._specs for rule in spec.rules)
+
+    @cached_property
+    def lasting(self) -> Mapping[str, Lasting]:
+        """For each rule that waits for its suspects to last, how long; all policies judge the same windows.
+
+        And for how long `CONTENTION` is waited for, whatever the rule.
+        """
+        every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
+        waiting = {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
+        return {**waiting, CONTENTION: self.detection.contended_for}
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of each limit the strictest."""
+        every = [spec.limits for spec in self._specs]
+        return Limits(
+            captures_per_hour=min(one.captures_per_hour for one in every),
+            captures_per_day=min(one.day_limit for one in every),
+            captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
+            concurrent_ranks=min(one.concurrent_ranks for one in every),
+            overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
+        )
+
+    @cached_property
+    def mitigate(self) -> Mitigate | None:
+        """What may be done about a straggler: what all allow that say something of it, under the strictest bounds."""
+        every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
+        if not every:
+            return None
+        return Mitigate(
+            remedies=tuple(one for one in every[0].remedies if all(one in other.remedies for other in every)),
+            min_saving=max(every, key=lambda one: one.min_saving_fraction).min_saving,
+            steps=max(one.steps for one in every),
+            cooldown=max(every, key=lambda one: one.cooldown_s).cooldown,
+        )
+
+    @property
+    def retention_s(self) -> float | None:
+        """How long traces are kept: the shortest that a policy asks for, if one does."""
+        kept = (spec.retention.age_s for spec in self._specs if spec.retention is not None)
+        return min(filter(None, kept), default=None)
+
+    @property
+    def retention_bytes(self) -> int | None:
+        """How much is kept: the least that a policy asks for, if one does."""
+        kept = (spec.retention.size_bytes for spec in self._specs if spec.retention is not None)
+        return min(filter(None, kept), default=None)
+
+    @property
+    def gathers(self) -> frozenset[str]:
+        """What is gathered where a window cannot be decided: what any policy asks for."""
+        return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
+
+    def owner(self, rule: str) -> LoadedPolicy:
+        """The policy that one of the rules is of."""
+        return next(one for one in self.loaded if any(mine.name == rule for mine in one.policy.spec.rules))
+
+    def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:
+        """The rules about this kind of suspect, whatever its gain, and of all rules the one that comes closest."""
+        misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
+        nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
+        return tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
+
+    def opens_s(self, now_s: float) -> float | None:
+        """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
+        time_s = now_s
+        for _ in range(_MOST_TURNS):
+            before_s = time_s
+            for window in self._windows:
+                opens_s = next_open_s(window, time_s)
+                if opens_s is None:
+                    return None
+                time_s = opens_s
+            if time_s == before_s:
+                return time_s
+        return None
+
+    @property
+    def _specs(self) -> list[Spec]:
+        return [one.policy.spec for one in self.loaded]
+
+    @cached_property
+    def _windows(self) -> tuple[CronTrigger, ...]:
+        return tuple(spec.active.trigger for spec in self._specs if spec.active.trigger is not None)
+
+
+def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
+    """The policies of several files, or of names that ship with sftriage, in force together.
+
+    Raises UsageError where one is neither a file nor a name, and PolicyError with every problem in all of them.
+    """
+    loaded, problems = [], []
+    for path in [find(name) for name in names]:
+        try:
+            loaded.append(load(path))
+        except PolicyError as error:
+            problems += [replace(problem, source=error.source) for problem in error.problems]
+    if problems:
+        raise PolicyError(problems[0].source, problems)
+    return PolicySet(tuple(loaded))
+
+
+def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
+    first = loaded[0]
+    seen: dict[str, tuple[LoadedPolicy, Location]] = {}
+    for one in loaded:
+        mine, theirs = one.policy.spec.detection, first.policy.spec.detection
+        # What a policy leaves out, it does not ask for.
+        for name in sorted(mine.model_fields_set):
+            value, other = getattr(mine, name), getattr(theirs, name)
+            if value != other:
+                message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
+                yield one.problem(("spec", "detection", name), message)
+        for index, rule in enumerate(one.policy.spec.rules):
+            where: Location = ("spec", "rules", index)
+            known, at = seen.setdefault(rule.name, (one, where))
+            if known is not one:
+                message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
+                yield one.problem((*where, "name"), message)
+
+
+SETTLED_S = 2.0
+"""A file that changed this recently may be half written: what is wrong with it is reported at the second look."""
+
+
+def change_lines(change: PolicyChanged) -> tuple[str, ...]:
+    """What became of the policies, in lines for people."""
+    name = ", ".join(one.name for one in change.policies)
+    if change.kind == "refused":
+        return (f"the policy has changed and is not valid; going on under {name} as it was", *change.problems)
+    if change.kind == "restored":
+        return (f"the policy is again the one in force: {name}",)
+    waiting = f"; {', '.join(change.later)} will take effect with another run" if change.later else ""
+    return (f"the policy has changed: now under {name}{waiting}",)
+
+
+_CUTS = ("window_steps", "stride_steps", "warmup_steps")
+"""How windows are cut is settled when a run begins: these take effect with another run."""
+
+
+class PolicyFiles:
+    """The policies of some files, in order; a directory stands for all ``*.yaml`` in it, by name.
+
+    ``now`` is the clock that dates files, in seconds of the epoch.
+
+    Attributes:
+        do: reads the files once they are in force, so that a slow disk delays nobody.
+
+    Raises:
+        PolicyError: one of them cannot be used, or not with the others.
+        UsageError: one of them is not there.
+    """
+
+    def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.time) -> None:
+        # Absolute, so that a file that goes is never taken for the name of a policy that ships.
+        self._paths = tuple(path.absolute() for path in paths)
+        self._now = now
+        self._good = self._considered = self._contents()
+        self._doubted: tuple[str, ...] | None = None
+        self.current = _load(self._files())
+        self._begun = self.current.detection
+        self._found: deque[PolicyChanged] = deque()
+        self.do: Do = at_once
+
+    def poll(self, now_s: float = 0.0) -> PolicyChanged | None:
+        """Look whether the files have changed; what has become of the policies by ``now_s``, if anything has.
+
+        What is wrong is returned once for each content that is wrong.
+        """
+        self.do(self._look, "policies", latest=True)
+        return msgspec.structs.replace(self._found.popleft(), time_s=now_s) if self._found else None
+
+    def _look(self) -> None:
+        contents = self._contents()
+        if contents == self._considered:
+            return
+        try:
+            policies = _load(self._files())
+        except (PolicyError, UsageError) as error:
+            changed_s = max(map(_changed_s, self._files()), default=0.0)
+            if contents != self._doubted and self._now() - changed_s <= SETTLED_S:
+                # Perhaps only half written: it is refused once it is there a second time.
+                self._doubted = contents
+                return
+            self._considered = contents
+            self._note("refused", problems=str(error).splitlines())
+            return
+        restored = contents == self._good
+        self._doubted, self._considered, self._good = None, contents, contents
+        if restored:
+            self._note("restored")
+            return
+        self.current = policies
+        others = [name for name in _CUTS if getattr(self._begun, name) != getattr(policies.detection, name)]
+        self._note("changed", later=[f"detection.{name}" for name in others])
+
+    def _note(
+        self, kind: Literal["changed", "refused", "restored"], problems: Sequence[str] = (), later: Sequence[str] = ()
+    ) -> None:
+        # (with the whole of what was taken over, for no other file may keep it)
+        policies = tuple(
+            NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if kind == "changed" else None)
+            for one in self.current.loaded
+        )
+        self._found.append(
+            PolicyChanged(time_s=0.0, kind=kind, policies=policies, problems=tuple(problems), later=tuple(later))
+        )
+
+    def _contents(self) -> tuple[str, ...]:
+        return tuple(_content(path) for path in self._files())
+
+    def _files(self) -> tuple[Path, ...]:
+        return tuple(chain.from_iterable(map(files_of, self._paths)))
+
+
+def files_of(path: Path) -> list[Path]:
+    """A policy's file; of a directory those in it, or where there are none the directory, which is no policy."""
+    return (sorted(path.glob("*.yaml")) or [path]) if path.is_dir() else [path]
+
+
+def _load(paths: Sequence[Path]) -> PolicySet:
+    gone = [path for path in paths if not path.exists()]
+    if empty := next(filter(Path.is_dir, paths), None):
+        raise PolicyError(str(empty), [Problem(0, 0, "", "no policy (*.yaml) in this folder", str(empty))])
+    if gone:
+        raise PolicyError(str(gone[0]), [Problem(0, 0, "", "no such file", str(path)) for path in gone])
+    return load_set(paths)
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _content(path: Path) -> str:
+    try:
+        return hashlib.sha256(read(str(path))).hexdigest()
+    except PolicyError as error:
+        return str(error)
