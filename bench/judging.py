@@ -27,8 +27,8 @@ from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import replay
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import MOST_FRACTION, Window
-from sftriage.verdict.accounting import Settings
 from sftriage.policy.in_force import PolicySet, find, load
+from sftriage.verdict.accounting import Settings
 
 Name = tuple[str, tuple[int, ...]]
 """A scope and its ranks."""

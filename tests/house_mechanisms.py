@@ -19,7 +19,7 @@ _NATS = "a coroutine in the event loop of the hub's connection"
 EXCEPTIONS = {
     ("agent/nsys.py", "rename"): "nsys wrote the file",
     ("agent/nsys_rank.py", "rename"): "a script that runs without sftriage; nsys wrote the file",
-    ("agent/trace_file.py", "rename"): "the copy is written while the trace is read, and often dropped",
+    ("agent/executor.py", "rename"): "the copy is written while the trace is read, and often dropped",
     ("agent/stacks.py", "retry"): "each of three tries reads the stacks in another way; none is repeated",
     ("demo/train.py", "thread"): "the demo's training script has threads as the field writes them",
     ("trainer/session.py", "rename"): "torch wrote the file",

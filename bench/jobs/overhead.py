@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bench.monitors import STAGES, NoMonitor, TimedMonitor
 from bench.processes import beside_ns
 from bench.runner import interleaved
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.model.captures import ManualRequest
 from sftriage.model.windows import plain
 from sftriage.trainer.gradients import LEARNING_STEPS

@@ -11,8 +11,8 @@ from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import GpuFindings, JobStatus
-from sftriage.windows.rings import ReadCounts, Rows
 from sftriage.policy.state import Losses
+from sftriage.windows.rings import ReadCounts, Rows
 
 
 class Fleet(Protocol):

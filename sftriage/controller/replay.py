@@ -19,9 +19,9 @@ from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import Window
 from sftriage.policy.engine import decide
-from sftriage.verdict.accounting import Settings, known_medians
 from sftriage.policy.in_force import PolicySet
 from sftriage.policy.state import Losses, State, finished
+from sftriage.verdict.accounting import Settings, known_medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
 

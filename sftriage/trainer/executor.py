@@ -28,7 +28,7 @@ each side's on a cache line of its own::
     10  result_seq     number of the answered request, stored after the result; then its length (11) and its CRC-32 (12)
 
 A client posts the next request when the last one has its result, so that no result is lost between two reads, and a
-client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.agent.mailbox`) reads and
+client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.agent.executor`) reads and
 writes it as a file, and takes a lock (``flock``) while it posts.
 """
 

@@ -131,7 +131,9 @@ def make(
     window = job.run(*faults, seed=seed, split=split)
     policies = load_set([policy])
     created = datetime.fromtimestamp(T0_S, timezone.utc).isoformat(timespec="seconds")
-    info = RunInfo(path.name, "resnet", created, ("torchrun", "train.py"), policy, policies.loaded[0].sha256, "/nowhere/rings")
+    info = RunInfo(
+        path.name, "resnet", created, ("torchrun", "train.py"), policy, policies.loaded[0].sha256, "/nowhere/rings"
+    )
     directory = create(path, info, find(policy).read_text(encoding="utf-8"))
     _log(directory, window, kinds or {})
     if device:

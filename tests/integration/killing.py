@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.errors import RingError
 from sftriage.model.captures import ManualRequest
 from sftriage.runs import requests

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.trainer.layout import find_rings
 from tests.integration.killing import (
     Job,

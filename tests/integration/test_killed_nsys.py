@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.agent.stacks import find_py_spy
 from sftriage.errors import CaptureError
 from sftriage.runs.directory import read_info

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.windows.npz import counted_of
 from sftriage.policy.state import losses_of
+from sftriage.windows.npz import counted_of
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import OUTSIDE, Fault, Job, every, from_step, gaussian, verdicts
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.windows.rings import Ring
 from tests.scenario import new_records

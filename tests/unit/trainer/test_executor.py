@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import StepRecord
 from sftriage.trainer import executor

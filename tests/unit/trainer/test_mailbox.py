@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain

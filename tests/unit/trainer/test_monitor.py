@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.agent.mailbox import MailboxClient
+from sftriage.agent.executor import MailboxClient
 from sftriage.errors import SchemaError, UsageError
 from sftriage.trainer import recording
 from sftriage.trainer.layout import RingFile
