@@ -7,12 +7,25 @@ thread stood, and what it did there. A rank that is slow in all its local stages
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
-from sftriage.reduce.samples import Frame, StackSamples
-from sftriage.reduce.spots import WORKS, Spot, code_of, how, in_workers, place, spots
+from sftriage.model.captures import LeftOpen
+from sftriage.reduce.samples import (
+    WORKS,
+    Frame,
+    Spot,
+    StackSamples,
+    ThreadSamples,
+    WorkerSamples,
+    code_of,
+    how,
+    place,
+    spots,
+)
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
 from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
@@ -474,3 +487,115 @@ def _done_to_rank(
         if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
             return code, took_s, certain_s
     return None
+
+
+_IN_TORCH = re.compile(r"/torch/")
+_CALLS_TORCH = re.compile(r"\b(torch|nn|F)\.\w")
+"""A file of torch's, and a line that calls it: what has no Python of its own leaves no frame."""
+
+
+def in_torch(samples: StackSamples, stage: str | None) -> bool:
+    """Whether the place that took most of a stage is a call of torch, of which operators would say more."""
+    for first in spots(samples, stage)[:1]:
+        return bool(_CALLS_TORCH.search(first.frame.source)) or any(_IN_TORCH.search(one.file) for one in first.within)
+    return False
+
+
+def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
+    """What a capture leaves open of why its rank was slow, and another means would show.
+
+    ``operators`` and ``stacks`` were recorded, or not; most of the stage is one ``torch_call``.
+    """
+    if code == "python" and torch_call and not operators:
+        return "operators"
+    if code not in ("unknown", "blocked"):
+        return ""
+    return "operators" if not operators else "system" if stacks else "stacks"
+
+
+_WAITS = re.compile(r"torch/utils/data/dataloader\.py (\w+\.)?_(try_)?get_data$")
+_NO_TASK = re.compile(r"/multiprocessing/queues\.py (\w+\.)?get$")
+"""Where the training thread stands that waits for its workers, and where a worker does that has nothing to do."""
+
+_WORKERS_FRACTION = 0.5
+"""Of the time in which the workers are waited for and busy, what a place takes at least to be named."""
+
+_WAITED_FOR = "waited for"
+
+
+def in_workers(
+    sampled: StackSamples, control: StackSamples | None, stage: str, steps: Collection[int] | None = None
+) -> tuple[Spot, float, float | None] | None:
+    """Where the workers are while a stage waits for them, in some steps or in all; None where no place stands out.
+
+    Also the seconds that all workers spend there in a step, whether the stage waits or not, and the control's.
+    """
+    theirs = _as_one(sampled, stage)
+    found = [] if theirs is None else spots(theirs, _WAITED_FOR, steps)
+    if theirs is None or not found or found[0].weight_ns < _WORKERS_FRACTION * sum(one.weight_ns for one in found):
+        return None
+    beside = None if control is None else _as_one(control, stage)
+    control_s = None if beside is None else _step_s(beside, found[0], None)
+    return found[0], _step_s(theirs, found[0], steps), control_s
+
+
+def _step_s(theirs: StackSamples, spot: Spot, steps: Collection[int] | None) -> float:
+    found = (one for one in spots(theirs, None, steps) if one.place == spot.place)
+    n_steps = len({step for step in theirs.step_N if steps is None or step in steps})
+    return sum(one.weight_ns for one in found) * 1e-9 / max(1, n_steps)
+
+
+def _as_one(samples: StackSamples, stage: str) -> StackSamples | None:
+    """All workers as if they were one thread, in the steps of the training thread; None where there are none.
+
+    A sample stands for the time before it, and so for what the training thread did at its own next sample.
+    """
+    rows = [row for worker in samples.workers if worker.time_ns_W for row in _rows(samples, worker, stage)]
+    if not rows:
+        return None
+    time_ns, step, at, since_ns, stack, times, own = zip(*rows, strict=True)
+    return StackSamples(
+        frames=samples.frames,
+        period_ns=samples.period_ns,
+        time_ns_N=time_ns,
+        step_N=step,
+        stage_N=at,
+        since_ns_N=since_ns,
+        training=_thread(stack, times),
+        others=(),
+        sampler=_thread((), own),
+    )
+
+
+_Row = tuple[int, int, str, int, tuple[int, ...], tuple[int, int], tuple[int, int]]
+
+
+def _rows(samples: StackSamples, worker: WorkerSamples, stage: str) -> Iterator[_Row]:
+    """A worker's samples, after one without a stack that keeps them from those of the worker before."""
+    main, unknown = worker.threads[0], (-1, -1)
+    yield worker.time_ns_W[0] - worker.period_ns, samples.step_N[0], "", 0, (), unknown, unknown
+    for row, time_ns in enumerate(worker.time_ns_W):
+        at = bisect_left(samples.time_ns_N, time_ns)
+        if at == len(samples.time_ns_N):
+            return
+        waits = samples.stage_N[at] == stage and _any(samples.frames, samples.training.stacks_N[at], _WAITS)
+        stack = main.stacks_N[row]
+        yield (
+            time_ns,
+            samples.step_N[at],
+            _WAITED_FOR if waits else "",
+            samples.since_ns_N[at],
+            # (the outermost is the worker's loop, which takes what it is to do from a queue)
+            () if _any(samples.frames, stack[1:2], _NO_TASK) else stack,
+            (main.run_ns_N[row], main.waited_ns_N[row]),
+            (worker.sampler.run_ns_N[row], worker.sampler.waited_ns_N[row]),
+        )
+
+
+def _any(frames: Sequence[Frame], stack: Sequence[int], pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(f"{frames[one].file} {frames[one].function}") for one in stack)
+
+
+def _thread(stacks: Sequence[tuple[int, ...]], times_ns: Sequence[tuple[int, int]]) -> ThreadSamples:
+    run_ns, waited_ns = zip(*times_ns, strict=True)
+    return ThreadSamples("", tuple(stacks), run_ns, waited_ns)

@@ -29,13 +29,16 @@ from sftriage.reduce.events import (
     RUNTIME,
     EventQuery,
     Events,
+    Intervals,
+    Ints,
+    Links,
     Trace,
+    both,
     gathered,
     self_time_slices,
+    union,
 )
-from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
-from sftriage.reduce.samples import StackSamples
-from sftriage.reduce.spots import RUNS_FRACTION, spots
+from sftriage.reduce.samples import RUNS_FRACTION, StackSamples, spots
 from sftriage.reduce.stages import COLLECTIVES, IDLES, OURS, WAITS, Reduction, matching, steplike
 from sftriage.traces.manifest import CONTROL, MAX_KERNELS, MAX_SHARES, Findings, KernelShare, Kind, Share, StageProfile
 

@@ -36,10 +36,10 @@ from sftriage.reduce.events import (
     PYTHON,
     RUNTIME,
     EventColumns,
+    Ints,
     Trace,
     pair_halves,
 )
-from sftriage.reduce.intervals import Ints
 from sftriage.traces.jsonstream import Damage, TraceReader
 from sftriage.traces.manifest import CONTROL
 from sftriage.traces.stores import CHUNK_BYTES

@@ -1,16 +1,18 @@
-"""Sampled Python stacks of a capture (`sampling.sampler`): the file that they are in, and their tree of functions.
+"""Sampled Python stacks of a capture (`trainer.sampler`): their file, and where a stage's time was spent by them.
 
-In the tree a function is the same wherever in it the sampler found it; the lines at which it stood itself are leaves
-below it. So a function takes what its leaves take. Axes: N samples of the training thread.
+That is by function of the program, and in DataLoader workers. Axes: N samples of the training thread, W samples of a
+worker.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ast
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ from msgspec import Meta, Struct
 
 from sftriage.errors import InputError
 from sftriage.traces.jsonstream import UNDECODABLE
-from sftriage.traces.manifest import CONTROL
+from sftriage.traces.manifest import CONTROL, CauseCode
 from sftriage.trainer.stacks import USED
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -49,38 +51,53 @@ class Frame:
         return self.main or _LIBRARY.search(self.file) is None
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadSamples:
+Whole = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Stack = tuple[Annotated[int, Meta(ge=0)], ...]
+"""Numbers of frames, the outermost first."""
+
+
+class ThreadSamples(Struct, frozen=True):
     """One thread at each sample.
 
     Attributes:
-        stacks_N: its stack, as numbers of frames, the outermost first; empty where the thread was not there.
+        stacks_N: its stack; empty where the thread was not there.
         run_ns_N, waited_ns_N: how long it had run, and waited for a core, by then; -1 where unknown.
         waits_in_N: the function of the kernel that it waited in, "" where unknown; empty where never read.
-        used_N: what was counted of it, or of its process, by then, by name (`sampling.stacks.USED`).
+        collected_ns, minor_faults, major_faults, system_ns: what was counted of the training thread, or of its process,
+            by then (`trainer.stacks.USED`).
     """
 
-    name: str
-    stacks_N: tuple[tuple[int, ...], ...]
-    run_ns_N: tuple[int, ...]
-    waited_ns_N: tuple[int, ...]
-    waits_in_N: tuple[str, ...] = ()
-    used_N: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    name: str = ""
+    stacks_N: tuple[Stack, ...] = ()
+    run_ns_N: tuple[Whole, ...] = msgspec.field(name="run_ns", default=())
+    waited_ns_N: tuple[Whole, ...] = msgspec.field(name="waited_ns", default=())
+    waits_in_N: tuple[Annotated[str, Meta(max_length=100)], ...] = msgspec.field(name="waits_in", default=())
+    collected_ns: tuple[Whole, ...] = ()
+    minor_faults: tuple[Whole, ...] = ()
+    major_faults: tuple[Whole, ...] = ()
+    system_ns: tuple[Whole, ...] = ()
+
+    @property
+    def used_N(self) -> dict[str, tuple[int, ...]]:
+        return {name: column for name in USED if (column := getattr(self, name))}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSamples:
+class WorkerSamples(Struct, frozen=True):
     """A worker of the rank's DataLoader, which has sampled itself: its rows (W) have times of their own.
 
     ``number`` is its place in the loader. The first of ``threads`` makes the batches; the rest is as in `StackSamples`.
     """
 
-    number: int
-    pid: int
-    period_ns: int
-    time_ns_W: tuple[int, ...]
-    threads: tuple[ThreadSamples, ...]
+    number: Whole = msgspec.field(name="worker")
+    pid: Whole
+    period_s: Annotated[float, Meta(gt=0, lt=3600)]
+    time_ns_W: tuple[Whole, ...] = msgspec.field(name="time_ns")
+    threads: Annotated[tuple[ThreadSamples, ...], Meta(min_length=1)]
     sampler: ThreadSamples
+
+    @property
+    def period_ns(self) -> int:
+        return round(self.period_s * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,317 +175,6 @@ def meanwhile(samples: StackSamples, worker: WorkerSamples) -> StackSamples:
     )
 
 
-def read_samples(path: Path) -> StackSamples:
-    """The samples in a file; raises InputError where there are none."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-    return samples_in(data, str(path))
-
-
-def samples_in(data: bytes, source: str) -> StackSamples:
-    """The samples in a file's bytes, which ``source`` names; raises InputError where there are none, or too many."""
-    if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"{source}: over {MAX_FILE_BYTES} bytes of stacks")
-    try:
-        document = msgspec.json.decode(data, type=_Document)
-        document.check()
-    except (*UNDECODABLE, ValueError) as error:
-        raise InputError(f"{source}: not sampled stacks: {_clean(str(error))}") from None
-    return document.samples()
-
-
-Whole = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
-
-
-class _Frame(Struct):
-    name: str
-    file: str
-    line: Whole
-
-
-class _Shared(Struct):
-    frames: tuple[_Frame, ...]
-
-
-class _Profile(Struct):
-    name: str
-    samples: tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...]
-
-
-class _Thread(Struct):
-    run_ns: tuple[Whole, ...]
-    waited_ns: tuple[Whole, ...]
-    # (of the training thread alone)
-    waits_in: tuple[Annotated[str, Meta(max_length=100)], ...] = ()
-    collected_ns: tuple[Whole, ...] = ()
-    minor_faults: tuple[Whole, ...] = ()
-    major_faults: tuple[Whole, ...] = ()
-    system_ns: tuple[Whole, ...] = ()
-
-    @property
-    def used(self) -> dict[str, tuple[int, ...]]:
-        return {name: column for name in USED if (column := getattr(self, name))}
-
-
-class _Rows(Struct, kw_only=True):
-    period_s: Annotated[float, Meta(gt=0, lt=3600)]
-    time_ns: tuple[Whole, ...]
-    threads: Annotated[tuple[_Thread, ...], Meta(min_length=1)]
-    sampler: _Thread
-
-    def lengths(self) -> set[int]:
-        times = (one for thread in (*self.threads, self.sampler) for one in (thread.run_ns, thread.waited_ns))
-        more = (column for thread in self.threads for column in (thread.waits_in, *thread.used.values()) if column)
-        return {len(self.time_ns), *map(len, times), *map(len, more)}
-
-    def sampled(self, profiles: Sequence[_Profile]) -> tuple[ThreadSamples, ...]:
-        # (most are met again and again)
-        stacks: dict[tuple[int, ...], tuple[int, ...]] = {}
-        return tuple(
-            ThreadSamples(
-                _clean(profile.name),
-                tuple(stacks.setdefault(stack, stack) for stack in profile.samples),
-                *(thread.run_ns, thread.waited_ns, thread.waits_in, thread.used),
-            )
-            for profile, thread in zip(profiles, self.threads, strict=True)
-        )
-
-    @property
-    def period_ns(self) -> int:
-        return int(self.period_s * 1e9)
-
-    @property
-    def sampling(self) -> ThreadSamples:
-        return ThreadSamples("", (), self.sampler.run_ns, self.sampler.waited_ns)
-
-
-class _Worker(_Rows, kw_only=True):
-    worker: Whole
-    pid: Whole
-
-
-class _NotSampled(Struct):
-    problem: str
-
-
-class _Columns(_Rows, kw_only=True):
-    schema_version: Literal[1]
-    step: tuple[Whole, ...]
-    stage: tuple[str, ...]
-    since_ns: tuple[Whole, ...]
-    source: tuple[str, ...]
-    workers: tuple[_Worker, ...] = ()
-    not_sampled: tuple[_NotSampled, ...] = ()
-
-
-class _Document(Struct):
-    shared: _Shared
-    profiles: Annotated[tuple[_Profile, ...], Meta(min_length=1)]
-    sftriage: _Columns
-
-    def check(self) -> None:
-        columns, n_frames = self.sftriage, len(self.shared.frames)
-        if sum(len(one.threads) for one in (columns, *columns.workers)) != len(self.profiles):
-            raise ValueError("threads of other profiles")
-        lengths = {len(column) for column in (columns.step, columns.stage, columns.since_ns)}
-        for rows, profiles in self._processes():
-            if len(lengths | rows.lengths() | {len(one.samples) for one in profiles}) > 1:
-                raise ValueError("columns of unequal lengths")
-            lengths = set()
-        if len(columns.source) != n_frames:
-            raise ValueError("lines of source for other frames")
-        if any(number >= n_frames for one in self.profiles for stack in one.samples for number in stack):
-            raise ValueError("a stack names a frame that is not there")
-
-    def _processes(self) -> Iterator[tuple[_Rows, Sequence[_Profile]]]:
-        at = 0
-        for rows in (self.sftriage, *self.sftriage.workers):
-            yield rows, self.profiles[at : at + len(rows.threads)]
-            at += len(rows.threads)
-
-    def _package(self) -> str:
-        """The folder of the package that the program is of, where that is installed; "" where it is not.
-
-        It is where the training thread began: below what runs a module (``python -m``), or a script in ``bin``.
-        """
-        stack = next((one for one in self.profiles[0].samples if one), ())
-        files = (self.shared.frames[number].file for number in stack)
-        first = next((file for file in files if not re.search(r"^<|runpy\.py$|/bin/[^/]+$", file)), "")
-        found = _PACKAGE.match(first)
-        return found[0] if found else ""
-
-    def samples(self) -> StackSamples:
-        columns = self.sftriage
-        package = self._package()
-        frames = zip(self.shared.frames, columns.source, strict=True)
-        (training, *others), *theirs = (rows.sampled(profiles) for rows, profiles in self._processes())
-        return StackSamples(
-            frames=tuple(
-                Frame(
-                    _clean(_INLINE.sub("", one.name)),
-                    _clean(one.file),
-                    one.line,
-                    _clean(line),
-                    main=package != "" and one.file.startswith(package),
-                )
-                for one, line in frames
-            ),
-            period_ns=columns.period_ns,
-            time_ns_N=columns.time_ns,
-            step_N=columns.step,
-            stage_N=columns.stage,
-            since_ns_N=columns.since_ns,
-            training=training,
-            others=tuple(others),
-            sampler=columns.sampling,
-            workers=tuple(
-                WorkerSamples(one.worker, one.pid, one.period_ns, one.time_ns, threads, one.sampling)
-                for one, threads in zip(columns.workers, theirs, strict=True)
-            ),
-            not_sampled=tuple(_clean(one.problem) for one in columns.not_sampled),
-        )
-
-
-def _clean(text: str) -> str:
-    return CONTROL.sub("?", text)[:300]
-
-
-MAX_DEPTH = 128
-"""Functions of a stack that are kept apart; what is deeper counts for the last of them."""
-
-MAX_STACKS = 1000
-"""Different stacks of one side that are kept apart; of more, the least are put together."""
-
-
-OTHERS = Frame("(other stacks)", "", 0)
-
-Kind = Literal["root", "function", "line"]
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples."""
-
-    stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
-    samples: int
-    steps: int
-
-    @property
-    def weight_ns(self) -> int:
-        return sum(ns for _, ns in self.stacks_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Flame:
-    """A function where it was called, or a line at which it stood itself; the root is the stage.
-
-    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the line where it was met the most.
-    ``took_s`` is a step's, with all that it called; ``beside_s`` the same of what it is compared with. ``children`` are
-    the longest first.
-    """
-
-    kind: Kind
-    path: str
-    frame: Frame
-    took_s: float
-    beside_s: float
-    children: tuple[Flame, ...] = ()
-
-    @property
-    def more_s(self) -> float:
-        return self.took_s - self.beside_s
-
-    def seconds(self, side: int) -> float:
-        """What it took on the suspect (0), or beside (1)."""
-        return self.beside_s if side else self.took_s
-
-    def walk(self) -> Iterator[Flame]:
-        """It, and all that is below it, each before what is below."""
-        waiting = [self]
-        while waiting:
-            one = waiting.pop()
-            yield one
-            waiting += reversed(one.children)
-
-
-def fold(
-    samples: StackSamples, thread: ThreadSamples, stage: str | None, steps: Collection[int] | None = None
-) -> Folded:
-    """What one of the threads did while the training thread was in a stage, or in all, in some steps, or in all."""
-    by_stack: dict[tuple[int, ...], int] = {}
-    taken = 0
-    for at, weight_ns in weights(samples, stage, steps):
-        if stack := thread.stacks_N[at]:
-            taken += 1
-            by_stack[stack] = by_stack.get(stack, 0) + weight_ns
-    # (a step may have no sample, where the sampler was kept from it)
-    numbers = range(min(samples.step_N, default=0), max(samples.step_N, default=0) + 1)
-    met = len(numbers) if steps is None else sum(number in steps for number in numbers)
-    by_size = sorted(by_stack.items(), key=lambda one: -one[1])
-    stacks_ns = [
-        (tuple(samples.frames[number] for number in stack[:MAX_DEPTH]), ns) for stack, ns in by_size[:MAX_STACKS]
-    ]
-    if left := by_size[MAX_STACKS:]:
-        stacks_ns.append(((OTHERS,), sum(ns for _, ns in left)))
-    return Folded(tuple(stacks_ns), taken, met)
-
-
-def flames(*sides: tuple[Folded, float | None]) -> Flame:
-    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with.
-
-    Each side has its samples, and the measured seconds of the stage a step (None: unknown), which they are parts of.
-    """
-    root = _Node()
-    for side, (folded, measured_s) in enumerate(sides):
-        weight_ns = folded.weight_ns
-        a_step = 1e-9 / max(1, folded.steps) if measured_s is None or not weight_ns else measured_s / weight_ns
-        for stack, ns in folded.stacks_ns:
-            root.add(stack, side, ns * a_step)
-        # (short, it may have been missed by every sample)
-        root.seconds[side] = weight_ns * a_step if measured_s is None else measured_s
-    return root.flame("root", "all", Frame("", "", 0))
-
-
-@dataclass(slots=True)
-class _Node:
-    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    # By line: hashing a frame takes as long as all the rest.
-    lines: dict[int, tuple[float, Frame]] = field(default_factory=dict)
-    functions: dict[tuple[str, str], _Node] = field(default_factory=dict)
-    stood: dict[Frame, list[float]] = field(default_factory=dict)
-
-    def add(self, stack: Sequence[Frame], side: int, seconds: float) -> None:
-        node = self
-        for frame in stack:
-            node = node.functions.setdefault((frame.function, frame.file), _Node())
-            node.seconds[side] += seconds
-            met = node.lines.get(frame.line)
-            node.lines[frame.line] = (seconds, frame) if met is None else (met[0] + seconds, met[1])
-        if stack:
-            node.stood.setdefault(stack[-1], [0.0, 0.0])[side] += seconds
-
-    def flame(self, kind: Kind, path: str, frame: Frame) -> Flame:
-        below = [
-            *(one.flame("function", _below(path, "in", *key), one.most()) for key, one in self.functions.items()),
-            *(
-                Flame("line", _below(path, "at", str(at.line), at.source), at, took_s, beside_s)
-                for at, (took_s, beside_s) in self.stood.items()
-            ),
-        ]
-        below.sort(key=lambda one: (-max(one.took_s, one.beside_s), one.path))
-        return Flame(kind, path, frame, self.seconds[0], self.seconds[1], tuple(below))
-
-    def most(self) -> Frame:
-        return max(self.lines.values(), key=lambda met: (met[0], -met[1].line))[1]
-
-
-def _below(path: str, *names: str) -> str:
-    return hashlib.blake2b("\0".join((path, *names)).encode(errors="surrogatepass"), digest_size=5).hexdigest()
-
-
 def collapsed(samples: StackSamples) -> Iterator[str]:
     """The samples as Brendan Gregg's collapsed stacks, in microseconds, for flamegraph.pl, inferno and speedscope."""
     by_stack: dict[tuple[str, str, tuple[int, ...]], int] = {}
@@ -487,3 +193,390 @@ def collapsed(samples: StackSamples) -> Iterator[str]:
 
 def _plain(name: str) -> str:
     return name.replace(";", ":") or "(none)"
+
+
+def read_samples(path: Path) -> StackSamples:
+    """The samples in a file; raises InputError where there are none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    return samples_in(data, str(path))
+
+
+def samples_in(data: bytes, source: str) -> StackSamples:
+    """The samples in a file's bytes, which ``source`` names; raises InputError where there are none, or too many."""
+    if len(data) > MAX_FILE_BYTES:
+        raise InputError(f"{source}: over {MAX_FILE_BYTES} bytes of stacks")
+    try:
+        return msgspec.json.decode(data, type=_Document).samples()
+    except (*UNDECODABLE, ValueError) as error:
+        raise InputError(f"{source}: not sampled stacks: {_clean(str(error))}") from None
+
+
+class _Frame(Struct):
+    name: str
+    file: str
+    line: Whole
+
+
+class _Shared(Struct):
+    frames: tuple[_Frame, ...]
+
+
+class _Profile(Struct):
+    name: str
+    samples: tuple[Stack, ...]
+
+
+class _NotSampled(Struct):
+    problem: str
+
+
+class _Columns(Struct):
+    schema_version: Literal[1]
+    period_s: Annotated[float, Meta(gt=0, lt=3600)]
+    time_ns: tuple[Whole, ...]
+    step: tuple[Whole, ...]
+    stage: tuple[str, ...]
+    since_ns: tuple[Whole, ...]
+    threads: Annotated[tuple[ThreadSamples, ...], Meta(min_length=1)]
+    sampler: ThreadSamples
+    source: tuple[str, ...]
+    workers: tuple[WorkerSamples, ...] = ()
+    not_sampled: tuple[_NotSampled, ...] = ()
+
+
+class _Document(Struct):
+    shared: _Shared
+    profiles: Annotated[tuple[_Profile, ...], Meta(min_length=1)]
+    sftriage: _Columns
+
+    def samples(self) -> StackSamples:
+        """Raises ValueError where its parts do not fit each other."""
+        columns, n_frames = self.sftriage, len(self.shared.frames)
+        processes: tuple[_Columns | WorkerSamples, ...] = (columns, *columns.workers)
+        if sum(len(its.threads) for its in processes) != len(self.profiles):
+            raise ValueError("threads of other profiles")
+        if len(columns.source) != n_frames:
+            raise ValueError("lines of source for other frames")
+        if any(number >= n_frames for one in self.profiles for stack in one.samples for number in stack):
+            raise ValueError("a stack names a frame that is not there")
+        # (most are met again and again)
+        stacks: dict[Stack, Stack] = {}
+        named = (
+            (_clean(one.name), tuple(stacks.setdefault(stack, stack) for stack in one.samples)) for one in self.profiles
+        )
+        (training, *others), *theirs = (
+            tuple(
+                msgspec.structs.replace(one, name=name, stacks_N=its)
+                for one, (name, its) in zip(process.threads, islice(named, len(process.threads)), strict=True)
+            )
+            for process in processes
+        )
+        workers = tuple(
+            msgspec.structs.replace(one, threads=its) for one, its in zip(columns.workers, theirs, strict=True)
+        )
+        fit = _fit(columns.time_ns, (training, *others), columns.sampler, columns.step, columns.stage, columns.since_ns)
+        if not (fit and all(_fit(one.time_ns_W, one.threads, one.sampler) for one in workers)):
+            raise ValueError("columns of unequal lengths")
+        return StackSamples(
+            frames=tuple(self._frames()),
+            period_ns=round(columns.period_s * 1e9),
+            time_ns_N=columns.time_ns,
+            step_N=columns.step,
+            stage_N=columns.stage,
+            since_ns_N=columns.since_ns,
+            training=training,
+            others=tuple(others),
+            sampler=columns.sampler,
+            workers=workers,
+            not_sampled=tuple(_clean(one.problem) for one in columns.not_sampled),
+        )
+
+    def _frames(self) -> Iterator[Frame]:
+        # An installed program is of the package in which the training thread began: below what runs a module
+        # (``python -m``), or a script in ``bin``.
+        stack = next((one for one in self.profiles[0].samples if one), ())
+        files = (self.shared.frames[number].file for number in stack)
+        first = next((file for file in files if not re.search(r"^<|runpy\.py$|/bin/[^/]+$", file)), "")
+        package = _PACKAGE.match(first)
+        for one, line in zip(self.shared.frames, self.sftriage.source, strict=True):
+            main = package is not None and one.file.startswith(package[0])
+            yield Frame(_clean(_INLINE.sub("", one.name)), _clean(one.file), one.line, _clean(line), main=main)
+
+
+def _fit(
+    time_ns: Sequence[int], threads: Sequence[ThreadSamples], sampler: ThreadSamples, *more: Sequence[object]
+) -> bool:
+    """Whether all columns are of one length."""
+    each = (its for one in threads for its in (one.stacks_N, one.run_ns_N, one.waited_ns_N))
+    read = (its for one in threads for its in (one.waits_in_N, *one.used_N.values()) if its)
+    return len(set(map(len, (time_ns, sampler.run_ns_N, sampler.waited_ns_N, *more, *each, *read)))) == 1
+
+
+def _clean(text: str) -> str:
+    return CONTROL.sub("?", text)[:300]
+
+
+_IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
+"""Where a thread stands that waits to be given something to do."""
+
+
+LATE_PERIODS = 4
+"""A sampler late by as many periods, though it waited for no core, was kept from the interpreter by a thread that ran
+meanwhile; where none did, it was stopped with all else."""
+
+BUSY_FRACTION = 0.6
+"""Another thread that ran, or was ready to, for as much of the time keeps the training thread from the interpreter."""
+
+
+@dataclass(slots=True, eq=False)
+class Spot:
+    """A function of the program itself, and the samples of a stage that it stands for.
+
+    Attributes:
+        frame: the function, at its most frequent line; ``line_fraction`` is that line's part of the time.
+        within: the most frequent stack below it, outermost first: the libraries' functions that it calls.
+        samples: number of samples there, in some ``steps``.
+        weight_ns: the time that they stand for; for ``known_ns`` of it the system says what the thread did.
+        spent_ns: of that, by name: ``run``; ``waited``, for a core; ``stopped``: the whole process stood still;
+            ``gil``: another thread kept even the sampler from the interpreter; ``beside``: none of this, nor a wait for
+            something that the kernel names, while another thread was busy.
+        used: what was counted meanwhile of the thread, or of its process, by name (`trainer.stacks.USED`).
+        others_ns: how long each other thread was busy.
+        meanwhile: samples of other threads in the program, by thread and place.
+        waits_in: how long the thread waited in which function of the kernel.
+    """
+
+    sampled: StackSamples
+    samples: int = 0
+    steps: set[int] = field(default_factory=set)
+    weight_ns: int = 0
+    known_ns: int = 0
+    spent_ns: Counter[str] = field(default_factory=Counter)
+    used: Counter[str] = field(default_factory=Counter)
+    others_ns: Counter[int] = field(default_factory=Counter)
+    meanwhile: Counter[tuple[str, Frame]] = field(default_factory=Counter)
+    waits_in: Counter[str] = field(default_factory=Counter)
+    _stacks_ns: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    frame: Frame = field(init=False)
+    within: tuple[Frame, ...] = field(init=False)
+    line_fraction: float = field(init=False)
+
+    def fraction(self, *what: str) -> float:
+        """Part of the time, by names of ``spent_ns`` or ``collected`` (garbage); 0 where the system does not say."""
+        if what == ("collected",):
+            return min(1.0, self.used["collected_ns"] / self.weight_ns) if self.weight_ns else 0.0
+        return min(1.0, sum(self.spent_ns[one] for one in what) / self.known_ns) if self.known_ns else 0.0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.frame.function, self.frame.file
+
+    def add(self, at: int, weight_ns: int) -> None:
+        samples = self.sampled
+        self.samples += 1
+        self.steps.add(samples.step_N[at])
+        self.weight_ns += weight_ns
+        self._stacks_ns[samples.training.stacks_N[at]] += weight_ns
+        for thread in samples.others:
+            stack = thread.stacks_N[at]
+            if stack and not _IDLE.search(samples.frames[stack[-1]].file) and samples.own_frame(stack).own:
+                self.meanwhile[thread.name, samples.own_frame(stack)] += 1
+        if samples.training.waits_in_N:
+            self.waits_in[samples.training.waits_in_N[at]] += weight_ns
+        # What keeps the sampler from the interpreter may be met but once, and the stage began meanwhile.
+        if at and 2 * weight_ns >= samples.time_ns_N[at] - samples.time_ns_N[at - 1]:
+            self._add_times(at)
+            self.used.update({name: its_N[at] - its_N[at - 1] for name, its_N in samples.training.used_N.items()})
+
+    def _add_times(self, at: int) -> None:
+        samples = self.sampled
+        since_ns = samples.time_ns_N[at] - samples.time_ns_N[at - 1]
+        run_ns, waited_ns = _ran(samples.training, at)
+        if run_ns is None or waited_ns is None:
+            return
+        self.known_ns += since_ns
+        self.spent_ns.update(run=run_ns, waited=waited_ns)
+        # (a thread that waits for a core may hold the interpreter meanwhile)
+        busy_ns = [sum(one or 0 for one in _ran(thread, at)) for thread in samples.others]
+        self.others_ns.update(dict(enumerate(busy_ns)))
+        own_ns, others_ns, waits_in_N = run_ns + waited_ns, max(busy_ns, default=0), samples.training.waits_in_N
+        if not waits_in_N or not waits_in_N[at]:
+            self.spent_ns["beside"] += min(max(0, since_ns - own_ns), others_ns)
+        late_ns = since_ns - samples.period_ns - (_ran(samples.sampler, at)[1] or 0)
+        if since_ns > LATE_PERIODS * samples.period_ns and late_ns > 0:
+            self.spent_ns["stopped"] += max(0, late_ns - max(own_ns, others_ns))
+            self.spent_ns["gil"] += max(0, min(late_ns, others_ns) - run_ns) if others_ns > own_ns else 0
+
+    def settle(self) -> None:
+        """Say which line and which stack below it are the most frequent, once all samples are added."""
+        frames, lines = self.sampled.frames, Counter[int]()
+        for stack, weight_ns in self._stacks_ns.items():
+            lines[stack[own_at(frames, stack)]] += weight_ns
+        number = max(lines, key=lambda one: lines[one])
+        those = (one for one in self._stacks_ns if one[own_at(frames, one)] == number)
+        stack = max(those, key=lambda one: self._stacks_ns[one])
+        self.frame, self.within = frames[number], tuple(frames[one] for one in stack[own_at(frames, stack) + 1 :])
+        self.line_fraction = lines[number] / self.weight_ns if self.weight_ns else 0.0
+
+
+def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
+    run, waited = thread.run_ns_N[at - 1 : at + 1], thread.waited_ns_N[at - 1 : at + 1]
+    return (None, None) if min(run) < 0 or min(waited) < 0 else (run[1] - run[0], waited[1] - waited[0])
+
+
+def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | None = None) -> list[Spot]:
+    """Where a stage was spent in some steps (None: all), by function of the program, longest first.
+
+    Of a stack, the innermost function that is not a library's counts; where all are, the innermost.
+    """
+    found: dict[tuple[str, str], Spot] = {}
+    for at, weight_ns in weights(samples, stage, steps):
+        stack = samples.training.stacks_N[at]
+        below = stack[own_at(samples.frames, stack) + 1 :] if stack else ()
+        # (what was sampled in our own functions says nothing of the program)
+        if stack and not any(OURS.search(samples.frames[one].file) for one in below):
+            frame = samples.own_frame(stack)
+            found.setdefault((frame.function, frame.file), Spot(samples)).add(at, weight_ns)
+    for spot in found.values():
+        spot.settle()
+    return sorted(found.values(), key=lambda one: (-one.weight_ns, one.frame.file, one.frame.line))
+
+
+ONE_LINE_FRACTION = 0.8
+"""Of a function's time, what is of one line for that line to say what it does."""
+
+RUNS_FRACTION = 0.6
+"""A thread that runs, or could if it had a core, for as much of the time works; any other waits for something."""
+
+_CALLED: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
+    ("recompilation", re.compile(r"torch/_(dynamo|inductor)/")),
+    # (Python 3.10 does not say whose method it is)
+    ("dataloader_workers", re.compile(r" _MultiProcessingDataLoaderIter\.|/dataloader\.py _(try_)?get_data$")),
+    ("checkpoint", re.compile(r"torch/(serialization\.py (_?save|_legacy_save)|distributed/checkpoint/)")),
+    ("collective", re.compile(r"torch/distributed/distributed_c10d\.py")),
+    ("subprocess", re.compile(r"/subprocess\.py ")),
+    ("output", re.compile(r"/logging/__init__\.py |/(tqdm|rich|loguru)/")),
+    ("database", re.compile(r"/(sqlite3|sqlalchemy|psycopg2?|pymysql|pymongo|redis|asyncpg)/")),
+    ("network", re.compile(r"/(socket|ssl)\.py |/(http|urllib|urllib3|requests|aiohttp|botocore|fsspec)/")),
+    ("lock", re.compile(r"/(threading|queue)\.py |/multiprocessing/(synchronize|queues|connection)\.py ")),
+)
+"""By what the program had called, as ``FILE FUNCTION``: of several the first."""
+
+_BY_SOURCE: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
+    ("sleep", re.compile(r"\bsleep\(")),
+    ("garbage_collection", re.compile(r"\bgc\.collect\(")),
+    ("output", re.compile(r"\bprint\(|\bstd(out|err)\.(write|flush)\(")),
+    ("database", re.compile(r"\.(commit|execute\w*|fetch(one|many|all))\(")),
+    ("network", re.compile(r"\b(recv\w*|sendall|urlopen|getresponse|connect)\(")),
+    ("subprocess", re.compile(r"\bos\.(system|wait\w*|posix_spawn\w*|fork)\(")),
+    (
+        "disk",
+        re.compile(
+            r"\b(open|read\w*|pread\w*|write\w*|f(data)?sync|os\.sync|fromfile|tofile|(np|torch)\.load|memmap)\("
+        ),
+    ),
+    ("lock", re.compile(r"\b(acquire|join|flock|lockf)\(|^with\b.*(\b|_)(r?lock|mutex|semaphore|condition)\b", re.I)),
+    ("checkpoint", re.compile(r"\b(torch|dcp|checkpoint\w*)\.save\(")),
+)
+"""By the line at which the innermost function stood, which calls what has no Python of its own."""
+
+_BY_KERNEL: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
+    ("sleep", re.compile(r"nanosleep")),
+    ("subprocess", re.compile(r"^(do|kernel)_wait(4|id)?$")),
+    ("output", re.compile(r"pipe_write|tty_write")),
+    ("lock", re.compile(r"flock|setlk|(posix|locks)_lock|pipe_read|eventfd_read|semtimedop|msgrcv|^unix_")),
+    ("network", re.compile(r"^(sk|skb|tcp|udp|inet|inet6|nfs|rpc)_|^wait_woken$")),
+    (
+        "disk",
+        re.compile(
+            r"io_schedule|folio|wait_on_(page|buffer)|jbd2|^blk|^bio|submit_bio|rq_qos|^(ext4|xfs|btrfs|fuse)_|"
+            r"balance_dirty|writeback|^wb_|sync_(inodes|filesystems)|iomap"
+        ),
+    ),
+)
+"""By the function of the kernel in which it waited."""
+
+WORKS: frozenset[CauseCode] = frozenset(
+    {"garbage_collection", "recompilation", "checkpoint", "disk", "subprocess", "output", "database"}
+)
+"""What a thread may well run for; of a thread that runs the others are not the cause."""
+
+
+def code_of(spot: Spot) -> CauseCode:
+    """What is done at a place, by what had been called there and by whether the thread ran."""
+    runs = spot.fraction("run", "waited") >= RUNS_FRACTION
+    waits_in = next((one for one, its_ns in spot.waits_in.most_common(1) if 2 * its_ns >= spot.weight_ns), "")
+    innermost = spot.within[-1] if spot.within else spot.frame
+    called = [f"{one.file} {one.function}" for one in spot.within]
+    fits: Sequence[CauseCode] = (
+        *(code for code, pattern in _CALLED if any(pattern.search(one) for one in called)),
+        *(code for code, pattern in _BY_KERNEL if waits_in and pattern.search(waits_in) and not runs),
+        *(code for code, pattern in _BY_SOURCE if pattern.search(innermost.source)),
+    )
+    found = next((code for code in fits if not runs or code in WORKS), None)
+    if found is not None or runs:
+        return found or "python"
+    if not spot.known_ns:
+        return "unknown"
+    return "gil" if max(spot.others_ns.values(), default=-1) >= BUSY_FRACTION * spot.known_ns else "blocked"
+
+
+_CLEAR_BY_CODE: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpoint", "collective", "recompilation"})
+"""What a library does by functions of its own, whose names say no more."""
+
+
+def how(code: CauseCode, spot: Spot) -> str:
+    """By what a place does it: the library's function that it calls, and the thread that it waits for."""
+    called = "" if code in _CLEAR_BY_CODE else called_by(spot)
+    if code == "python":
+        calls = _calls(spot.frame.source) if spot.line_fraction >= ONE_LINE_FRACTION else []
+        return f" in {called}" if called else "" if calls else " in Python"
+    shown = f"{called.rpartition('.')[2]}(" in spot.frame.source
+    text = f" ({called})" if called and not shown else ""
+    if code == "lock":
+        for (name, frame), times in spot.meanwhile.most_common(1):
+            if 2 * times >= spot.samples:
+                text += f", while thread {name!r} is in {place(frame)}"
+    return text
+
+
+def called_by(spot: Spot) -> str:
+    """What a place calls, as a program would name it: the first public library function below it; or "".
+
+    Where what it calls has no Python of its own, it is the only call in its only line.
+    """
+    public = (one for one in spot.within if not re.search(r"<|(^|\.)_", one.function))
+    first = next(public, None)
+    calls = _calls(spot.frame.source)
+    if first is not None:
+        name = first.function.rpartition(".")[2]
+        its = (one for one in calls if re.fullmatch(rf"[\w.]*\b{re.escape(name)}", one))
+        return next(its, f"{_module(first.file)}.{first.function}")
+    if spot.within or spot.line_fraction < ONE_LINE_FRACTION:
+        return ""
+    return calls[0] if len(calls) == 1 and re.fullmatch(r"[\w.]{1,100}", calls[0]) else ""
+
+
+def _calls(source: str) -> list[str]:
+    try:
+        parsed = ast.parse(f"{source} pass" if source.endswith(":") else source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ["?" for _ in re.finditer(r"\w\(", source)]
+    return [ast.unparse(one.func) for one in ast.walk(parsed) if isinstance(one, ast.Call)]
+
+
+def _module(file: str) -> str:
+    path = re.sub(r"^.*/((site|dist)-packages|lib/python\d[^/]*)/", "", file)
+    return re.sub(r"(/__init__)?\.py$", "", path).replace("/", ".").strip("<>").removeprefix("frozen ")
+
+
+def place(frame: Frame) -> str:
+    """A line of the program: function, file, number and source."""
+    # (what a comment behind it says is no part of what is done there)
+    line = frame.source.partition("  # ")[0]
+    source = f": {line}" if line else ""
+    return f"{frame.function[:100]} ({PurePath(frame.file).name}:{frame.line}{source})"

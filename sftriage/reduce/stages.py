@@ -24,6 +24,7 @@ from sftriage.model.windows import OTHER, StageSchema
 from sftriage.reduce.events import (
     ANNOTATION,
     MEMCPY,
+    NOTHING,
     ON_HOST,
     OPERATOR,
     OWN,
@@ -31,11 +32,16 @@ from sftriage.reduce.events import (
     RUNTIME,
     EventQuery,
     Events,
+    IntervalCollector,
+    Intervals,
+    Ints,
+    Links,
     Trace,
+    both,
     gathered,
     self_time_slices,
+    union,
 )
-from sftriage.reduce.intervals import NOTHING, IntervalCollector, Intervals, Ints, Links, both, union
 from sftriage.traces.manifest import first_problem
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")

@@ -11,7 +11,7 @@ import numpy as np
 
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, Window
-from sftriage.reduce.intervals import Ints
+from sftriage.reduce.events import Ints
 from sftriage.reduce.stages import Reduction, TracedSteps, outside_ns
 
 APART_S = 5.0

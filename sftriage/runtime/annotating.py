@@ -15,11 +15,10 @@ from sftriage.errors import InputError, SftriageError
 from sftriage.model.captures import LeftOpen, Reproduced
 from sftriage.model.events import CauseFound, CostMeasured, Place
 from sftriage.model.verdicts import Verdict
-from sftriage.reduce.causes import cause_of, cause_of_rank
+from sftriage.reduce.causes import cause_of, cause_of_rank, in_torch, left_open
 from sftriage.reduce.inside import SampledRank, find, find_sampled, slowest
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
-from sftriage.reduce.spots import in_torch, left_open
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside

@@ -18,18 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from sftriage.errors import SftriageError
-from sftriage.reduce.samples import (
-    Flame,
-    Folded,
-    Frame,
-    StackSamples,
-    ThreadSamples,
-    collapsed,
-    flames,
-    fold,
-    meanwhile,
-    samples_in,
-)
+from sftriage.reduce.flames import Flame, Folded, flames, fold
+from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, collapsed, meanwhile, samples_in
 from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile
 from sftriage.traces.stores import Store, are_beside, verified
 from sftriage.trainer.sampler import FOLDED_NAME, NAME

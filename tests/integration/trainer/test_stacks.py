@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sftriage.base.process import start_ticks
-from sftriage.reduce.samples import read_samples
-from sftriage.reduce.spots import spots
+from sftriage.reduce.samples import read_samples, spots
 from sftriage.trainer import sampler
 from sftriage.trainer.sampler import WORKERS, StackSampler
 from tests import needs

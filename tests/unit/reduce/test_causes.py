@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 import pytest
+from msgspec import structs
 
-from sftriage.reduce.causes import cause_of, cause_of_rank
+from sftriage.reduce.causes import cause_of, cause_of_rank, in_torch, in_workers, left_open
 from sftriage.reduce.samples import Frame, StackSamples, WorkerSamples
-from sftriage.reduce.spots import in_torch, in_workers, left_open
 from sftriage.traces.manifest import CauseCode, Findings, KernelShare, Share, StageProfile
 from sftriage.words.decisions import DOES, NEXT_STEP
 from tests.unit.reduce.test_samples import GET, LIB, LOOP, MS, SPIN, samples, thread
@@ -19,7 +19,9 @@ from tests.unit.reduce.test_samples import GET, LIB, LOOP, MS, SPIN, samples, th
 def unknown_times(taken):
     """As where /proc says nothing of threads."""
     unknown = (-1,) * len(taken.time_ns_N)
-    training, sampler = (replace(one, run_ns_N=unknown, waited_ns_N=unknown) for one in (taken.training, taken.sampler))
+    training, sampler = (
+        structs.replace(one, run_ns_N=unknown, waited_ns_N=unknown) for one in (taken.training, taken.sampler)
+    )
     return replace(taken, training=training, sampler=sampler)
 
 
@@ -340,7 +342,7 @@ def used(taken, **each_ms):
     """The same samples, with what was counted of the process in each."""
     n = len(taken.time_ns_N)
     counts = {name: tuple(int(its * (number + 1)) for number in range(n)) for name, its in each_ms.items()}
-    return replace(taken, training=replace(taken.training, used_N=counts))
+    return replace(taken, training=structs.replace(taken.training, **counts))
 
 
 def test_garbage_that_is_collected_by_itself_is_named_and_not_the_line_that_makes_objects():
@@ -514,7 +516,7 @@ def worker(*stacks, runs=0.0, waits=0.0, number=0):
     """A worker that is sampled every 5 ms, 1 ms before its trainer is."""
     times_ns = tuple((5 * (one + 1) - 1) * MS for one in range(len(stacks)))
     its = thread(stacks, times_ns, runs, waits)
-    return WorkerSamples(number, 70 + number, 5 * MS, times_ns, (its,), thread((), times_ns))
+    return WorkerSamples(number, 70 + number, 0.005, times_ns, (its,), thread((), times_ns))
 
 
 def rank(*workers, stacks=(WAITING,) * 40, stage="data"):

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce import events, intervals, stages
+from sftriage.reduce import events, stages
 from sftriage.reduce.events import (
     KERNEL,
     ON_HOST,
@@ -16,11 +16,15 @@ from sftriage.reduce.events import (
     EventColumns,
     EventQuery,
     Events,
+    IntervalCollector,
+    Intervals,
+    Links,
     Packed,
     Trace,
+    self_time,
+    union,
 )
 from sftriage.reduce.inside import find
-from sftriage.reduce.intervals import IntervalCollector, Intervals, Links, self_time, union
 from sftriage.reduce.stages import outside_ns
 from tests.unit.reduce.heavy import (
     ENGINE,
@@ -75,7 +79,7 @@ def in_small_parts(patch, block_events=3):
         (events, "SLAB_EVENTS", 4),
         (events, "_SAMPLED", 2),
         (events, "MOST_SLABS", 100),
-        (intervals, "_GATHERED", 3),
+        (events, "_GATHERED", 3),
     ):
         patch.setattr(module, name, value)
 

@@ -217,7 +217,7 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
     # GIVEN a worker with two threads, sampled at other times than its trainer
     called = "DataLoader worker 3 (pid 70)"
     threads = thread([(LOAD,)], called), thread([(STEP,)], f"{called}: QueueFeederThread")
-    worker = WorkerSamples(3, 70, 4, (50,), threads, thread([()]))
+    worker = WorkerSamples(3, 70, 4e-9, (50,), threads, thread([()]))
     # WHEN they are laid out THEN its tracks come last
     training, *others = tracks_of(samples((MAIN,), workers=(worker,))).tracks
     assert (training.name, training.process) == ("MainThread", "")

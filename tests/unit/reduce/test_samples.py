@@ -8,19 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce import samples as module
-from sftriage.reduce.samples import (
-    OTHERS,
-    Folded,
-    Frame,
-    StackSamples,
-    ThreadSamples,
-    collapsed,
-    flames,
-    fold,
-    read_samples,
-)
-from sftriage.reduce.spots import spots
+from sftriage.reduce import flames as module
+from sftriage.reduce.flames import OTHERS, Folded, flames, fold
+from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, collapsed, read_samples, spots
 
 MS = 1_000_000
 LOOP = Frame("main", "/job/train.py", 12, "batch = next(batches)")

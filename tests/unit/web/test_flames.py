@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sftriage.reduce.samples import Frame, WorkerSamples, collapsed
 from sftriage.traces.manifest import CauseInfo, PlaceInfo, ReproducedInfo
@@ -213,11 +214,10 @@ def test_a_store_s_page_and_a_report_draw_it_too(shelf, captured, put_sampled, s
 def test_what_a_worker_did_is_drawn_in_the_stage_that_waited_for_it():
     # GIVEN a worker that has sampled itself at times of its own, and is still at it when the trainer's samples end
     busy = samples(((LOOP, OPEN), 8), every_ms=4)
-    worker = WorkerSamples(1, 77, 4_000_000, (*busy.time_ns_N[:-1], 10**12), (busy.training,), busy.sampler)
-    frames = (*SLEEPS.frames, *busy.frames)
     stacks = tuple(tuple(number + len(SLEEPS.frames) for number in one) for one in busy.training.stacks_N)
-    worker = replace(worker, threads=(replace(busy.training, stacks_N=stacks),))
-    taken = replace(SLEEPS, frames=frames, workers=(worker,))
+    training = structs.replace(busy.training, stacks_N=stacks)
+    worker = WorkerSamples(1, 77, 0.004, (*busy.time_ns_N[:-1], 10**12), (training,), busy.sampler)
+    taken = replace(SLEEPS, frames=(*SLEEPS.frames, *busy.frames), workers=(worker,))
     # WHEN it is chosen THEN its lines are those of the time in which the training thread was in the stage
     graph = flame_graph(Sampled(SUSPECT, taken), None, {"thread": "DataLoader worker 1"})
     assert (graph.thread, graph.stage, graph.sides[0].samples) == ("DataLoader worker 1", "data", 7)

@@ -1,0 +1,146 @@
+"""The tree of functions in which a stage was spent, by its sampled stacks: what a flame graph draws.
+
+A function is the same wherever in it the sampler found it; the lines at which it stood itself are leaves below it. So a
+function takes what its leaves take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, weights
+
+MAX_DEPTH = 128
+"""Functions of a stack that are kept apart; what is deeper counts for the last of them."""
+
+MAX_STACKS = 1000
+"""Different stacks of one side that are kept apart; of more, the least are put together."""
+
+
+OTHERS = Frame("(other stacks)", "", 0)
+
+Kind = Literal["root", "function", "line"]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples."""
+
+    stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
+    samples: int
+    steps: int
+
+    @property
+    def weight_ns(self) -> int:
+        return sum(ns for _, ns in self.stacks_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """A function where it was called, or a line at which it stood itself; the root is the stage.
+
+    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the line where it was met the most.
+    ``took_s`` is a step's, with all that it called; ``beside_s`` the same of what it is compared with. ``children`` are
+    the longest first.
+    """
+
+    kind: Kind
+    path: str
+    frame: Frame
+    took_s: float
+    beside_s: float
+    children: tuple[Flame, ...] = ()
+
+    @property
+    def more_s(self) -> float:
+        return self.took_s - self.beside_s
+
+    def seconds(self, side: int) -> float:
+        """What it took on the suspect (0), or beside (1)."""
+        return self.beside_s if side else self.took_s
+
+    def walk(self) -> Iterator[Flame]:
+        """It, and all that is below it, each before what is below."""
+        waiting = [self]
+        while waiting:
+            one = waiting.pop()
+            yield one
+            waiting += reversed(one.children)
+
+
+def fold(
+    samples: StackSamples, thread: ThreadSamples, stage: str | None, steps: Collection[int] | None = None
+) -> Folded:
+    """What one of the threads did while the training thread was in a stage, or in all, in some steps, or in all."""
+    by_stack: dict[tuple[int, ...], int] = {}
+    taken = 0
+    for at, weight_ns in weights(samples, stage, steps):
+        if stack := thread.stacks_N[at]:
+            taken += 1
+            by_stack[stack] = by_stack.get(stack, 0) + weight_ns
+    # (a step may have no sample, where the sampler was kept from it)
+    numbers = range(min(samples.step_N, default=0), max(samples.step_N, default=0) + 1)
+    met = len(numbers) if steps is None else sum(number in steps for number in numbers)
+    by_size = sorted(by_stack.items(), key=lambda one: -one[1])
+    stacks_ns = [
+        (tuple(samples.frames[number] for number in stack[:MAX_DEPTH]), ns) for stack, ns in by_size[:MAX_STACKS]
+    ]
+    if left := by_size[MAX_STACKS:]:
+        stacks_ns.append(((OTHERS,), sum(ns for _, ns in left)))
+    return Folded(tuple(stacks_ns), taken, met)
+
+
+def flames(*sides: tuple[Folded, float | None]) -> Flame:
+    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with.
+
+    Each side has its samples, and the measured seconds of the stage a step (None: unknown), which they are parts of.
+    """
+    root = _Node()
+    for side, (folded, measured_s) in enumerate(sides):
+        weight_ns = folded.weight_ns
+        a_step = 1e-9 / max(1, folded.steps) if measured_s is None or not weight_ns else measured_s / weight_ns
+        for stack, ns in folded.stacks_ns:
+            root.add(stack, side, ns * a_step)
+        # (short, it may have been missed by every sample)
+        root.seconds[side] = weight_ns * a_step if measured_s is None else measured_s
+    return root.flame("root", "all", Frame("", "", 0))
+
+
+@dataclass(slots=True)
+class _Node:
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    # By line: hashing a frame takes as long as all the rest.
+    lines: dict[int, tuple[float, Frame]] = field(default_factory=dict)
+    functions: dict[tuple[str, str], _Node] = field(default_factory=dict)
+    stood: dict[Frame, list[float]] = field(default_factory=dict)
+
+    def add(self, stack: Sequence[Frame], side: int, seconds: float) -> None:
+        node = self
+        for frame in stack:
+            node = node.functions.setdefault((frame.function, frame.file), _Node())
+            node.seconds[side] += seconds
+            met = node.lines.get(frame.line)
+            node.lines[frame.line] = (seconds, frame) if met is None else (met[0] + seconds, met[1])
+        if stack:
+            node.stood.setdefault(stack[-1], [0.0, 0.0])[side] += seconds
+
+    def flame(self, kind: Kind, path: str, frame: Frame) -> Flame:
+        below = [
+            *(one.flame("function", _below(path, "in", *key), one.most()) for key, one in self.functions.items()),
+            *(
+                Flame("line", _below(path, "at", str(at.line), at.source), at, took_s, beside_s)
+                for at, (took_s, beside_s) in self.stood.items()
+            ),
+        ]
+        below.sort(key=lambda one: (-max(one.took_s, one.beside_s), one.path))
+        return Flame(kind, path, frame, self.seconds[0], self.seconds[1], tuple(below))
+
+    def most(self) -> Frame:
+        return max(self.lines.values(), key=lambda met: (met[0], -met[1].line))[1]
+
+
+def _below(path: str, *names: str) -> str:
+    return hashlib.blake2b("\0".join((path, *names)).encode(errors="surrogatepass"), digest_size=5).hexdigest()
