@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from sftriage.agent.executor import Executor, RankLook, TrainerCapture
@@ -360,15 +360,14 @@ STORING_S = 60.0
 class Agent(RankRings):
     """What a controller needs of one host. Nothing here waits; its owner calls it again and again.
 
-    ``rings`` has the trainers' rings and mailboxes, ``spool`` the traces that they leave; ``do`` writes steps, spool
-    and store; ``clock`` is monotonic, in seconds.
+    ``rings`` has the trainers' rings and mailboxes, ``directory`` the ``steps`` that are kept and the ``spool`` of the
+    traces that they leave; ``do`` writes both, and the store.
     """
 
     def __init__(
         self,
         rings: Path,
-        steps: Path,
-        spool: Path,
+        directory: Path,
         store: LocalStore,
         *,
         job: str,
@@ -376,20 +375,18 @@ class Agent(RankRings):
         nsys: NsysPlace | None = None,
         kept: KeptSteps | None = None,
         do: Do = at_once,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(rings, steps, kept, do)
+        super().__init__(rings, directory / "steps", kept, do)
         self._switches = Switches(rings, self.writes)
-        self._captures = Captures(self, rings, spool, nsys, store, job, run)
+        self._captures = Captures(self, rings, directory / "spool", nsys, store, job, run)
         self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True
-        self._clock = clock
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """All captures that are wanted of the host now. Told again, nothing happens again."""
         self.look()
-        self._do(partial(self._captures.want, wanted, self._clock()))
+        self._do(partial(self._captures.want, wanted, monotonic()))
 
     def switches(self) -> list[SwitchStatus]:
         return self._switches.statuses()
@@ -398,7 +395,7 @@ class Agent(RankRings):
         self._switches.want(wanted)
 
     def reports(self) -> list[Report]:
-        self._do(partial(self._captures.go_on, self._clock()))
+        self._do(partial(self._captures.go_on, monotonic()))
         return self._captures.reports()
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
@@ -409,8 +406,8 @@ class Agent(RankRings):
         here = self.ranks
         about = sorted(set(ranks) & set(here))
         if not (about and self._has_gpus):
-            return GpuFindings(time.time())
-        found = self._gpus.ask(list(here.values()), self._clock(), about)
+            return GpuFindings(time())
+        found = self._gpus.ask(list(here.values()), monotonic(), about)
         if found is None:
             return None
         self._has_gpus = bool(found.gpus)

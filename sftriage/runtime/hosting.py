@@ -210,11 +210,10 @@ class AgentHost:
         store = HostCaptures(directory, keeping)
         self._disk = Disk(root=directory)
         self._log_leader = LogLeader(directory.with_name(SPEAKER))
-        steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
         # (names that are a launcher's or a person's are no part of what a server reads)
         name, job, run = bounded_text(name), bounded_text(job), bounded_text(job_id)
-        agent = Agent(rings, steps, self.spool, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
+        agent = Agent(rings, directory, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
         places, agent_token = Subjects.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = self._hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))

@@ -61,8 +61,8 @@ class ThisHost(Agent):
     """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere."""
 
     def __init__(self, directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> None:
-        places = Path(info.rings), directory.steps, directory.spool, LocalStore(directory.path)
-        super().__init__(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept_of(info), do=do)
+        rings, path, kept = Path(info.rings), directory.path, kept_of(info)
+        super().__init__(rings, path, LocalStore(path), job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)
 
     def switches(self) -> list[SwitchStatus]:
         """See `controller.desired.Fleet`: a group that extends to other hosts is not switched from here."""

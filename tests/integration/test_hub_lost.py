@@ -199,16 +199,15 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
     Also to an agent that comes back after others, who have told more by then than the hub had before.
     """
     told.fleet.close()
-    for name in ("rings", "kept", "spool"):
+    for name in ("rings", "steps", "spool"):
         (tmp_path / name).mkdir()
-    places = tmp_path / "rings", tmp_path / "kept", tmp_path / "spool"
-    agent = Agent(*places, LocalStore(tmp_path), job="job", run="run-1")
+    agent = Agent(tmp_path / "rings", tmp_path, LocalStore(tmp_path), job="job", run="run-1")
     link = Breaking(told.port)
     hub = Hub(HubAddress(f"nats://127.0.0.1:{link.port}", tmp_path / "secret"), "host")
     where = PLACES, "node-a", "boot", "1", tmp_path / "begun"
     with (
         contextlib.closing(link),
-        Monitor(("data",), sync=(), rank=0, world_size=1, rings=places[0]) as monitor,
+        Monitor(("data",), sync=(), rank=0, world_size=1, rings=tmp_path / "rings") as monitor,
         contextlib.closing(HostEnd(agent, hub, *where, None, LogLeader(tmp_path / "speaker"))) as end,
     ):
 

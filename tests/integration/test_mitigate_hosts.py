@@ -144,7 +144,7 @@ from pathlib import Path
 from sftriage.agent.agent import Agent
 from sftriage.traces.store import LocalStore
 rings, kept = map(Path, sys.argv[1:])
-agent = Agent(rings, kept, kept, LocalStore(kept), job="job", run="run-1")
+agent = Agent(rings, kept, LocalStore(kept), job="job", run="run-1")
 agent.rows()
 print([one.name for one in agent.switches()])
 """

@@ -153,7 +153,8 @@ def test_a_full_disk_is_the_reason_and_the_next_capture_works(rank, place, tmp_p
         there = {"SFTRIAGE_RINGS": str(made["rings"]), "SFTRIAGE_SPOOL": str(made["spool"])}
         process = rank(sys.executable, JOB, tmp_path / "release", **there, SFTRIAGE_NSYS_TMP=str(disk.path))
         own = nsys.NsysPlace(Path(place["SFTRIAGE_NSYS"]), place["SFTRIAGE_NSYS_SESSION"], ("nvtx",), disk.path)
-        with contextlib.closing(Agent(**made, store=LocalStore(tmp_path), job="job", run="run-1", nsys=own)) as agent:
+        places = made["rings"], tmp_path, LocalStore(tmp_path)
+        with contextlib.closing(Agent(*places, job="job", run="run-1", nsys=own)) as agent:
 
             def capture(number):
                 wanted = CaptureRequest(

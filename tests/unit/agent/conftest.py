@@ -2,6 +2,7 @@
 
 import pytest
 
+from sftriage.agent import agent as module
 from sftriage.agent.agent import Agent
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.monitor import Monitor
@@ -26,13 +27,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock():
-    return Clock()
+def clock(monkeypatch):
+    monkeypatch.setattr(module, "monotonic", clock := Clock())
+    return clock
 
 
 @pytest.fixture
 def agent(places, clock, tmp_path):
-    agent = Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1", clock=clock)
+    agent = Agent(places["rings"], tmp_path, LocalStore(tmp_path), job="job", run="run-1")
     yield agent
     agent.close()
 

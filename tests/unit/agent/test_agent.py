@@ -221,7 +221,7 @@ def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, cl
 def test_what_a_rank_declares_and_joins_late_is_in_what_is_kept(places, tmp_path, monitor, taken_over, caplog):
     # GIVEN ranks that join a cohort: one before its first step has been read, one after, which declares a stage too
     def agent():
-        return Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1")
+        return Agent(places["rings"], tmp_path, LocalStore(tmp_path), job="job", run="run-1")
 
     first, late = monitor(0), monitor(1)
     first.join("stage-0")
@@ -270,12 +270,11 @@ DEADLINE_S = 20.0
 @pytest.mark.parametrize("full_from_the_start", [True, False])
 def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path, monkeypatch, full_from_the_start):
     monkeypatch.setattr(module, "RETRY_S", 0.005)
-    rings, spool = tmp_path / "rings", tmp_path / "spool"
-    rings.mkdir()
-    spool.mkdir()
+    (rings := tmp_path / "rings").mkdir()
     with small_disk(tmp_path / "disk") as small, Monitor(rings=rings, world_size=1) as monitor:
         disk = Disk()
-        agent = Agent(rings, small.path, spool, LocalStore(tmp_path), job="job", run="run-1", do=disk.do)
+        (steps := small.path / "steps").mkdir()
+        agent = Agent(rings, small.path, LocalStore(tmp_path), job="job", run="run-1", do=disk.do)
         told = []
 
         def go_on(steps: int) -> None:
@@ -295,13 +294,13 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         disk.settle()
         assert not disk.well
         # AND of a log that could not be begun there is nothing
-        logs = list(small.path.glob("rank-*"))
+        logs = list(steps.glob("rank-*"))
         assert all(path.stat().st_size for path in logs)
         assert bool(logs) != full_from_the_start
         # WHEN there is room again THEN all of it is kept
         small.empty()
         disk.drain(DEADLINE_S)
-        assert [one.step for one in read_log(small.path / "rank-0.0.steps").records] == list(range(320))
+        assert [one.step for one in read_log(steps / "rank-0.0.steps").records] == list(range(320))
         *_, over = disk.news()
         assert (over.lost, over.late["steps"] >= 300) == ({}, True)
         agent.close()
