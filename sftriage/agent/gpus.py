@@ -78,10 +78,6 @@ class _Line(msgspec.Struct, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     asking: _Index | None = None
     gpu: Gpu | None = None
-    sample: _Index | None = None
-    sm_clock_mhz: float | None = None
-    clock_reasons: tuple[str, ...] | None = None
-    problems: tuple[str, ...] = ()
     error: str = ""
     done: bool = False
 
@@ -93,7 +89,6 @@ def parse_reading(said: str, *, ended: bool) -> Reading:
     """
     driver, problem, done, asking, count = None, "", False, None, 0
     gpus: dict[int, Gpu] = {}
-    samples: dict[int, list[_Line]] = {}
     for text in said.splitlines():
         try:
             line = msgspec.json.decode(text, type=_Line)
@@ -104,27 +99,13 @@ def parse_reading(said: str, *, ended: bool) -> Reading:
         asking = asking if line.asking is None else line.asking
         if line.gpu is not None:
             gpus[line.gpu.index] = line.gpu
-        if line.sample is not None:
-            samples.setdefault(line.sample, []).append(line)
     if not (done or problem):
         problem = "DIED" if ended else "NO_ANSWER"
         for index in range(count):
             gpus.setdefault(index, Gpu(index, f"#{index}", problems=() if index == asking else ("NOT_ASKED",)))
-        if asking is not None:
-            samples.setdefault(asking, []).append(_Line(problems=(problem,)))
-    return Reading(driver, tuple(_sampled(gpu, samples.get(index, [])) for index, gpu in sorted(gpus.items())), problem)
-
-
-def _sampled(gpu: Gpu, samples: Sequence[_Line]) -> Gpu:
-    clocks = [one.sm_clock_mhz for one in samples if one.sm_clock_mhz is not None]
-    said = [one.clock_reasons for one in samples if one.clock_reasons is not None]
-    every = dict.fromkeys(name for reasons in said for name in reasons)
-    return replace(
-        gpu,
-        sm_clock_mhz=median(clocks) if clocks else None,
-        clock_reasons={name: sum(name in one for one in said) / len(said) for name in every} if said else None,
-        problems=tuple(dict.fromkeys([*gpu.problems, *(name for one in samples for name in one.problems)])),
-    )
+        if asking is not None and asking in gpus:
+            gpus[asking] = replace(gpus[asking], problems=(*gpus[asking].problems, problem))
+    return Reading(driver, tuple(gpu for _, gpu in sorted(gpus.items())), problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ before a call that hangs is not lost::
 
     {"driver": "550.54.15", "count": 8}
     {"asking": 0}                               what comes next is about GPU 0; a last line like this is where it hangs
-    {"gpu": {"index": 0, ...}}                  what does not change from one instant to the next
-    {"sample": 0, "sm_clock_mhz": 1980, ...}    what does, several times over
+    {"gpu": {"index": 0, ...}}                  all that is known of it so far: its clocks only from the second time on
     {"done": true}
 
 or ``{"error": "LIBRARY_NOT_FOUND"}`` where there is nobody to ask. What the GPU, the driver or this user's rights do
@@ -43,6 +42,8 @@ class Device:
 
     def __init__(self, nvml: Any, handle: Any, problems: list[str]) -> None:
         self._nvml, self._handle, self.problems = nvml, handle, problems
+        self._clocks_mhz: list[float] = []
+        self._reasons: list[list[str]] = []
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """What a function of NVML answers, or None. A text is the name of one of NVML's constants."""
@@ -78,12 +79,20 @@ class Device:
         }
 
     def sample(self) -> dict[str, Any]:
+        """What does: the median clock of the samples so far, and in how many of them each reason limited it."""
         bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
             # Its name until R535.
             bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        reasons = None if bits is None else [name for at, name in enumerate(CLOCK_REASONS) if bits >> at & 1]
-        return {"sm_clock_mhz": self.ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"), "clock_reasons": reasons}
+        if bits is not None:
+            self._reasons.append([name for at, name in enumerate(CLOCK_REASONS) if bits >> at & 1])
+        if (clock_mhz := self.ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")) is not None:
+            self._clocks_mhz.append(clock_mhz)
+        n, every = len(self._reasons), [name for reasons in self._reasons for name in reasons]
+        return {
+            "sm_clock_mhz": sorted(self._clocks_mhz)[len(self._clocks_mhz) // 2] if self._clocks_mhz else None,
+            "clock_reasons": {name: every.count(name) / n for name in every} if n else None,
+        }
 
 
 def error_name(nvml: Any, error: Any) -> str:
@@ -105,24 +114,24 @@ def read(nvml: Any) -> None:
     nvml.nvmlInit()
     count = nvml.nvmlDeviceGetCount()
     say(driver=_text(nvml.nvmlSystemGetDriverVersion()), count=count)
-    devices = {}
+    devices: list[tuple[Device, dict[str, Any]]] = []
     for index in range(count):
         say(asking=index)
-        problems: list[str] = []
-        facts: dict[str, Any] = {"index": index, "uuid": f"#{index}"}
+        facts: dict[str, Any] = {"index": index, "uuid": f"#{index}", "problems": []}
         try:
-            device = devices[index] = Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), problems)
+            device = Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), facts["problems"])
             facts["uuid"] = device.ask("nvmlDeviceGetUUID") or facts["uuid"]
             facts |= device.standing()
+            devices.append((device, facts))
         except nvml.NVMLError as error:
-            problems.append(error_name(nvml, error))
-        say(gpu={**facts, "problems": problems})
+            facts["problems"].append(error_name(nvml, error))
+        say(gpu=facts)
     for turn in range(SAMPLES if devices else 0):
         if turn:
             time.sleep(SAMPLE_EVERY_S)
-        for index, device in devices.items():
-            say(asking=index)
-            say(sample=index, **device.sample(), problems=device.problems)
+        for device, facts in devices:
+            say(asking=facts["index"])
+            say(gpu=facts | device.sample())
     say(done=True)
 
 

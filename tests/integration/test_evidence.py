@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sftriage.agent import gpus as evidence
 from sftriage.agent.gpus import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather, parse_reading
+from sftriage.agent.nvml_child import CLOCK_REASONS, Device
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import plain
 from tests import needs
@@ -223,17 +225,14 @@ def test_whatever_is_said_that_makes_no_sense_is_left_out(said):
 
 
 def test_samples_are_put_together():
-    said = [
-        {"gpu": {"index": 0, "uuid": "GPU-0"}},
-        {"sample": 0, "sm_clock_mhz": 300, "clock_reasons": ["gpu_idle"]},
-        {"sample": 0, "sm_clock_mhz": 1900, "clock_reasons": [], "problems": ["UNKNOWN"]},
-        {"sample": 0, "sm_clock_mhz": 1980, "clock_reasons": ["board_limit"], "problems": ["UNKNOWN"]},
-        {"done": True},
-    ]
-    (gpu,) = parse_reading("\n".join(map(json.dumps, said)), ended=True).gpus
-    assert gpu.sm_clock_mhz == 1900
-    assert gpu.clock_reasons == {"gpu_idle": 1 / 3, "board_limit": 1 / 3}
-    assert gpu.problems == ("UNKNOWN",)
+    clocks_mhz, bits = iter((300, 1900, 1980)), iter((1, 0, 1 << CLOCK_REASONS.index("board_limit")))
+    answers = {
+        "nvmlDeviceGetClockInfo": lambda *_: next(clocks_mhz),
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: next(bits),
+    }
+    device = Device(SimpleNamespace(NVMLError=OSError, NVML_CLOCK_SM=1, **answers), None, [])
+    *_, last = (device.sample() for _ in range(3))
+    assert last == {"sm_clock_mhz": 1900, "clock_reasons": {"gpu_idle": 1 / 3, "board_limit": 1 / 3}}
 
 
 def test_only_what_is_about_gpus_leaves_a_ranks_environment(trainer):
