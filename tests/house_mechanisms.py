@@ -26,9 +26,8 @@ EXCEPTIONS = {
     ("trainer/layout.py", "lock"): "a ring's record lock shows through PID namespaces, and forked children lack it",
     ("trainer/layout.py", "rename"): "a ring is allocated and locked before it has its name",
     ("runs/journal.py", "rename"): "the journal goes on with the descriptor that it has written",
-    ("runtime/hub_server.py", "rename"): "the first of several hosts to make a secret wins",
-    ("runtime/many_hosts.py", "rename"): "the secret appears once the hub answers",
-    ("traces/databases.py", "rename"): "puts a damaged file aside",
+    ("runtime/hub_server.py", "rename"): "the first of several hosts makes the secret; it appears once the hub answers",
+    ("traces/catalogue.py", "rename"): "puts a damaged file aside",
     ("traces/store.py", "rename"): "of directories",
     **{(f"fleet/{n}.py", "retry"): _NATS for n in ("hub", "incoming", "lease", "over_nats", "shipping", "transfers")},
 }

@@ -21,15 +21,14 @@ from sftriage.commands import options as shared
 from sftriage.commands.options import option
 from sftriage.commands.output import JobOutput, notices
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import CA_FILE, PORT, HubAddress
+from sftriage.fleet.hub import PORT
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.hub_server import HubServer
+    from sftriage.runtime.hub_server import HubOptions, HubServer
     from sftriage.runtime.launcher import Notes
-    from sftriage.runtime.many_hosts import HubOptions
 
 WAITS = "waiting until the job's last controller is gone"
 
@@ -63,7 +62,6 @@ def controller(
     from sftriage.runtime.controlling import JobController, job_of
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.hosting import file_name, free
-    from sftriage.runtime.many_hosts import forget_hub
     from sftriage.trainer.layout import bounded_text
 
     options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
@@ -83,7 +81,7 @@ def controller(
         name = bounded_text(job or options.job_id)
         paths = [find(one) for one in policy or ["default"]]
         begin = {"job": name, "policies": paths, "keeping": keep.of(name), "nsys": nsys}
-    about = directory, options.job_id, options.address, output.sinks
+    about = directory, options, output.sinks
     with contextlib.nullcontext() if run is None else notices().status(WAITS):
         watched = JobController(*about, catalogue=checked_catalogue(catalogue), **begin)
     output.say_begun("watching" if run is None else "took over the job, watching", watched)
@@ -91,14 +89,14 @@ def controller(
     if server is not None:
         # (whoever started the job would have, and is gone)
         held.close()
-        forget_hub(options, server)
+        options.forget(server)
 
 
 def _start_hub(options: HubOptions, directory: Path, held: ExitStack, *, resume: bool) -> HubServer:
     """Start the job's hub on this host, and on resuming a run, whose host may have gone too, also its agents."""
-    from sftriage.runtime.many_hosts import start_agents, start_hub
+    from sftriage.runtime.many_hosts import start_agents
 
-    server = start_hub(options, directory)
+    server = options.start(directory)
     held.callback(server.close)
     server.keep()
     if resume:
@@ -110,13 +108,11 @@ def _start_hub(options: HubOptions, directory: Path, held: ExitStack, *, resume:
 def _watch(
     watched: JobController, output: JobOutput, options: HubOptions, server: HubServer | None, notes: Notes
 ) -> None:
-    from sftriage.runtime.many_hosts import forget_hub
-
     with contextlib.closing(watched):
         if not watched.watch(output.say, lambda: notes.told):
             if server is not None and "SLURM_JOB_ID" in os.environ:
                 # (the job is over, though not all of its hosts have said so)
-                atexit.register(forget_hub, options, server)
+                atexit.register(options.forget, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             output.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT)
@@ -154,6 +150,7 @@ def of_cluster(
     from sftriage.kube.jobs import JobRef
     from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
+    from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Notes
 
     job = shared.meant("--job-id", JobRef.of_id, job_id)
@@ -173,12 +170,12 @@ def of_cluster(
         if nats is None:
             held.callback(_hub_in_pod((everywhere, port), run, creds, tls).close)
             nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
-        address = HubAddress(nats, creds, None if tls is None else tls / CA_FILE)
+        options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
         while notes.told is None:
             output = JobOutput(metrics.metering(), mirror)
             directory, resumes = _directory(run)
-            about = directory, job_id, address, output.sinks, None if resumes else name
+            about = directory, options, output.sinks, None if resumes else name
             watched = JobController(*about, policies=[policies], keeping=keeping)
             mirror.follow(watched.directory)
             names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)

@@ -13,7 +13,7 @@ from sftriage.errors import UsageError
 
 if TYPE_CHECKING:
     from sftriage.runtime.copies import Keeping
-    from sftriage.runtime.many_hosts import HubOptions
+    from sftriage.runtime.hub_server import HubOptions
     from sftriage.sinks.metering import Metering
     from sftriage.web.serving import MetricsEndpoint
 
@@ -110,7 +110,7 @@ class HubChoice:
 
     def options(self, job_id: str | None = None) -> HubOptions:
         """The same, checked; UsageError where they make no sense."""
-        from sftriage.runtime.many_hosts import HubOptions
+        from sftriage.runtime.hub_server import HubOptions
 
         return HubOptions(job_id or self.job_id or "", self.hub, self.nats, self.creds, self.tls)
 

@@ -23,8 +23,9 @@ from sftriage.runs.directory import find_run
 from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
+    from sftriage.runtime.copies import Keeping
+    from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Launcher, Triaged
-    from sftriage.runtime.many_hosts import HubOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def _on_many_hosts(
     policies: list[Path],
     options: HubOptions,
     forwarded: Mapping[str, object],
+    keeping: Keeping,
     **how: Any,
 ) -> Triaged:
     """The job's part on this host; ``forwarded`` are options of its controller."""
@@ -160,7 +162,7 @@ def _on_many_hosts(
     given += [f"--policy={path}" for path in policies]
     # (the controller reads them again: mistakes in them are reported here, before the job starts)
     detection = PolicyFiles(policies).current.detection
-    return HostRun(command, name, options, given, detection=detection, **how).triaged()
+    return HostRun(name, options, given, detection, keeping).triaged(command, **how)
 
 
 def attach(

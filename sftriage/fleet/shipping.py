@@ -23,7 +23,7 @@ from sftriage.base.log_once import LogOnce
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
-from sftriage.fleet.transfers import CountedFile, Transfer
+from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     Block,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
 
     from sftriage.agent.agent import Agent
-    from sftriage.runtime.hosting import HostCaptures
 
 log = logging.getLogger("sftriage")
 
@@ -73,7 +72,7 @@ def ship_s(world_size: int) -> float:
 class HostEnd:
     """Ships what an agent has, and carries out orders, in threads of its own between `start` and `close`.
 
-    It closes ``agent`` and ``hub``. The file ``begun`` notes captures before they begin, so that none begins twice.
+    It closes ``agent`` and ``hub``. A file beside the captures notes each before it begins, so that none begins twice.
     """
 
     def __init__(
@@ -84,14 +83,14 @@ class HostEnd:
         name: str,
         boot_id: str,
         rings_id: str,
-        begun: Path,
         kept: HostCaptures,
         log_leader: LogLeader,
     ) -> None:
         self._agent, self._hub, self._places, self._kept = agent, hub, places, kept
         self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
-        self._begun_file, self._log_leader, self._said_away = begun, log_leader, False
+        begun = self._begun_file = kept.directory / "begun"
+        self._log_leader, self._said_away = log_leader, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None

@@ -15,19 +15,24 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sftriage.base.files import write_atomically
+from sftriage.base.log_once import LogOnce
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
 from sftriage.fleet.wire import NO_NAME, RunName
 from sftriage.model.captures import CaptureResult, Report
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore, Upload
+from sftriage.traces.uploading import Sender
 from sftriage.words.amounts import size
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
     from nats.js.api import ObjectInfo
     from nats.js.object_store import ObjectStore
+
+log = logging.getLogger("sftriage")
 
 TELL_S = 2.0  # period of reports on a transfer
 
@@ -77,7 +82,53 @@ class CountedFile(io.BufferedIOBase):
         return count
 
 
-log = logging.getLogger("sftriage")
+class HostCaptures:
+    """The captures that a host keeps in its directory, with copies in its run's store where that is the one at ``url``.
+
+    With ``drop_local`` traces go from here once their copy is verified.
+    """
+
+    def __init__(self, directory: Path, url: str | None = None, *, drop_local: bool = False) -> None:
+        self.directory, self.local, self._url, self._drop_local = directory, LocalStore(directory), url, drop_local
+        self._log_once = LogOnce(log)
+
+    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
+        """The manifest of a capture under its run's name, known from the first orders on, and its files."""
+        manifest = self.local.manifest(capture_id)
+        named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
+        if named != manifest:
+            write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())
+        paths = ((one.name, self.local.file(capture_id, one.name)) for one in named.artefacts)
+        return named.to_json(), {name: path for name, path in paths if path.exists()}
+
+    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
+        """Copy a capture into the store of its run; whether it is there and verified, or else goes through the hub."""
+        url = self._url
+        if url is None:
+            return False
+        if run.store != url:
+            its = f"keeps them in {run.store}" if run.store else "was given no --store"
+            self._log_once("captures go through the hub, and not to %s: the job's controller %s", url, its)
+            return False
+        sent: dict[str, int] = {}
+
+        def count(_capture_id: str, artefact: Artefact, doing: str, done_bytes: int) -> None:
+            if doing == "sending":
+                transfer.moved(done_bytes - sent.get(artefact.name, 0))
+                sent[artefact.name] = done_bytes
+
+        try:
+            remote = RemoteStore.open(url, job=run.job, run=run.run_id, create=True)
+            sender = Sender(self.local, remote, url, count)
+            if not sender.bring(capture_id, datetime.now(timezone.utc)):
+                return False
+            if self._drop_local:
+                self.local.drop(self.local.manifest(capture_id))
+        except SftriageError as error:
+            self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
+            return False
+        return True
+
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
 LOST_S = 30.0  # patience with a capture that the hub has lost: its host sends it again

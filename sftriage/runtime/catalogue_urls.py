@@ -18,7 +18,7 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
         UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
     """
     if option is not None:
-        from sftriage.traces.databases import has_password
+        from sftriage.traces.catalogue import has_password
 
         if has_password(option):
             raise UsageError(

@@ -13,8 +13,14 @@ from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.runs.captures import StoredState
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
-from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
-from sftriage.traces.databases import directory_here, on_one_host, on_this_host
+from sftriage.traces.catalogue import (
+    CaptureQuery,
+    CaptureRow,
+    Catalogue,
+    directory_here,
+    on_one_host,
+    on_this_host,
+)
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, StoreCondition, shown, written

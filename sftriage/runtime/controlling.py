@@ -25,7 +25,7 @@ from sftriage.base.notes import Note
 from sftriage.errors import UsageError
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hosts import RollCall
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, LogLeader, Subjects
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
@@ -36,6 +36,7 @@ from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
 from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
+from sftriage.runtime.hub_server import HubOptions
 from sftriage.runtime.local import MakeSinks, WatchedRun, kept_of
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, SEEN_S
@@ -217,8 +218,7 @@ class JobController(WatchedRun):
     def __init__(
         self,
         directory: Path,
-        job_id: str,
-        address: HubAddress,
+        options: HubOptions,
         sinks: MakeSinks,
         job: str | None = None,
         catalogue: str | None = None,
@@ -235,11 +235,12 @@ class JobController(WatchedRun):
             if run.info_file.exists():
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
         files = PolicyFiles(policies)
-        self._places, self._ended = Subjects.of(job_id), False
+        self._places, self._ended = Subjects.of(options.job_id), False
         self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
-            mine = address.of(CONTROLLER_FILE)
-            hub = self._hub = Hub(mine, f"sftriage controller of {self._places.run}", self._places.lead)
+            hub = self._hub = Hub(
+                options.address.of(CONTROLLER_FILE), f"sftriage controller of {self._places.run}", self._places.lead
+            )
             held.callback(hub.close)
             leader = Leader(run_id, socket.gethostname(), os.getpid())
             hub.call(hub.connect(), CONNECT_S)
@@ -264,7 +265,7 @@ class JobController(WatchedRun):
                 rings.parent.mkdir(mode=0o700, exist_ok=True)
                 rings.mkdir(mode=0o700, exist_ok=True)
             own(rings)
-            Note(run.hub, HubNote).save(HubNote(job_id))
+            Note(run.hub, HubNote).save(HubNote(options.job_id))
             super().__init__(run, info, files, sinks, catalogue)
             self._fleet = self._made(hub, lease)
             # (steps are here by then, and take no reading)

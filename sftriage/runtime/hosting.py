@@ -11,29 +11,22 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
-from sftriage.base.files import refusing, write_atomically
-from sftriage.base.log_once import LogOnce
+from sftriage.base.files import refusing
 from sftriage.base.notes import Note
 from sftriage.base.process import BOOT_ID
-from sftriage.errors import SftriageError, UsageError
+from sftriage.errors import UsageError
 from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects, agent_file, token
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.transfers import Transfer
-from sftriage.fleet.wire import RunName
+from sftriage.fleet.transfers import HostCaptures
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
 from sftriage.runtime.copies import Keeping
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
-from sftriage.traces.manifest import MANIFEST_NAME, Artefact
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
-from sftriage.traces.uploading import Sender
 from sftriage.trainer.layout import bounded_text, find_rings
 from sftriage.trainer.session import SPOOL
 from sftriage.windows.steplog import KeptSteps
@@ -130,51 +123,6 @@ def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
                 yield path.parent, note
 
 
-class HostCaptures:
-    """The captures that a host keeps in its directory, with copies in the store of their run."""
-
-    def __init__(self, directory: Path, keeping: Keeping) -> None:
-        self.local, self._keeping = LocalStore(directory), keeping
-        self._log_once = LogOnce(log)
-
-    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """The manifest of a capture under its run's name, known from the first orders on, and its files."""
-        manifest = self.local.manifest(capture_id)
-        named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
-        if named != manifest:
-            write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())
-        paths = ((one.name, self.local.file(capture_id, one.name)) for one in named.artefacts)
-        return named.to_json(), {name: path for name, path in paths if path.exists()}
-
-    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
-        """Copy a capture into the store of its run; whether it is there and verified, or else goes through the hub."""
-        url = self._keeping.store
-        if url is None:
-            return False
-        if run.store != url:
-            its = f"keeps them in {run.store}" if run.store else "was given no --store"
-            self._log_once("captures go through the hub, and not to %s: the job's controller %s", url, its)
-            return False
-        sent: dict[str, int] = {}
-
-        def told(_capture_id: str, artefact: Artefact, doing: str, done_bytes: int) -> None:
-            if doing == "sending":
-                transfer.moved(done_bytes - sent.get(artefact.name, 0))
-                sent[artefact.name] = done_bytes
-
-        try:
-            remote = RemoteStore.open(url, job=run.job, run=run.run_id, create=True)
-            sender = Sender(self.local, remote, url, told)
-            if not sender.bring(capture_id, datetime.now(timezone.utc)):
-                return False
-            if self._keeping.drop_local:
-                self.local.drop(self.local.manifest(capture_id))
-        except SftriageError as error:
-            self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
-            return False
-        return True
-
-
 class AgentHost:
     """This host's part of a job. It waits for a hub that cannot be reached, while the job goes on.
 
@@ -207,7 +155,7 @@ class AgentHost:
             boot_id, rings_id = BOOT_ID.read_text(encoding="ascii").strip(), f"{rings.stat().st_ino:x}"
             self._held.enter_context(holding(RunDirectory(directory)))
             Note(directory / NOTE, HostNote).save(HostNote(name, str(rings.absolute()), job, boot_id))
-        store = HostCaptures(directory, keeping)
+        store = HostCaptures(directory, keeping.store, drop_local=keeping.drop_local)
         self._disk = Disk(root=directory)
         self._log_leader = LogLeader(directory.with_name(SPEAKER))
         nsys = place_in(RunDirectory(directory))
@@ -217,7 +165,7 @@ class AgentHost:
         places, agent_token = Subjects.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = self._hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
-        self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._log_leader)
+        self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, store, self._log_leader)
 
     def start(self) -> None:
         self._end.start()

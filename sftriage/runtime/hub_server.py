@@ -1,4 +1,4 @@
-"""The bundled hub: a NATS server as a child of this process, for one job, behind a password that its hosts share."""
+"""Where a job's hub is, and the bundled one: a NATS server as a child, behind a password that the job's hosts share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from sftriage.base.children import Supervised, start_child
 from sftriage.base.files import refusing, write_atomically
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT, HubAddress, hosts_of
+from sftriage.runs.directory import DEFAULT_ROOT
+from sftriage.runtime.hosting import LOOK_S, file_name, node_number
 
 log = logging.getLogger("sftriage")
 
 START_S, END_S = 15.0, 10.0
+SECRET_S, HINT_S, UP_S = 600.0, 10.0, 20.0
+"""How long the hub's host may take to make its password; after how long a person is told that it is waited for; and how
+long that file may take to be seen here once the hub is up."""
+ANSWER_S = 1.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
 ROOM_BYTES = 1 << 20
@@ -147,7 +155,168 @@ def listens_on(host: str) -> str:
     return "0.0.0.0" if all(ip_address(one).is_loopback for one in found) else host
 
 
-def is_here(host: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """Where a job's hub is; UsageError where the options contradict one another, or something is missing.
+
+    ``job_id`` is the job's name there, the same on all of its hosts. ``hub`` names the host that starts it (HOST or
+    HOST:PORT), ``nats`` the URL of a server that runs already. ``credentials`` and ``tls`` are as in
+    `sftriage.fleet.hub.HubAddress`; by default the host that starts the hub makes credentials.
+    """
+
+    job_id: str
+    hub: str | None = None
+    nats: str | None = None
+    credentials: Path | None = None
+    tls: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.hub is None and self.nats is None:
+            raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
+        if self.hub == "":
+            raise UsageError("--hub is empty: it is the name of the job's first host")
+        if self.hub is not None and self.nats is not None:
+            raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
+        if not self.job_id:
+            raise UsageError("--job-id is missing: a name for this job alone, as $SLURM_JOB_ID, alike on all its hosts")
+        # (reports what is no address)
+        _ = self.hosts
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """Host and port of the hub that is started."""
+        host, colon, port = (self.hub or "").rpartition(":")
+        if not colon or (":" in host and not host.startswith("[")):
+            return (self.hub or "").strip("[]"), PORT
+        if not (port.isdecimal() and 0 < int(port) < 65536):
+            raise UsageError(f"--hub {self.hub}: there is no port {port!r}")
+        return host.strip("[]"), int(port)
+
+    @property
+    def secret(self) -> Path:
+        """The file with the credentials of the hub to start; by default one for this job and port."""
+        port = self.server[1]
+        name = f"{file_name(self.job_id)}.hub" + (f"-{port}" if port != PORT else "")
+        return self.credentials or Path(DEFAULT_ROOT) / name
+
+    @property
+    def address(self) -> HubAddress:
+        ca = None if self.tls is None else self.tls / CA_FILE
+        if self.nats is not None:
+            return HubAddress(self.nats, self.credentials, ca)
+        host, port = self.server
+        scheme = "nats" if self.tls is None else "tls"
+        return HubAddress(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", self.secret, ca)
+
+    @property
+    def hosts(self) -> list[tuple[str, str, int]]:
+        """The hosts that the options name, each with its option, and their ports."""
+        if self.nats is None:
+            return [(f"--hub {self.hub}", *self.server)]
+        return [(f"--nats {self.nats}", host, port) for host, port in hosts_of(self.nats)]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host has the controller: the one with the hub, or else the first of the job's."""
+        if self.hub is not None:
+            return _is_here(self.server[0])
+        number = node_number(os.environ)
+        if number is None:
+            raise UsageError(
+                "which host has the controller? --hub HEAD or NODE_RANK says so; or start `sftriage controller`"
+                " on one, and `sftriage agent` on each"
+            )
+        return number == 0
+
+    @property
+    def leads_hub(self) -> bool:
+        """Whether this host is the one with the hub, and that is not there."""
+        if self.hub is None or not _is_here(self.server[0]):
+            return False
+        try:
+            with socket.create_connection(self.server, 1.0):
+                return False
+        except OSError:
+            return True
+
+    def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the file of `secret` where a host starts the hub, until ``over``; UsageError if none will come."""
+        host, port = self.server
+        began_s, up_s, hinted = time.monotonic(), float("inf"), False
+        while not (self.hub is None or self.secret.is_file() or over()):
+            now_s = time.monotonic()
+            if now_s >= min(began_s + patience_s, up_s + UP_S):
+                raise UsageError(
+                    f"{self.secret} is not there: {host} makes it, in a directory that all hosts share; where they"
+                    " share none, put the same USER:PASSWORD into a file on each, and name that with --creds"
+                )
+            if up_s > now_s and is_up(host, port):
+                up_s = now_s
+            elif up_s > now_s and now_s > began_s + HINT_S and not hinted:
+                hinted = True
+                _check_slurm_host(host)
+                log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
+            # (to look into the directory has a file server asked again, which to look for a name may not)
+            with contextlib.suppress(OSError), os.scandir(self.secret.parent) as entries:
+                next(entries, None)
+            time.sleep(LOOK_S)
+
+    def arguments(self) -> list[str]:
+        found = ["--nats", self.nats or ""] if self.hub is None else ["--hub", self.hub]
+        found += [] if self.credentials is None else ["--creds", str(self.credentials)]
+        return found + ([] if self.tls is None else ["--tls", str(self.tls)])
+
+    def check(self) -> None:
+        """Check that the hub's name is known here, and that a server which others start answers."""
+        for option, host, _ in self.hosts:
+            try:
+                socket.getaddrinfo(host, None)
+            except (OSError, UnicodeError) as error:
+                if self.nats is None:
+                    _check_slurm_host(host)
+                raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
+        if self.nats is None:
+            return
+        if self.credentials is not None and not self.credentials.exists():
+            raise UsageError(f"--creds {self.credentials}: there is no such file")
+        problem: OSError | None = None
+        for _, host, port in self.hosts:
+            try:
+                with socket.create_connection((host, port), ANSWER_S):
+                    return
+            except OSError as error:
+                problem = error
+        raise UsageError(f"--nats {self.nats}: no server answers there ({problem})") from problem
+
+    def start(self, directory: Path) -> HubServer:
+        """Start the job's hub on this host; what it keeps lies beside the run directory."""
+        store = directory.with_name(f"{directory.name}.nats").absolute()
+        host, port = self.server
+        is_new = not store.exists()
+        # (others wait for the password, and connect once it is there)
+        there = self.secret.exists() or self.credentials is not None
+        secret = self.secret if there else self.secret.with_name(f"{self.secret.name}.pending")
+        make_secret(secret)
+        try:
+            server = HubServer((listens_on(host), port), store, secret, self.tls)
+        except UsageError:
+            if not there:
+                secret.unlink()
+            if is_new:
+                shutil.rmtree(store, ignore_errors=True)
+            raise
+        secret.rename(self.secret)
+        return server
+
+    def forget(self, server: HubServer) -> None:
+        """End a hub for good: nothing of it stays."""
+        server.close()
+        shutil.rmtree(server.store, ignore_errors=True)
+        if self.credentials is None:
+            self.secret.unlink(missing_ok=True)
+
+
+def _is_here(host: str) -> bool:
     """Whether a name or an address is one of this host's own."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -158,3 +327,33 @@ def is_here(host: str) -> bool:
             probe.bind(address)
             return True
     return False
+
+
+def is_up(host: str, port: int) -> bool:
+    """Whether a NATS server listens there."""
+    try:
+        with socket.create_connection((host, port), ANSWER_S) as server:
+            return server.recv(5) == b"INFO "
+    except OSError:
+        return False
+
+
+def _check_slurm_host(host: str) -> None:
+    hosts = slurm_hosts()
+    with contextlib.suppress(ValueError):
+        ip_address(host)
+        return
+    if hosts and host.partition(".")[0] not in hosts:
+        some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
+        raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
+
+
+def slurm_hosts() -> list[str]:
+    """The hosts of this step or job of SLURM; none where they are not known."""
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes or shutil.which("scontrol") is None:
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        shown = ["scontrol", "show", "hostnames", nodes]
+        return subprocess.run(shown, capture_output=True, text=True, timeout=10.0, check=True).stdout.split()
+    return []

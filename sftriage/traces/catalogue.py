@@ -1,7 +1,9 @@
 """An index of manifests, to find captures by job, rank, stage, step and time.
 
-It holds nothing that the manifests do not: a damaged or foreign file is set aside and built again from the store. In a
-shared database, only the rows of one's own store are ever replaced.
+A SQLite file beside the captures indexes one store; a PostgreSQL database may index those of many jobs. Neither holds
+anything that the manifests do not: a damaged or foreign file is set aside and built again from the store. The database
+may hold other tables, which stay as they are, and may be away or slow, which makes no caller wait long. A catalogue
+replaces the rows of its own store alone.
 """
 
 from __future__ import annotations
@@ -10,23 +12,51 @@ import dataclasses
 import hashlib
 import math
 import os
+import socket
+import sqlite3
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool, StaticPool
 from sqlalchemy.types import TypeEngine
 
+from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.model.captures import CAPTURE_ID
-from sftriage.traces.databases import METADATA, TEXT, Foreign, database_at, distance, reason
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
 from sftriage.traces.stores import Store, StoreCondition
+
+# Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
+_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+_METADATA = sa.MetaData()
+VERSION = "0001"  # version of these tables; raise it with every change to them
+
+_schema = sa.Table("sftriage_schema", _METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
+
+CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # patience with a shared database
+
+BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
+
+# Written into the file, to recognise a foreign database.
+_APPLICATION_ID = 0x53465452
+# What SQLite says of a file that is damaged or has other tables.
+_DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
+
+_ADVISORY_LOCK = 0x5346_5452_4941_4745
+_UNDEFINED = {"42P01", "42703", "42P07"}
+
 
 Progress = Callable[[int, int], None]  # takes the number of manifests read, and of all
 
@@ -157,11 +187,11 @@ class CaptureQuery:
 
 
 # One list of fields, that of the row: a column is named and typed as its field.
-_TYPES: Mapping[str, TypeEngine[Any]] = {"str": TEXT, "int": sa.BigInteger(), "float": sa.Double()}
-captures = sa.Table(
+_TYPES: Mapping[str, TypeEngine[Any]] = {"str": _TEXT, "int": sa.BigInteger(), "float": sa.Double()}
+_captures = sa.Table(
     "sftriage_captures",
-    METADATA,
-    sa.Column("key", TEXT, primary_key=True),
+    _METADATA,
+    sa.Column("key", _TEXT, primary_key=True),
     *(
         sa.Column(
             field.name,
@@ -174,27 +204,27 @@ captures = sa.Table(
 )
 
 # The stores whose captures are all here. Forgetting one has it indexed again.
-stores = sa.Table(
-    "sftriage_stores", METADATA, sa.Column("key", TEXT, primary_key=True), sa.Column("store", TEXT, nullable=False)
+_stores = sa.Table(
+    "sftriage_stores", _METADATA, sa.Column("key", _TEXT, primary_key=True), sa.Column("store", _TEXT, nullable=False)
 )
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
 
 
 def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[sa.ColumnElement[bool]]:
     if store is not None:
-        yield captures.c.store == store
+        yield _captures.c.store == store
     for name in _EQUAL:
         if (value := getattr(wanted, name)) is not None:
-            yield captures.c[name] == value if _storable(value) else sa.false()
+            yield _captures.c[name] == value if _storable(value) else sa.false()
     if wanted.prefix is not None:
         prefix = wanted.prefix
-        yield sa.func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else sa.false()
+        yield sa.func.substr(_captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else sa.false()
     if wanted.steps is not None:
         spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
         begin, end = wanted.steps
-        yield sa.or_(*(sa.and_(captures.c[first] <= end, captures.c[last] >= begin) for first, last in spans))
+        yield sa.or_(*(sa.and_(_captures.c[first] <= end, _captures.c[last] >= begin) for first, last in spans))
     if wanted.since is not None:
-        yield captures.c.created_at >= _written(wanted.since)
+        yield _captures.c.created_at >= _written(wanted.since)
 
 
 def _storable(value: str | int) -> bool:
@@ -219,7 +249,7 @@ class Catalogue:
     """The captures of a store, or of every store that shares the catalogue.
 
     ``at`` is a file, which is this store's alone, the URL of a PostgreSQL database, or None: in memory. Without a
-    store, the captures of all stores are found.
+    store, the captures of all stores are found. Messages call it by its ``name``, which holds no user and no password.
 
     Methods raise CatalogueError where the database cannot be reached or written now, UsageError where it cannot be made
     or is of another version, and StoreError where the store cannot be reached. So does making one of a URL that is
@@ -227,13 +257,9 @@ class Catalogue:
     """
 
     def __init__(self, at: str | os.PathLike[str] | None, store: Store | None) -> None:
-        self._database = database_at(at)
-        self._store = store
-
-    @property
-    def name(self) -> str:
-        """What it is called in messages: nothing in it is secret."""
-        return self._database.name
+        at_file = None if at is None else Path(at)
+        self._database = PostgresDatabase(at) if isinstance(at, str) else _SqliteFile(at_file)
+        self._store, self.name = store, self._database.name
 
     def add(self, manifest: Manifest) -> None:
         """Index a capture that is in the store. Adding it again changes nothing."""
@@ -246,10 +272,10 @@ class Catalogue:
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that are wanted, oldest first; each once, where it can be had from several stores."""
         here = None if self._store is None else self._own_name
-        query = sa.select(*(captures.c[field.name] for field in dataclasses.fields(CaptureRow))).where(
+        query = sa.select(*(_captures.c[field.name] for field in dataclasses.fields(CaptureRow))).where(
             *_conditions(wanted or CaptureQuery(), here)
         )
-        query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
+        query = query.order_by(*(_captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
         found = self._run_query(lambda connection: connection.execute(query).all(), indexed=True)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
@@ -263,7 +289,7 @@ class Catalogue:
         if not self.is_indexed():
             return self.reindex(progress)[1]
         # In this order: what is put and added between the two is in the store, and no leftover.
-        known = self._run_query(self._references)
+        known = self._references()
         there = self._own_store.ids()
         found, problems = self._read((there - known) | (there & self._run_query(self._unexplained)), progress)
         self._insert(found)
@@ -273,12 +299,12 @@ class Catalogue:
     def reindex(self, progress: Progress | None = None) -> tuple[int, tuple[str, ...]]:
         """Build the index again, keeping what is added meanwhile; the number of captures, and what is none, and why."""
         # Before the store is read: what is added from now on is no leftover.
-        known = self._run_query(self._references)
+        known = self._references()
         found, problems = self._read(self._own_store.ids(), progress)
         self._insert(found)
         self._delete(known - {reference for reference, _ in found})
         mark = {"key": _key_of(self._own_name), "store": self._own_name}
-        self._run_query(partial(_upsert, stores, [mark]), write=True)
+        self._run_query(partial(_upsert, _stores, [mark]), write=True)
         return len(found), (*problems, *self._own_store.leftovers())
 
     def _read(
@@ -303,26 +329,27 @@ class Catalogue:
         rows = [CaptureRow.of(manifest, self._own_name, reference) for reference, manifest in found]
         values = [{"key": _key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
         for batch in _batches(values):
-            self._run_query(partial(_upsert, captures, batch), write=True)
+            self._run_query(partial(_upsert, _captures, batch), write=True)
 
     def _delete(self, references: Collection[str]) -> None:
         for keys in _batches([_key_of(self._own_name, reference) for reference in sorted(references)]):
-            self._run_query(partial(_forget, keys), write=True)
+            forget = sa.delete(_captures).where(_captures.c.key.in_(keys))
+            self._run_query(partial(sa.Connection.execute, statement=forget), write=True)
 
-    def _references(self, connection: sa.Connection) -> frozenset[str]:
-        query = sa.select(captures.c.reference).where(captures.c.store == self._own_name)
-        return frozenset(connection.execute(query).scalars())
+    def _references(self) -> frozenset[str]:
+        query = sa.select(_captures.c.reference).where(_captures.c.store == self._own_name)
+        return self._run_query(lambda connection: frozenset(connection.execute(query).scalars()))
 
     def _unexplained(self, connection: sa.Connection) -> frozenset[str]:
         now = datetime.now(timezone.utc)
-        at = captures.c.created_at
+        at = _captures.c.created_at
         lately = at >= _written(now - _EXPLAINED_LATER), at <= _written(now)
-        its = captures.c.store == self._own_name, captures.c.cause.is_(None), *lately
-        newest = sa.select(captures.c.reference).where(*its).order_by(captures.c.created_at.desc())
+        its = _captures.c.store == self._own_name, _captures.c.cause.is_(None), *lately
+        newest = sa.select(_captures.c.reference).where(*its).order_by(_captures.c.created_at.desc())
         return frozenset(connection.execute(newest.limit(_MAX_UNEXPLAINED)).scalars())
 
     def _has_mark(self, connection: sa.Connection) -> bool:
-        query = sa.select(stores.c.key).where(stores.c.key == _key_of(self._own_name))
+        query = sa.select(_stores.c.key).where(_stores.c.key == _key_of(self._own_name))
         return connection.execute(query).first() is not None
 
     @property
@@ -342,9 +369,9 @@ class Catalogue:
         while True:
             try:
                 return self._run_once(question, write=write, indexed=indexed)
-            except (DBAPIError, Foreign) as error:
+            except (DBAPIError, _Foreign) as error:
                 if what != self.name or not self._database.set_aside(error):
-                    raise CatalogueError(f"{what}: {reason(error)}{self._database.remedy(error)}") from error
+                    raise CatalogueError(f"{what}: {_reason(error)}{self._database.remedy(error)}") from error
                 what = f"{self.name} cannot be built again"
 
     def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
@@ -368,10 +395,6 @@ def _upsert(table: sa.Table, rows: Sequence[dict[str, Any]], connection: sa.Conn
     connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
 
 
-def _forget(keys: Sequence[str], connection: sa.Connection) -> None:
-    connection.execute(sa.delete(captures).where(captures.c.key.in_(keys)))
-
-
 def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
     """Small enough that no other writer waits long, and in order, so that two writers do not lock each other out."""
     for first in range(0, len(values), _BATCH):
@@ -379,7 +402,248 @@ def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
 
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
+    def distance(row: CaptureRow) -> int:
+        # On this host, where every host reaches it, or on another host.
+        return (0 if directory_here(row.store) else 2) if on_one_host(row.store) else 1
+
     nearest: dict[tuple[str, str, str], CaptureRow] = {}
-    for row in sorted(rows, key=lambda row: distance(row.store)):
+    for row in sorted(rows, key=distance):
         nearest.setdefault((row.job, row.run, row.capture_id), row)
     return [row for row in rows if nearest[row.job, row.run, row.capture_id] is row]
+
+
+class _Foreign(Exception):  # noqa: N818  # not an error: a finding that leads to a rebuild
+    """The database is not a catalogue."""
+
+
+class _Database(ABC):
+    """Where a catalogue is kept; ``store_name`` is what its rows call a store."""
+
+    name: str
+
+    @abstractmethod
+    def transaction(self, *, write: bool = False) -> AbstractContextManager[sa.Connection]:
+        """A connection that commits when the block ends well."""
+
+    @abstractmethod
+    def store_name(self, place: str) -> str: ...
+
+    def is_current(self, connection: sa.Connection) -> bool:
+        """Whether the tables are there; raises `_Foreign`, or UsageError if they are of another version."""
+        return sa.inspect(connection).has_table(_schema.name) and self._is_of_this_version(connection)
+
+    def _is_of_this_version(self, connection: sa.Connection) -> bool:
+        found = connection.execute(sa.select(_schema.c.version_num)).scalar()
+        if found is not None and found != VERSION:
+            raise UsageError(f"{self.name}: schema {found}; this sftriage reads {VERSION}: name another catalogue")
+        return found is not None
+
+    def make(self, connection: sa.Connection) -> None:
+        """Make the tables, unless another process was first."""
+        if self.is_current(connection):
+            return
+        # A table that exists all the same is foreign: that is an error.
+        _METADATA.create_all(connection, checkfirst=False)
+        connection.execute(sa.insert(_schema).values(version_num=VERSION))
+
+    def remedy(self, error: DBAPIError | _Foreign) -> str:
+        """What to do where it cannot be used."""
+        return ""
+
+    def set_aside(self, error: DBAPIError | _Foreign) -> bool:
+        """Make room for a new database where it is ours alone and that helps against the error; whether it does."""
+        return False
+
+
+class _SqliteFile(_Database):
+    """A file of one store's; without a path it is in memory, for one thread of this process."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self.name = path, str(path or ":memory:")
+        # No pool for a file: a connection kept open would go on reading one that was set aside.
+        pool = StaticPool if path is None else NullPool
+        self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=pool)
+
+        @sa.event.listens_for(self._engine, "begin")
+        def begin(connection: sa.Connection) -> None:
+            write = connection.get_execution_options().get("sftriage_write")
+            # A writer takes its lock at once: two readers that both want to write later would wait for each other.
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    def _connect(self) -> sqlite3.Connection:
+        # The file must be private from its first byte on, which SQLite leaves to the umask.
+        if self._path is not None and not self._path.exists():
+            with refusing(str(self._path)):
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Without its own idea of transactions: it starts none before DDL.
+        return sqlite3.connect(self.name, timeout=BUSY_SECONDS, isolation_level=None)
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
+                yield connection
+        except UnicodeError as error:
+            # sqlite3 raises it for a damaged schema, whose text it puts into its message.
+            raise _Foreign("it holds text that is not UTF-8") from error
+
+    def is_current(self, connection: sa.Connection) -> bool:
+        mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
+        tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+        if mark == _APPLICATION_ID and _schema.name in tables:
+            return self._is_of_this_version(connection)
+        if tables or mark:
+            raise _Foreign("not a catalogue")
+        return False
+
+    def make(self, connection: sa.Connection) -> None:
+        super().make(connection)
+        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+    def store_name(self, place: str) -> str:
+        return "."  # wherever it lies: a run directory is moved with its catalogue
+
+    def remedy(self, error: DBAPIError | _Foreign) -> str:
+        if "locked" in str(error):
+            return ""  # which goes by itself
+        return "; it is only an index of the captures: move it away, then `sftriage traces reindex`"
+
+    def set_aside(self, error: DBAPIError | _Foreign) -> bool:
+        # sqlite3 raises its plain DatabaseError for a malformed file only; other damage is an OperationalError like a
+        # lock or a full disk, and Python 3.10 has no code to tell them apart by.
+        is_damaged = (
+            isinstance(error, _Foreign)
+            or type(error.orig) is sqlite3.DatabaseError
+            or any(one in str(error.orig) for one in _DAMAGE)
+        )
+        if self._path is None or not is_damaged:
+            return False
+        # (another process may have done it)
+        with refusing(f"{self._path} cannot be set aside"), suppress(FileNotFoundError):
+            # It may be wanted back. A journal may stay behind: SQLite drops one that it finds beside an empty file.
+            self._path.replace(self._path.with_name(self._path.name + ".damaged"))
+        return True
+
+
+class PostgresDatabase(_Database):
+    """A database on a server, shared with others."""
+
+    def __init__(self, url: str) -> None:
+        parsed = _postgres_url(url)
+        self.name = _without_secrets(parsed)
+        # Keepalive for a server that is gone without a word.
+        ours = {"connect_timeout": CONNECT_S, "application_name": "sftriage", "tcp_user_timeout": STATEMENT_S * 1000}
+        options = {name: value for name, value in ours.items() if name not in parsed.query}
+        # Prepared statements do not survive a pooler between us and the server.
+        options["prepare_threshold"] = None
+        try:
+            self._engine = sa.create_engine(parsed, poolclass=NullPool, connect_args=options)
+        except ModuleNotFoundError as error:
+            raise UsageError("a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]") from error
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+        with self._engine.connect() as connection, self._in_time(connection), connection.begin():
+            connection.exec_driver_sql(
+                f"SET LOCAL statement_timeout = '{STATEMENT_S}s'; SET LOCAL lock_timeout = '{STATEMENT_S}s'"
+            )
+            yield connection
+
+    @contextmanager
+    def _in_time(self, connection: sa.Connection) -> Iterator[None]:
+        """Hang up on a server that has gone silent: one that is stopped keeps its connections and never answers."""
+        late = threading.Event()
+        driver: Any = connection.connection.driver_connection  # psycopg's, whose type SQLAlchemy does not know
+        with socket.socket(fileno=os.dup(driver.fileno())) as line:
+
+            def hang_up() -> None:
+                late.set()
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+            timer = threading.Timer(TRANSACTION_S, hang_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            except DBAPIError as error:
+                if late.is_set():
+                    raise CatalogueError(f"{self.name}: no answer within {TRANSACTION_S} s") from error
+                raise
+            finally:
+                timer.cancel()
+                timer.join()
+
+    def make(self, connection: sa.Connection) -> None:
+        # To the end of the transaction: who comes second finds it done.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        super().make(connection)
+
+    def store_name(self, place: str) -> str:
+        """A URL; a directory's says on which host it is."""
+        if "://" in place:
+            return place
+        return f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
+
+
+def on_one_host(store: str) -> bool:
+    """Whether a store, as a shared database's rows name it, is a directory of one host."""
+    return store.startswith("file://") and not store.startswith("file:///")
+
+
+def on_this_host(store: str) -> bool:
+    """Whether it is a directory of this host, which may have gone."""
+    return store.startswith(f"{_on_this_host()}/")
+
+
+def directory_here(store: str) -> Path | None:
+    """The directory that a shared database's rows mean, if it is one on this host."""
+    path = store.removeprefix(_on_this_host())
+    directory = Path(os.fsdecode(unquote_to_bytes(path)))
+    return directory if path != store and directory.is_dir() else None
+
+
+def _on_this_host() -> str:
+    return f"file://{socket.gethostname()}"
+
+
+def has_password(url: str) -> bool:
+    """Whether a secret is written into a URL. What is no URL is refused by whoever opens it."""
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError):
+        return False
+    return parsed.password is not None or not {"password", "sslpassword"}.isdisjoint(parsed.query)
+
+
+def _postgres_url(text: str) -> sa.URL:
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError):
+        # Not repeated: it may hold a password.
+        raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
+    if url.drivername not in ("postgresql+psycopg", "postgresql", "postgres"):
+        raise UsageError("a catalogue by URL is one of PostgreSQL: postgresql+psycopg://USER@HOST/DATABASE")
+    if "@" in (url.host or ""):
+        # Part of a password has been taken for part of the host.
+        raise UsageError("the catalogue's URL has more than one @; in a user or password write it %40")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _without_secrets(url: sa.URL) -> str:
+    host = url.host or url.query.get("host") or "localhost"
+    port = f":{url.port}" if url.port else ""
+    hosts = host if isinstance(host, str) else ",".join(host)
+    return CONTROL.sub("?", f"postgresql://{hosts}{port}/{url.database or ''}")
+
+
+def _reason(error: DBAPIError | _Foreign) -> str:
+    """What a database says is the matter, on one line."""
+    if isinstance(error, _Foreign):
+        return str(error)
+    lines = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]
+    reason = CONTROL.sub("?", "; ".join(lines)[:500]) or type(error.orig).__name__
+    if getattr(error.orig, "sqlstate", None) not in _UNDEFINED:
+        return reason
+    ours = ", ".join(sorted(_METADATA.tables))
+    return f"its tables are not as they were made ({reason}); drop {ours}, then `sftriage traces reindex`"

@@ -16,7 +16,7 @@ from sftriage import __version__
 from sftriage.fleet.hub import HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import make_places, taken_up
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.transfers import Fetching
+from sftriage.fleet.transfers import Fetching, HostCaptures
 from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
@@ -152,7 +152,7 @@ def flooded(hosts, count):
 
 def test_an_agent_says_once_that_its_controller_is_of_another_version(hub, tmp_path, caplog):
     # GIVEN an agent, and a controller whose messages are of other versions
-    end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", tmp_path / "begun", None, LogLeader(tmp_path / "speaker"))
+    end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", HostCaptures(tmp_path), LogLeader(tmp_path / "speaker"))
     whole = encode(Orders(7, agent="node-a"))
     for version in (VERSION + 1, VERSION - 1, VERSION + 1, VERSION, 255):
         hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)

@@ -16,7 +16,7 @@ from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
 from sftriage.fleet.lease import Leader, Lease, make_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.transfers import Fetching
+from sftriage.fleet.transfers import Fetching, HostCaptures
 from sftriage.fleet.wire import Shipment, encode
 from sftriage.model.windows import GpuFindings
 from sftriage.runtime.controlling import KeptRows
@@ -204,11 +204,11 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
     agent = Agent(tmp_path / "rings", tmp_path, LocalStore(tmp_path), job="job", run="run-1")
     link = Breaking(told.port)
     hub = Hub(HubAddress(f"nats://127.0.0.1:{link.port}", tmp_path / "secret"), "host")
-    where = PLACES, "node-a", "boot", "1", tmp_path / "begun"
+    where = PLACES, "node-a", "boot", "1", HostCaptures(tmp_path)
     with (
         contextlib.closing(link),
         Monitor(("data",), sync=(), rank=0, world_size=1, rings=tmp_path / "rings") as monitor,
-        contextlib.closing(HostEnd(agent, hub, *where, None, LogLeader(tmp_path / "speaker"))) as end,
+        contextlib.closing(HostEnd(agent, hub, *where, LogLeader(tmp_path / "speaker"))) as end,
     ):
 
         def train(n_steps):

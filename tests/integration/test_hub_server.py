@@ -14,8 +14,7 @@ from sftriage.fleet import lease
 from sftriage.fleet.hub import Hub, HubAddress, HubError, Subjects
 from sftriage.fleet.lease import Leader, Lease
 from sftriage.runtime import hub_server
-from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
-from sftriage.runtime.many_hosts import HubOptions, forget_hub, is_up, start_hub
+from sftriage.runtime.hub_server import HubOptions, HubServer, is_up, listens_on, make_secret
 from tests.integration.hubs import connection, free_port, own_hub
 from tests.integration.processes import wait_until
 
@@ -82,14 +81,14 @@ def not_started(port, directory, why):
 def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = HubOptions("job", hub=f"127.0.0.1:{free_port()}")
-    server = start_hub(options, options.secret.with_name("job"))
+    server = options.start(options.secret.with_name("job"))
     try:
         before = sorted(options.secret.parent.iterdir())
         with pytest.raises(UsageError, match="give this one a --job-id and a port"):
-            start_hub(options, options.secret.with_name("job-2"))
+            options.start(options.secret.with_name("job-2"))
         assert sorted(options.secret.parent.iterdir()) == before
     finally:
-        forget_hub(options, server)
+        options.forget(server)
     assert list(options.secret.parent.iterdir()) == []
 
 
@@ -98,8 +97,8 @@ def test_two_jobs_of_a_name_on_ports_of_their_own_have_passwords_of_their_own(tm
     first, second = (HubOptions("job", hub=f"127.0.0.1:{free_port()}") for _ in range(2))
     with contextlib.ExitStack() as held:
         for number, options in enumerate((first, second)):
-            server = start_hub(options, options.secret.with_name(f"job-{number}"))
-            held.callback(forget_hub, options, server)
+            server = options.start(options.secret.with_name(f"job-{number}"))
+            held.callback(options.forget, server)
             if number == 0:
                 ended = held.pop_all()
         assert first.secret.read_text() != second.secret.read_text()

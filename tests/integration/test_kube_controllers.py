@@ -17,8 +17,7 @@ import yaml
 from sftriage.fleet.hub import AGENTS_FILE
 from sftriage.kube.controllers import METRICS_PORT
 from sftriage.kube.sidecar import InjectionSettings
-from sftriage.runtime.hub_server import nats_server
-from sftriage.runtime.many_hosts import is_up
+from sftriage.runtime.hub_server import is_up, nats_server
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.hubs import free_port

@@ -20,7 +20,7 @@ from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CaptureChanged
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.copies import SharedIndexing
-from sftriage.traces import databases
+from sftriage.traces import catalogue as catalogues
 from sftriage.traces.catalogue import CaptureQuery, Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
@@ -183,13 +183,13 @@ def test_captures_of_all_stores_are_found_together_each_once(url, store_of, tmp_
     # WHEN all stores are asked on the host of the run THEN each capture is there once, and is the one that is near
     rows = Catalogue(url, None).find()
     assert [(row.capture_id, row.reference) for row in rows] == [("a", "a"), ("b", "b")]
-    assert [databases.directory_here(row.store) for row in rows] == [tmp_path / "run" / "captures"] * 2
+    assert [catalogues.directory_here(row.store) for row in rows] == [tmp_path / "run" / "captures"] * 2
     # AND on another host, where that is not, it is the one that everybody can reach
-    monkeypatch.setattr(databases.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(catalogues.socket, "gethostname", lambda: "elsewhere")
     rows = Catalogue(url, None).find()
     assert [(row.capture_id, row.reference) for row in rows] == [("a", "resnet/run-1/a"), ("b", "b")]
     assert rows[0].store == f"file://{tmp_path / 'shared'}"
-    assert databases.directory_here(rows[1].store) is None
+    assert catalogues.directory_here(rows[1].store) is None
 
 
 def _index_many(url, root, trace, number):
@@ -360,7 +360,7 @@ def test_a_copy_that_was_uploaded_is_found_where_everybody_can_reach_it(url, tmp
     index.start()
     everywhere = Catalogue(url, None)
     wait_until(lambda: ids(everywhere) == ["a"])
-    assert databases.on_one_host(everywhere.find()[0].store)
+    assert catalogues.on_one_host(everywhere.find()[0].store)
     # WHEN the copy is there and verified THEN that is where the catalogue says it is
     uploader = Uploader(tmp_path / "run", remote, elsewhere)
     uploader.start()
@@ -382,7 +382,7 @@ def test_a_run_tells_the_catalogue_that_is_named_and_goes_on_without_it(start, e
     _, err = told.communicate(timeout=DEADLINE_S)
     assert (told.returncode, "may lack" in err) == (0, False), err
     assert ask(url, "SELECT store FROM sftriage_stores") == [
-        (databases.PostgresDatabase(url).store_name(str(tmp_path / "told" / "captures")),)
+        (catalogues.PostgresDatabase(url).store_name(str(tmp_path / "told" / "captures")),)
     ]
     # AND one that is not there is said, and costs the job nothing
     away = start("run", "--catalogue", "postgresql://127.0.0.1:1/db", "--out", tmp_path / "away", "--", "true")
@@ -399,7 +399,7 @@ def test_a_run_tells_the_catalogue_that_is_named_and_goes_on_without_it(start, e
 def test_a_server_that_has_stopped_to_answer_is_hung_up_on(own_server, store_of, monkeypatch):
     url, store = own_server.database(), store_of("run", "a")
     catalogue = Catalogue(url, store)
-    monkeypatch.setattr(databases, "TRANSACTION_S", 0.5)
+    monkeypatch.setattr(catalogues, "TRANSACTION_S", 0.5)
 
     # GIVEN a server that stops in the middle of a question: its connections stay, and no answer comes
     def stop_while_asked(connection, *_):
@@ -412,7 +412,7 @@ def test_a_server_that_has_stopped_to_answer_is_hung_up_on(own_server, store_of,
 
 
 def test_a_statement_that_waits_for_somebody_elses_lock_is_given_up(url, store_of, monkeypatch):
-    monkeypatch.setattr(databases, "STATEMENT_S", 0.2)
+    monkeypatch.setattr(catalogues, "STATEMENT_S", 0.2)
     store = store_of("run", "a")
     Catalogue(url, store).reindex()
     with sa.create_engine(url).begin() as other:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sftriage.errors import UsageError
 from sftriage.fleet import hub
 from sftriage.fleet.hub import HubAddress, LogLeader, Subjects, token
-from sftriage.runtime.many_hosts import HubOptions
+from sftriage.runtime.hub_server import HubOptions
 
 
 @settings(max_examples=30)

@@ -7,6 +7,7 @@ import pytest
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import LogLeader, Subjects
 from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.transfers import HostCaptures
 from sftriage.fleet.wire import Orders, encode
 from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import CaptureResult, Report
@@ -52,8 +53,8 @@ class Ended(HostEnd):
 
     def __init__(self, directory):
         self.agent = Agent()
-        about = Subjects("job"), "node-b", "boot", "1", directory / "begun"
-        super().__init__(self.agent, Nowhere(), *about, None, LogLeader(directory / "speaker"))
+        about = Subjects("job"), "node-b", "boot", "1", HostCaptures(directory)
+        super().__init__(self.agent, Nowhere(), *about, LogLeader(directory / "speaker"))
         self._outbox.append(b"not sent yet")
         self._has_read = True
         self.orders((WANTED,))

@@ -4,11 +4,9 @@ import pytest
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet import transfers
-from sftriage.fleet.transfers import TELL_S, CountedFile, Fetching, Transfer
+from sftriage.fleet.transfers import TELL_S, CountedFile, Fetching, HostCaptures, Transfer
 from sftriage.fleet.wire import RunName
 from sftriage.model.captures import CaptureResult
-from sftriage.runtime.copies import Keeping
-from sftriage.runtime.hosting import HostCaptures
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import manifest_of
@@ -56,7 +54,7 @@ def test_what_is_not_as_its_manifest_says_is_not_taken(there, tmp_path, damage):
 def kept(there, tmp_path):
     """The same capture, in a store that its host has put it into: the run's name, and how it was asked for."""
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
-    host, url = HostCaptures(tmp_path / "there", Keeping(name.store)), name.store
+    host, url = HostCaptures(tmp_path / "there", name.store), name.store
     host.manifest("c-1", name)
     transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
     assert host.copied("c-1", name, transfer)
@@ -93,7 +91,7 @@ def test_what_is_not_in_the_store_though_its_host_says_so_is_not_taken(kept, tmp
     ("store", "why"), [("", "was given no --store"), ("s3://other/a", "keeps them in s3://other/a")]
 )
 def test_a_host_puts_captures_into_the_store_of_their_run_alone(there, tmp_path, caplog, store, why):
-    host = HostCaptures(tmp_path / "there", Keeping((tmp_path / "store").as_uri()))
+    host = HostCaptures(tmp_path / "there", (tmp_path / "store").as_uri())
     transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
     for _ in range(2):
         assert not host.copied("c-1", RunName("job", "run-7", store), transfer)
@@ -103,7 +101,7 @@ def test_a_host_puts_captures_into_the_store_of_their_run_alone(there, tmp_path,
 
 def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_else(there, tmp_path):
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
-    host = HostCaptures(tmp_path / "there", Keeping(name.store, drop_local=True))
+    host = HostCaptures(tmp_path / "there", name.store, drop_local=True)
     host.manifest("c-1", name)
     transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
     # WHEN it was put there, and is asked for once more, as after a restart

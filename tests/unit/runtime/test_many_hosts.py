@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runtime import hosting, many_hosts
+from sftriage.runtime import hub_server
 from sftriage.runtime.controlling import LOGS_PER_SECOND, KeptRows
 from sftriage.runtime.hosting import file_name, host_directory, host_name
-from sftriage.runtime.many_hosts import HubOptions, slurm_hosts
+from sftriage.runtime.hub_server import HubOptions, slurm_hosts
 from sftriage.traces import disk
 from sftriage.traces.disk import Disk
 from sftriage.windows.decoding import CAPTURING, FLAGS
@@ -56,8 +56,8 @@ def test_a_host_is_told_from_others_of_its_name_by_its_number():
 @pytest.fixture
 def quick(monkeypatch):
     """A port on which nobody listens, looked at often."""
-    monkeypatch.setattr(hosting, "LOOK_S", 0.01)
-    monkeypatch.setattr(many_hosts, "HINT_S", 0.0)
+    monkeypatch.setattr(hub_server, "LOOK_S", 0.01)
+    monkeypatch.setattr(hub_server, "HINT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return closed.getsockname()[1]
 
@@ -76,7 +76,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
 
 
 def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(many_hosts, "UP_S", 0.0)
+    monkeypatch.setattr(hub_server, "UP_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: listening.accept()[0].sendall(b"INFO {}\r\n"), daemon=True).start()
         options = HubOptions("job", f"127.0.0.1:{listening.getsockname()[1]}", credentials=tmp_path / "job.hub")
@@ -86,7 +86,7 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
 
 def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
-    monkeypatch.setattr(many_hosts, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
+    monkeypatch.setattr(hub_server, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
     refusal = r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
     with pytest.raises(UsageError, match=refusal):
         HubOptions("job", f"localhost:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(60.0)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
-from sftriage.traces.databases import VERSION
+from sftriage.traces.catalogue import VERSION, CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import TRACE_NAME, LocalStore
@@ -239,7 +238,7 @@ def test_what_is_added_while_the_store_is_read_stays(catalogue, store, put, monk
 
 
 def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(catalogue, store, path, tmp_path, monkeypatch):
-    monkeypatch.setattr("sftriage.traces.databases.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("sftriage.traces.catalogue.BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     with pytest.raises(CatalogueError, match=r"catalogue\.db: database is locked"):
