@@ -185,6 +185,7 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         job.judged(1)
         # THEN that capture has failed
         assert job.ended(asked) == ("failed", "the trainer ended during the capture")
+        kept = job.captures[asked]
         # AND only the host that failed counts a restart
         assert [[of[rank]["restarts"] for rank in (0, 1)] for of in job.starts] == [[0, 0], [0, 1]]
         # WHEN a rank becomes slow
@@ -192,6 +193,8 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         # THEN it is captured
         wait_until(lambda: captures(job.run))
         job.end()
+        # AND of the capture of the start before nothing has changed
+        assert job.captures[asked] == kept
         assert_captured(job, start, 1, "node-b", "forward")
         assert_never_mixed(job, start)
 
