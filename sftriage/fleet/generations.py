@@ -99,7 +99,6 @@ class Generations:
 
     @property
     def known(self) -> Known:
-        """What there is to keep."""
         stepped_s = {number: one.stepped_s for number, one in self._generations.items() if one.stepped_s < inf}
         return Known(self.newest, self._opened_s, tuple(self._of.values()), stepped_s)
 

@@ -111,7 +111,6 @@ class Host:
 
     @property
     def n_ranks(self) -> int:
-        """How many ranks its newest rows are of."""
         return 0 if self.newest is None else len(self.newest.infos)
 
     @property

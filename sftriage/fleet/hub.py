@@ -127,23 +127,18 @@ class Subjects:
 
     @classmethod
     def of(cls, job_id: str) -> Subjects:
-        """Those of a job."""
         return cls(token(job_id))
 
     def up(self, agent: str = "*") -> str:
-        """The subject on which an agent sends."""
         return f"sft.{self.run}.up.{agent}"
 
     def down(self, agent: str) -> str:
-        """The subject of an agent's orders."""
         return f"sft.{self.run}.down.{agent}"
 
     def ask(self, agent: str) -> str:
-        """The subject of questions to an agent about its ranks' GPUs."""
         return f"sft.{self.run}.ask.{agent}"
 
     def inbox(self, agent: str) -> str:
-        """Prefix of the subjects on which an agent is answered."""
         return f"sft.{self.run}.inbox.{agent}"
 
 
@@ -190,7 +185,6 @@ class Hub:
 
     @property
     def was_connected(self) -> bool:
-        """Whether the hub was ever reached."""
         return self._client is not None
 
     @property
@@ -354,6 +348,5 @@ class LogLeader:
         return True
 
     def release(self) -> None:
-        """Let another process log."""
         self._held.close()
         self._leads = False

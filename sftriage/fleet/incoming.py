@@ -40,7 +40,6 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def note(self, agent: str, why: object) -> None:
-        """Refuse a message."""
         if not is_token(agent) or (agent not in self._counts and len(self._counts) >= MAX_NAMED):
             agent = "other names"
         if not self._counts[agent]:
@@ -48,14 +47,12 @@ class Refusals:
         self._counts[agent] += 1
 
     def log_totals(self) -> None:
-        """Log the number of messages refused."""
         if self._counts:
             counts = ", ".join(f"{number:,} messages of host {agent}" for agent, number in self._counts.items())
             log.warning("not taken: %s", counts)
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """The counts as problems of telemetry."""
         return {f"messages of {agent}": f"{number} refused" for agent, number in self._counts.items()}
 
 
@@ -235,7 +232,6 @@ class RowBuffer:
         self._new: list[StepArrays] = []
 
     def add(self, rows: Rows, now_s: float) -> None:
-        """Take rows that arrived at ``now_s``."""
         if rows.generation > self._generation:
             self._generation = rows.generation
             self._latest_R, self._new = np.full(rows.world_size, _NEVER), []

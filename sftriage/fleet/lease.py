@@ -55,7 +55,6 @@ class Lease:
         hub.start(self._hold())
 
     def let_go(self) -> None:
-        """Let another one lead at once."""
         if not self.lost:
             self.lost = "it was let go"
             with contextlib.suppress(Exception):

@@ -101,7 +101,6 @@ class NatsFleet:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended on every known host, or the host is gone."""
         connected_s = self._hub.connected_s
         if connected_s is None or self._orders.busy:
             return False
@@ -160,7 +159,6 @@ class NatsFleet:
         self._groups.want(wanted)
 
     def telemetry(self) -> ReadCounts:
-        """See `Fleet`."""
         problems = {
             f"{agent}: {what}": how for agent, host in self._hosts.items() for what, how in host.counts.problems.items()
         }
@@ -361,7 +359,6 @@ class CaptureOrders:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to be told yet."""
         return bool(self._under_way or self._reports)
 
     def want(
@@ -408,13 +405,11 @@ class CaptureOrders:
         self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
 
     def heard(self, report: Report, message: AgentMessage) -> None:
-        """A report has come."""
         message.reports += 1
         # (before the first look it is not known what an earlier controller has asked for)
         self._reports.append((report, message, self._begun))
 
     def reports(self) -> list[Report]:
-        """See `Fleet.reports`."""
         if not self._begun:
             # Which captures are gone on with is not known yet.
             return []

@@ -48,13 +48,11 @@ class Transfer:
         self._moved_bytes, self._told_s = 0, time.monotonic()
 
     def moved(self, more_bytes: int) -> None:
-        """Count more bytes."""
         self._moved_bytes += more_bytes
         if more_bytes and time.monotonic() >= self._told_s + TELL_S:
             self.say(f"{self._doing} {size(min(self._moved_bytes, self._total_bytes))} of {size(self._total_bytes)}")
 
     def say(self, what: str) -> None:
-        """Report what is done with the capture now."""
         self._told_s = time.monotonic()
         self._tell(Report(CaptureResult(*self._capture, "running", what)))
 
@@ -66,11 +64,9 @@ class CountedFile(io.BufferedIOBase):
         self._file, self._transfer, self._left_bytes = file, transfer, most_bytes
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """See `io.BufferedIOBase`."""
         return self._counted(self._file.readinto(buffer))
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """See `io.BufferedIOBase`."""
         self._left_bytes -= memoryview(data).nbytes
         if self._left_bytes < 0:
             raise CaptureError("more comes than its manifest says")

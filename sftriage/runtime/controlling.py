@@ -125,7 +125,6 @@ class KeptRows:
                 self._have_written([self._pop((generation, agent))], last=False)
 
     def turn(self) -> None:
-        """Have written what is due."""
         now_s = self._clock()
         self._room = min(LOGS_PER_SECOND, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
         self._looked_s = now_s

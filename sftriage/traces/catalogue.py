@@ -116,7 +116,6 @@ class CaptureRow:
 
     @property
     def role(self) -> str:
-        """Whether the rank was suspected, or captured to compare with."""
         return "control" if self.label == CONTROL_LABEL else "suspect"
 
     @property

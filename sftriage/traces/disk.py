@@ -123,7 +123,6 @@ class Disk:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes with work left."""
         return len(self._lanes)
 
     def news(self) -> Iterator[DiskFailed | DiskRecovered]:
@@ -168,7 +167,6 @@ class Disk:
         self._held_back.append(flush)
 
     def ask_all(self) -> None:
-        """Queue what callers hold back."""
         for flush in self._held_back:
             flush()
 

@@ -130,7 +130,6 @@ class KernelShare(DocumentModel):
 
     @property
     def words(self) -> str:
-        """Its name, and who launches it."""
         by = " in ".join(one for one in (self.operator, self.within) if one)
         return f"{self.name} ({by})" if by else self.name
 
@@ -267,7 +266,6 @@ class TriggerInfo(DocumentModel):
 
     @classmethod
     def of(cls, trigger: Trigger) -> TriggerInfo:
-        """The trigger as a manifest writes it."""
         window = Steps(first_step=trigger.first_step, last_step=trigger.last_step)
         return cls(window=window, **{name: getattr(trigger, name) for name in cls.model_fields if name != "window"})
 
@@ -350,7 +348,6 @@ class ReproducedInfo(DocumentModel):
 
     @classmethod
     def of(cls, reproduced: Reproduced) -> ReproducedInfo:
-        """What was found, as a manifest writes it."""
         return cls(**{**plain(reproduced), "fault_steps": reproduced.fault_steps})
 
 
@@ -482,7 +479,6 @@ class Manifest(DocumentModel):
         raise InputError(f"capture {self.capture_id} has no artefact {name!r}; there are: {there}")
 
     def to_json(self) -> bytes:
-        """The manifest as it is stored."""
         return self.model_dump_json(indent=2).encode() + b"\n"
 
     @classmethod

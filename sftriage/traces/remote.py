@@ -398,7 +398,6 @@ class RemoteStore(Store):
         self._objects.delete(f"{self._key(capture_id)}/{MANIFEST_NAME}")
 
     def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
-        """Pin a capture that is there, or not."""
         key = f"{self._key(capture_id)}/{PIN_NAME}"
         if pinned:
             self._objects.put(key, b"")

@@ -83,7 +83,6 @@ class Upload(DocumentModel):
     pinned: bool = False
 
     def failed(self, reason: str) -> Upload:
-        """The same, failed."""
         return self.model_copy(update={"state": "failed", "reason": CONTROL.sub(" ", reason)[:2000]})
 
 
@@ -191,7 +190,6 @@ class LocalStore(Store):
         return manifest, WHOLE
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
-        """The store elsewhere that has a verified copy of a capture, if one has."""
         upload = self.noted_upload(check_id(capture_id))
         return None if upload is None or upload.verified_at is None else upload.url
 
@@ -340,7 +338,6 @@ class LocalStore(Store):
 
     @property
     def busy(self) -> bool:
-        """Whether a process uploads this run's captures."""
         return is_locked(self._captures / ".uploader")
 
     def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:

@@ -190,7 +190,6 @@ class StoreCondition:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is there."""
         return self.state == "whole"
 
     @property

@@ -239,7 +239,6 @@ class Uploader:
 
     @property
     def standing(self) -> UploadProgress:
-        """How far it is."""
         return self._progress
 
     def wait(self, known: UploadProgress, timeout_s: float) -> UploadProgress:

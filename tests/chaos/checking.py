@@ -255,7 +255,6 @@ def attempts(run: Path) -> dict[int, int]:
 
 
 def _faults(run: Path, starts: Starts) -> dict[int, Sequence[Fault]]:
-    """What was slow in each attempt."""
     return {
         attempt: next(some for pids, some in starts.items() if pid in pids) for attempt, pid in attempts(run).items()
     }

@@ -90,7 +90,6 @@ class SlowLink:
         self.process = hosts.start(number, command, dict(os.environ), directory / f"said-proxy-{number}")
 
     def slow(self, delay_s: float, bytes_per_s: float) -> None:
-        """From now on, each way."""
         partial = self._control.with_suffix(".new")
         partial.write_text(f"{delay_s} {bytes_per_s}")
         partial.rename(self._control)
@@ -101,7 +100,6 @@ class SlowLink:
 
 @contextlib.contextmanager
 def apart_hosts(directory: Path) -> Iterator[ApartHosts]:
-    """Two hosts, gone with all that runs there when this ends."""
     hosts = ApartHosts(directory)
     try:
         hosts.begin()
@@ -141,7 +139,6 @@ class Part:
         self._lock = threading.Lock()
 
     def kill(self, for_s: float, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it, to be started again after a while."""
         with self._lock:
             self._not_before_s = time.monotonic() + for_s
             with contextlib.suppress(ProcessLookupError):
@@ -175,8 +172,6 @@ class Start:
 
 
 class World:
-    """A job's hosts, its hub, its controller, its agents and its trainers."""
-
     def __init__(
         self, directory: Path, environment: dict[str, str], hosts: ApartHosts, disks: dict[str, SmallDisk], seed: int
     ) -> None:

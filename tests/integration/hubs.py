@@ -35,7 +35,6 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def own_hub(directory: Path, tls: Path | None = None) -> Iterator[tuple[HubServer, int]]:
-    """A hub whose password is in ``directory / "secret"``, and its port."""
     port, secret = free_port(), directory / "secret"
     make_secret(secret)
     with contextlib.closing(HubServer(("127.0.0.1", port), directory / "nats", secret, tls)) as server:
@@ -123,7 +122,6 @@ class Hosts(Parts):
         self.train(0, 1)
 
     def train(self, *numbers: int) -> None:
-        """Start the job's ranks, two a host, on these hosts."""
         self.begin_s = time.time() + 2.0
         for first_rank, number in zip((0, 2), numbers, strict=True):
             about = (self.host(number), first_rank, 2, WORLD_SIZE, self.begin_s, STEP_S, SLOW, self.release)
@@ -147,7 +145,6 @@ class Hosts(Parts):
         return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
 
     def kept(self, number: int, name: str) -> None:
-        """Wait until a host has kept steps in a log."""
         steps = self.host(number) / "steps"
         wait_until(lambda: [one for one in steps.glob(f"{name}.steps") if len(LogReader(one).read())], 60.0)
 

@@ -99,7 +99,6 @@ class Hosts:
         return started
 
     def inside(self, number: int, command: list[object]) -> list[str]:
-        """A command, as it is run on a host."""
         words = ["nsenter", "-t", self.inits[number].pid, "--net", "--uts", "--mount", "--", *command]
         return [str(word) for word in words]
 
@@ -140,7 +139,6 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts_of(number: int) -> Iterator[Hosts]:
-    """So many hosts, gone with all that runs there when this ends."""
     if os.geteuid() or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
         pytest.skip("hosts of a network of their own want root, ip, nsenter and unshare")
     hosts = Hosts(number)

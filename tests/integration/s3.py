@@ -21,8 +21,6 @@ def environment_of(url: str) -> dict[str, str]:
 
 
 class Server:
-    """moto's server."""
-
     def __init__(self, port: int) -> None:
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         self.client = boto3.client(
@@ -34,7 +32,6 @@ class Server:
         )
 
     def objects(self) -> dict[str, int]:
-        """What lies in the bucket: key and bytes."""
         listed = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
         return {one["Key"]: one["Size"] for one in listed}
 
@@ -45,7 +42,6 @@ class Server:
 
 @contextmanager
 def served() -> Iterator[Server]:
-    """A bucket on a server that ends with the block."""
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     try:

@@ -83,7 +83,6 @@ class OwnersNats:
 
     @property
     def violations(self) -> list[str]:
-        """What the server says that somebody may not do."""
         return [line for line in self.log.read_text("utf-8", "replace").splitlines() if "Violation" in line]
 
     def close(self) -> None:

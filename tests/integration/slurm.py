@@ -100,7 +100,6 @@ class Cluster:
         return self._hosts.start(number, [*settled, *command], self.environment, said)
 
     def on(self, number: int, *command: object, cwd: Path = Path("/")) -> list[str]:
-        """A command, as one that runs on a node."""
         node = ["nsenter", "-t", self._nodes[number].pid, "-m", "-n", "-u", "env", "-C", cwd]
         return [*map(str, node), *map(str, command)]
 
@@ -140,7 +139,6 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster_of_two(environment: dict[str, str]) -> Iterator[Cluster]:
-    """A cluster, gone with all that runs there when this ends."""
     missing = [one for one in PROGRAMS if shutil.which(one) is None]
     if missing:
         pytest.skip(f"SLURM is not here ({', '.join(missing)}): tests/install-deps installs it on Debian")

@@ -92,7 +92,6 @@ class Job:
 
     @property
     def captures(self):
-        """The states of all captures, in order, by their ids."""
         events = [one for one in read_journal(self.run / "decisions.jsonl") if isinstance(one, CaptureChanged)]
         ids = dict.fromkeys(one.result.capture_id for one in events)
         return {each: [one.result for one in events if one.result.capture_id == each] for each in ids}

@@ -23,13 +23,11 @@ SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 
 
 def windows(run: Path) -> list[int]:
-    """The first steps of the windows that are on record."""
     found = [one["verdict"] for one in entries(run / "decisions.jsonl", "window")]
     return [verdict["first_step"] for verdict in found if verdict["label"] != "stalled"]
 
 
 def steps_taken(rings: Path) -> int:
-    """How many steps every rank has taken, at least."""
     with contextlib.ExitStack() as opened:
         return min(opened.enter_context(Ring(ring)).status().published for ring in find_rings(rings))
 

@@ -43,7 +43,6 @@ FLOOD, MOST_BYTES = 10_000, 400 << 20
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A hub with what a job has there, and a connection to it."""
     directory = tmp_path_factory.mktemp("hub")
     with own_hub(directory) as (_, port), connection(port, directory / "secret") as found:
         found.call(make_places(found, PLACES, "run-1"), LONG_S)

@@ -158,7 +158,6 @@ def breaks(told):
 
 
 def pending(told):
-    """Messages that the hub has not sent to the controller yet."""
     about = told.agent.js.consumer_info(PLACES.stream, PLACES.stream)
     return told.agent.call(about, 5.0).num_pending
 

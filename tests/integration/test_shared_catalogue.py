@@ -77,7 +77,6 @@ def server():
 
 @pytest.fixture
 def url(server) -> str:
-    """An empty database."""
     return server.database()
 
 

@@ -24,7 +24,6 @@ SLOW = 3
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A cluster on which sftriage and torchrun are commands."""
     place = tmp_path_factory.mktemp("slurm")
     for name, module in (("sftriage", "-m sftriage"), ("torchrun", "-m torch.distributed.run"), ("python", "")):
         (place / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')

@@ -32,7 +32,6 @@ class Job:
         return self.generations.stepped(stepping, lambda: (EPOCH_S + first_s, EPOCH_S + last_s))
 
     def of(self, host, ranks, began_s, start=0, world_size=4):
-        """The generations of the ranks of one of a host's starts."""
         return {self.generations.of(one(host, process(host, rank, began_s, start, world_size))) for rank in ranks}
 
 

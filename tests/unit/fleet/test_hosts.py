@@ -201,7 +201,6 @@ class Told:
         self.groups = Groups(lambda agent: agent not in self.gone, lambda agent: agent in self.silent)
 
     def says(self, host, *parts):
-        """A host tells how its parts stand."""
         self.groups.heard(f"host-{host}", parts, {2 * host, 2 * host + 1})
 
     def both(self, values=(0, 0), requests=(0, 0), **more):

@@ -14,7 +14,6 @@ from tests.unit.conftest import manifest_of
 
 @pytest.fixture
 def there(tmp_path):
-    """A capture on its host: its manifest, and its files."""
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     LocalStore(tmp_path / "there").put("c-1", tmp_path / "trace.json", lambda artefact: manifest_of("c-1", artefact))
     folder = tmp_path / "there" / "captures" / "c-1"

@@ -113,7 +113,6 @@ def shipments(draw):
 
 
 def comparable(value):
-    """A message as dicts and lists, with the groups' ranks one by one."""
     if dataclasses.is_dataclass(value):
         return {field.name: comparable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):

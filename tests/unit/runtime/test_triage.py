@@ -232,8 +232,6 @@ def annotations(tmp_path):
 
 @pytest.fixture
 def put(annotations, make_manifest, trace):
-    """Store a capture of some steps."""
-
     def put(capture_id: str, first_step: int, attempt: int = 0, *, found=None, at=None, **about):
         about = {"first_step": first_step, "rule": "slow", "window": (0, 49), **about}
         annotations.store.put(capture_id, at or trace, lambda one: make_manifest(capture_id, one, **about))

@@ -53,7 +53,6 @@ class FaultyObjects(Objects):
         super().put(key, content)
 
     def put_so_far(self) -> list[str]:
-        """What was put since the last time."""
         puts = [one.removeprefix("put ") for one in self.asked if one.startswith("put ")]
         self.asked.clear()
         return puts

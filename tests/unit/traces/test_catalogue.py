@@ -55,7 +55,6 @@ def ids(rows: list[CaptureRow]) -> list[str]:
 
 
 def answers(catalogue: Catalogue) -> list[object]:
-    """One of every kind of question."""
     return [
         catalogue.find(),
         catalogue.find(CaptureQuery(rank=3)),

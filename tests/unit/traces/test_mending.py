@@ -56,7 +56,6 @@ def document(names: dict[int, str], style: str = TORCH, label: str = "", path: s
 
 
 def read(text: bytes) -> tuple[dict[int, str], tuple[str, ...]]:
-    """The names of the events by their time, and the notes."""
     trace = read_kineto(io.BytesIO(text), "t.json")
     return {start // 1000: name for name, start, *_ in named_events(trace)}, trace.notes[:-1]
 

@@ -35,7 +35,6 @@ def uploader(root, objects, **how) -> Uploader:
 
 
 def turned(root, objects, **how) -> Uploader:
-    """An uploader after one turn."""
     sender = uploader(root, objects, **how)
     sender.turn()
     return sender
