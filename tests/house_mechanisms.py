@@ -29,7 +29,7 @@ EXCEPTIONS = {
     ("runtime/hub_server.py", "rename"): "the first of several hosts makes the secret; it appears once the hub answers",
     ("traces/catalogue.py", "rename"): "puts a damaged file aside",
     ("traces/store.py", "rename"): "of directories",
-    **{(f"fleet/{n}.py", "retry"): _NATS for n in ("hub", "incoming", "lease", "over_nats", "shipping", "transfers")},
+    **{(f"fleet/{n}.py", "retry"): _NATS for n in ("hub", "incoming", "over_nats", "shipping", "transfers")},
 }
 """Uses that stay where they are, and why."""
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sftriage.errors import SftriageError
-from sftriage.fleet.hub import Hub, Subjects, is_token
-from sftriage.fleet.lease import Lease, make_places, taken_up
+from sftriage.fleet.hub import Hub, Lease, Subjects, is_token, make_places, taken_up
 from sftriage.fleet.wire import Incarnation, Shipment, decode_shipment
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import StepArrays

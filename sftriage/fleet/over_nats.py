@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from sftriage.fleet.generations import Generations
-from sftriage.fleet.hosts import Groups, Host, Members, status_of_all
-from sftriage.fleet.hub import Hub, Subjects
+from sftriage.fleet.hosts import Generations, Groups, Host, Members, status_of_all
+from sftriage.fleet.hub import Hub, Lease, Subjects
 from sftriage.fleet.incoming import FETCH_S, AgentMessage, Deduplicator, Incoming, Refusals, RowBuffer
-from sftriage.fleet.lease import Lease
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Block, Incarnation, Orders, decode_findings, encode
 from sftriage.mitigate.switching import Setting, SwitchStatus

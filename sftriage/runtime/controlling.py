@@ -23,10 +23,8 @@ from sftriage.agent.reading import RankLog
 from sftriage.base.files import write_atomically
 from sftriage.base.notes import Note
 from sftriage.errors import UsageError
-from sftriage.fleet.generations import Generations, Known
-from sftriage.fleet.hosts import RollCall
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, LogLeader, Subjects
-from sftriage.fleet.lease import Leader, Lease, make_places, remove_places
+from sftriage.fleet.hosts import Generations, Known, RollCall
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, Leader, Lease, LogLeader, Subjects, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import RunName

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from sftriage import __version__
-from sftriage.fleet.hub import HubAddress, LogLeader, Subjects
-from sftriage.fleet.lease import make_places, taken_up
+from sftriage.fleet.hub import HubAddress, LogLeader, Subjects, make_places, taken_up
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching, HostCaptures
 from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode

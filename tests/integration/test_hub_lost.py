@@ -11,9 +11,8 @@ import pytest
 
 from sftriage.agent.agent import Agent
 from sftriage.fleet import over_nats
-from sftriage.fleet.generations import Generations
-from sftriage.fleet.hub import Hub, HubAddress, LogLeader, Subjects
-from sftriage.fleet.lease import Leader, Lease, make_places
+from sftriage.fleet.hosts import Generations
+from sftriage.fleet.hub import Hub, HubAddress, Leader, Lease, LogLeader, Subjects, make_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.transfers import Fetching, HostCaptures

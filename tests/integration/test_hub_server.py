@@ -10,9 +10,8 @@ import subprocess
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.fleet import lease
-from sftriage.fleet.hub import Hub, HubAddress, HubError, Subjects
-from sftriage.fleet.lease import Leader, Lease
+from sftriage.fleet import hub as fleet_hub
+from sftriage.fleet.hub import Hub, HubAddress, HubError, Leader, Lease, Subjects
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubOptions, HubServer, is_up, listens_on, make_secret
 from tests.integration.hubs import connection, free_port, own_hub
@@ -171,8 +170,8 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, m
     from nats.js.errors import KeyNotFoundError
     from nats.js.kv import KeyValue
 
-    monkeypatch.setattr(lease, "TTL_S", 2.0)
-    monkeypatch.setattr(lease, "RENEW_S", 0.5)
+    monkeypatch.setattr(fleet_hub, "TTL_S", 2.0)
+    monkeypatch.setattr(fleet_hub, "RENEW_S", 0.5)
     secret = tmp_path / "secret"
     with own_hub(tmp_path) as (_, port), connection(port, secret) as second:
         # GIVEN a controller that leads, and is let go

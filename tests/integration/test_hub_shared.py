@@ -9,8 +9,7 @@ from functools import partial
 
 import pytest
 
-from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Subjects, agent_file
-from sftriage.fleet.lease import make_places
+from sftriage.fleet.hub import CONTROLLER_FILE, Hub, HubAddress, Subjects, agent_file, make_places
 from tests.integration.hubs import Hosts
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known
+from sftriage.fleet.hosts import GOES_ON_S, KEPT_GENERATIONS, Generations, Known
 from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.generations import Generations
-from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Groups, Host, RollCall, status_of_all
+from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Generations, Groups, Host, RollCall, status_of_all
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
