@@ -32,7 +32,7 @@ from bench.estimates import quantile
 from bench.fleet_job import SCHEMA, SLOW_STAGE, Shape
 from bench.processes import Follower, Line, Use
 from bench.runner import HERE, environment_of, say
-from sftriage.base.children import die_with_parent, end
+from sftriage.base.process import die_with_parent, end
 from sftriage.model.events import CaptureChanged, WindowJudged
 from sftriage.runtime.hub_server import HubServer, make_secret
 

@@ -23,8 +23,7 @@ from typing import Annotated
 import msgspec
 
 from sftriage.agent import stacks
-from sftriage.base.children import BoundedProgram
-from sftriage.base.process import start_ticks
+from sftriage.base.process import BoundedProgram, start_ticks
 from sftriage.errors import CaptureError
 from sftriage.trainer.layout import RingInfo
 

@@ -27,8 +27,8 @@ from typing import Any
 from sftriage.agent.executor import Course, Executor, RankLook, Turns, check_size, mailbox_of
 from sftriage.agent.nsys_rank import NOTE, release_registry
 from sftriage.agent.nsys_report import check, to_export, to_report, unread
-from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import write_atomically
+from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import RankStatus

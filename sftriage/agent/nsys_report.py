@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sftriage.base.children import Finished
+from sftriage.base.process import Finished
 from sftriage.errors import CaptureError
 
 CONVERT_S = 240.0

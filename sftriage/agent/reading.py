@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from sftriage.agent.counting import Counting
-from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import LogOnce
 from sftriage.errors import RingError
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.traces.disk import Counted, Do, at_once, refusal

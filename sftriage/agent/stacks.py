@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.agent.executor import Course, Executor, RankLook, check_size
-from sftriage.base.children import BoundedProgram, Finished
 from sftriage.base.files import private
+from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.traces.store import FileToStore

@@ -1,4 +1,4 @@
-"""Background threads: loops that run something again and again, wait longer after failures, and stop."""
+"""Background threads: loops that repeat a turn, wait longer after failures, and stop; messages logged once."""
 
 from __future__ import annotations
 
@@ -124,3 +124,22 @@ class Loop:
             return self._backoff.next_s()
         self.succeeded()
         return self._every_s if wanted_s is None else wanted_s
+
+
+class LogOnce:
+    """Logs each message once, or one for each ``key``."""
+
+    def __init__(self, logger: logging.Logger, level: int = logging.WARNING) -> None:
+        self._logger, self._level = logger, level
+        self._known: set[Hashable] = set()
+
+    def __call__(self, message: str, *arguments: object, key: Hashable = None) -> None:
+        """Log a message with its arguments, unless it was logged already."""
+        if self.is_new(key or (message % arguments if arguments else message)):
+            self._logger.log(self._level, message, *arguments)
+
+    def is_new(self, key: Hashable) -> bool:
+        """Whether a key comes for the first time."""
+        known = key in self._known
+        self._known.add(key)
+        return not known

@@ -1,19 +1,41 @@
-"""Whether a process is alive, and locks that the kernel releases when their holder dies."""
+"""Processes: whether one is alive, locks that end with their holder, programs with a deadline, and kept children."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import logging
 import os
+import signal
+import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from sftriage.base.files import PRIVATE, regular
-from sftriage.errors import UsageError
+from sftriage.base.loops import start_thread
+from sftriage.errors import CaptureError, UsageError
 
+log = logging.getLogger("sftriage")
+
+MAX_OUTPUT_BYTES = 1 << 20
+MOMENT_S = 0.15
+_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl
+QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
+"""A child that ends before ``QUICK_S``, ``MOST_QUICK`` times in a row, is not started again."""
+STUCK_S = 5.0
+"""Seconds between two checks for a child that is stuck."""
+LET_GO = signal.SIGRTMAX - 2
+"""Tells a controller that its parent has died: a signal that no launcher or scheduler sends."""
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, LET_GO}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Tells one start of a host's kernel from all others."""
 
@@ -93,3 +115,248 @@ def is_locked(path: Path) -> bool:
             return False
     except (UsageError, OSError) as error:
         return isinstance(error, BlockingIOError)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a program ended, and the start of what it wrote to standard output and error."""
+
+    status: int
+    output: str
+
+    def problem(self) -> str:
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return (lines[-1] if lines else f"exit status {self.status}")[:300]
+
+
+class BoundedProgram:
+    """One run of a program, in a session of its own so that all it started can be killed with it.
+
+    Its output goes to a file that has no name: it never blocks the program, and nothing is left behind. The start of it
+    is ``output`` once the program has ended or was killed.
+
+    Raises:
+        CaptureError: it cannot be started.
+    """
+
+    output = ""
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        deadline_s: float,
+        environment: Mapping[str, str] | None = None,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
+    ) -> None:
+        self._name = os.path.basename(os.fspath(command[0]))  # noqa: PTH119  # a name, not a path
+        self._deadline_s, self._max_output_bytes = deadline_s, max_output_bytes
+        self._end_s = time.monotonic() + deadline_s
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _ended
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._file.close()
+            raise CaptureError(f"{self._name} cannot be started: {error.strerror}") from error
+
+    def poll(self) -> Finished | None:
+        """How it ended, once it has.
+
+        Raises:
+            CaptureError: its time was up, and it was killed.
+        """
+        status = self._process.poll()
+        if status is not None:
+            self._ended()
+            return Finished(status, self.output)
+        if time.monotonic() >= self._end_s:
+            self.kill()
+            raise CaptureError(f"{self._name} hung: no answer within {self._deadline_s:g} s, and it was killed")
+        return None
+
+    def wait(self) -> Generator[None, None, Finished]:
+        """Wait a moment, as most programs need no more, and then turn by turn: ``yield from program.wait()``.
+
+        The program is killed if the generator is closed.
+
+        Raises:
+            CaptureError: as `poll`.
+        """
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(MOMENT_S)
+            while (finished := self.poll()) is None:
+                yield
+        finally:
+            self.kill()
+        return finished
+
+    def kill(self) -> None:
+        """End it and all that it started. Does nothing once it has ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        self._ended()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it was killed and is still there: it waits in a driver, where no signal reaches."""
+        return self._file.closed and self._process.poll() is None
+
+    def _ended(self) -> None:
+        if not self._file.closed:
+            self._file.seek(0)
+            self.output = self._file.read(self._max_output_bytes).decode("utf-8", "replace")
+            self._file.close()
+
+
+def run_bounded(command: Sequence[str | os.PathLike[str]], deadline_s: float) -> Finished:
+    """Run a program to its end, where nothing else has to go on meanwhile.
+
+    Raises:
+        CaptureError: it cannot be started, or its time was up.
+    """
+    program = BoundedProgram(command, deadline_s)
+    while (finished := program.poll()) is None:
+        time.sleep(_POLL_S)
+    return finished
+
+
+class Supervised:
+    """A child that is started again where it ends before its time, and ends when it is closed or this process ends.
+
+    Args:
+        what: its name, for people.
+        start: starts it; true when that is again. May raise an OSError.
+        is_due: whether to start it again, by its exit status.
+        end_s: how long it may take to end.
+        where: where it says why it has ended.
+        is_stuck: whether it has to be started again although it lives.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        start: Callable[[bool], subprocess.Popen[bytes]],
+        is_due: Callable[[int], bool] = lambda _: True,
+        end_s: float = 10.0,
+        where: str = "its log",
+        is_stuck: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._what, self._start, self._is_due, self._end_s, self._where = what, start, is_due, end_s, where
+        self._is_stuck = is_stuck
+        self._process = start(False)
+        self._closing, self._over = threading.Event(), threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, even if it is to be started again."""
+        return self._process.poll() is not None
+
+    def keep(self) -> None:
+        """From now on, start it again where it ends by itself."""
+        # (the kernel takes the end of this thread for that of the parent)
+        self._keeper = start_thread(f"keeps-{self._what}", self._keep)
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended for good.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not.
+        """
+        if self._keeper is not None and not self._over.wait(timeout_s):
+            raise subprocess.TimeoutExpired(self._what, timeout_s or 0.0)
+        self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        self._closing.set()
+        end(self._process, self._end_s)
+        while self._keeper is not None and self._keeper.is_alive():
+            # (it may have been started just now)
+            end(self._process, self._end_s)
+            self._keeper.join(AGAIN_S)
+
+    def _keep(self) -> None:
+        quick, began_s = 0, time.monotonic()
+        checked_s = began_s
+        while not self._closing.wait(AGAIN_S):
+            status = self._process.poll()
+            if status is None:
+                if time.monotonic() > checked_s + STUCK_S:
+                    checked_s = time.monotonic()
+                    if self._is_stuck():
+                        self._process.terminate()
+                continue
+            if not self._is_due(status):
+                break
+            quick = quick + 1 if time.monotonic() < began_s + QUICK_S else 0
+            if quick >= MOST_QUICK:
+                log.error("the %s has ended, again and again; %s says why", self._what, self._where)
+                break
+            began_s = time.monotonic()
+            try:
+                self._process = self._start(True)
+            except OSError as error:
+                log.error("the %s has ended, and cannot be started again: %s", self._what, error)
+                break
+        self._over.set()
+        self._closing.wait()
+        self._process.wait()
+
+
+def was_killed(status: int) -> bool:
+    """Whether a process has ended by a signal that was not to tell it to end."""
+    return status < 0 and -status not in _ENDING
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End a child of ours, by force if need be."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def start_child(
+    command: Sequence[str], output: IO[bytes] | None = None, signum: int = signal.SIGTERM
+) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own that gets a signal when this thread ends.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, signum),
+    )
+
+
+def die_with_parent(signum: int = signal.SIGTERM) -> None:
+    """In a child: get a signal when the thread that started it ends, however that comes."""
+    _PRCTL(_PR_SET_PDEATHSIG, signum)

@@ -53,7 +53,7 @@ def controller(
 
     One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
     """
-    from sftriage.base.children import LET_GO
+    from sftriage.base.process import LET_GO
     from sftriage.runtime.launcher import Notes
 
     # (a signal to the job, as before it is preempted, does not end this process)

@@ -23,7 +23,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import LogOnce
 from sftriage.fleet.incoming import AgentMessage
 from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups

@@ -32,8 +32,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sftriage.base.log_once import LogOnce
-from sftriage.base.loops import start_thread
+from sftriage.base.loops import LogOnce, start_thread
 from sftriage.base.process import locked
 from sftriage.errors import SftriageError, UsageError
 from sftriage.trainer.layout import bounded_text

@@ -19,8 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.base.log_once import LogOnce
-from sftriage.base.loops import Backoff, Loop
+from sftriage.base.loops import Backoff, LogOnce, Loop
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
 from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.base.files import write_atomically
-from sftriage.base.log_once import LogOnce
+from sftriage.base.loops import LogOnce
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
 from sftriage.fleet.wire import NO_NAME, RunName

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sftriage.base.files import Note
 from sftriage.base.loops import Backoff, Loop
-from sftriage.base.notes import Note
 from sftriage.errors import ClusterError, SftriageError, UsageError
 from sftriage.kube.client import (
     NOT_FOUND,

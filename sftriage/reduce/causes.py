@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.model.captures import LeftOpen
+from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import (
     WORKS,
     Frame,

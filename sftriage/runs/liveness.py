@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from sftriage.base.notes import Note
+from sftriage.base.files import Note
 from sftriage.base.process import Process, is_locked, locked, parent_of
 from sftriage.errors import RingError, UsageError
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info

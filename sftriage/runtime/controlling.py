@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.agent.reading import RankLog
-from sftriage.base.files import write_atomically
-from sftriage.base.notes import Note
+from sftriage.base.files import Note, write_atomically
 from sftriage.errors import UsageError
 from sftriage.fleet.hosts import Generations, Known, RollCall
 from sftriage.fleet.hub import CONTROLLER_FILE, Hub, Leader, Lease, LogLeader, Subjects, make_places, remove_places

@@ -15,8 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
-from sftriage.base.files import refusing
-from sftriage.base.notes import Note
+from sftriage.base.files import Note, refusing
 from sftriage.base.process import BOOT_ID
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import AGENTS_FILE, Hub, HubAddress, LogLeader, Subjects, agent_file, token

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from sftriage.base.children import Supervised, start_child
 from sftriage.base.files import refusing, write_atomically
+from sftriage.base.process import Supervised, start_child
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT, HubAddress, hosts_of
 from sftriage.runs.directory import DEFAULT_ROOT

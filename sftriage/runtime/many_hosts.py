@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from sftriage.base.children import LET_GO, Supervised, end, start_child, was_killed
 from sftriage.base.files import refusing
+from sftriage.base.process import LET_GO, Supervised, end, start_child, was_killed
 from sftriage.controller.controller import shape_of
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import LogLeader

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from sftriage.agent import nsys_rank
 from sftriage.agent.nsys import TRACES, NsysPlace, parse_version
-from sftriage.base.children import run_bounded
-from sftriage.base.notes import Note
+from sftriage.base.files import Note
+from sftriage.base.process import run_bounded
 from sftriage.errors import CaptureError, UsageError
 from sftriage.runs.directory import RunDirectory
 

@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 from sftriage.agent.reading import RankRings
-from sftriage.base.files import refusing, regular
-from sftriage.base.notes import Note
+from sftriage.base.files import Note, refusing, regular
 from sftriage.base.process import Process, locked_file
 from sftriage.errors import InputError, UsageError
 from sftriage.runs.directory import RunDirectory

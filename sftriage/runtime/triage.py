@@ -17,8 +17,7 @@ from pathlib import Path
 
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
-from sftriage.base.log_once import LogOnce
-from sftriage.base.loops import Loop
+from sftriage.base.loops import LogOnce, Loop
 from sftriage.controller.controller import Controller, shape_of
 from sftriage.controller.desired import Corroboration, DesiredCaptures, Fleet, ResumeState, resume_state
 from sftriage.controller.windows import WindowAssembly

@@ -8,9 +8,8 @@ import threading
 
 import pytest
 
-from sftriage.base import children
-from sftriage.base.children import LET_GO, MOST_QUICK, BoundedProgram, Supervised, run_bounded, was_killed
-from sftriage.base.process import start_ticks
+from sftriage.base import process
+from sftriage.base.process import LET_GO, MOST_QUICK, BoundedProgram, Supervised, run_bounded, start_ticks, was_killed
 from sftriage.errors import CaptureError, UsageError
 from sftriage.runtime.launcher import FORWARDED, Launcher
 from tests.integration.processes import wait_until
@@ -48,7 +47,7 @@ def test_one_that_cannot_be_started_is_a_reason(tmp_path):
 
 
 def test_a_program_that_needs_a_moment_does_not_cost_a_turn(monkeypatch):
-    monkeypatch.setattr(children, "MOMENT_S", 30.0)
+    monkeypatch.setattr(process, "MOMENT_S", 30.0)
     with pytest.raises(StopIteration) as ended_at_once:
         next(BoundedProgram(["true"], 60).wait())
     assert ended_at_once.value.value.status == 0

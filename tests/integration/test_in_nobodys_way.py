@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.base.children import LET_GO
+from sftriage.base.process import LET_GO
 from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
 from tests.integration.hubs import BesideHub

@@ -33,7 +33,7 @@ from sftriage.agent.nsys_report import (
     is_environment,
     scrubbed,
 )
-from sftriage.base.children import Finished
+from sftriage.base.process import Finished
 from sftriage.errors import CaptureError
 from tests.integration.test_nsys_failing import make_export
 

@@ -12,8 +12,7 @@ import pytest
 
 from sftriage.agent import stacks
 from sftriage.agent.stacks import StacksCapture, flight_recorder, place_of
-from sftriage.base.children import Finished
-from sftriage.base.process import start_ticks
+from sftriage.base.process import Finished, start_ticks
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
 from sftriage.model.windows import RankStatus

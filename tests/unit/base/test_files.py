@@ -1,11 +1,15 @@
-"""Files appear whole or not at all, are private, and are opened without following links."""
+"""Files appear whole or not at all, are private, and are opened without following links; a note holds one value."""
 
 import os
 import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from sftriage.base.files import MODE_ENV, open_regular, regular, replacing, write_atomically
+from sftriage.base.files import MODE_ENV, Note, open_regular, regular, replacing, write_atomically
 from sftriage.errors import CaptureError, InputError
 
 
@@ -60,3 +64,39 @@ def test_a_regular_file_is_read(tmp_path):
     write_atomically(tmp_path / "a.json", "content")
     with regular(tmp_path / "a.json", InputError) as file:
         assert file.read() == b"content"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    path: Path
+    names: tuple[str, ...] = ()
+    number: int | None = None
+
+
+def test_a_value_is_found_again(tmp_path):
+    note = Note(tmp_path / "place.json", Place)
+    assert note.load() is None
+    for value in (Place(tmp_path, ("a", "b")), Place(Path(), number=3)):
+        note.save(value)
+        assert note.load() == note.get() == value
+
+
+@pytest.mark.parametrize("content", ["", "12", "{}", '{"path": 3}', '{"path": "a", "number": "b"}', "\0" * 200])
+def test_what_is_no_such_value_is_refused(tmp_path, content):
+    note = Note(tmp_path / "place.json", Place)
+    note.path.write_text(content)
+    with pytest.raises(InputError, match=r"place\.json: "):
+        note.load()
+    assert note.get() is None
+
+
+def test_a_link_is_not_followed(tmp_path):
+    Note(tmp_path / "elsewhere", Place).save(Place(tmp_path))
+    (tmp_path / "place.json").symlink_to(tmp_path / "elsewhere")
+    assert Note(tmp_path / "place.json", Place).get() is None
+
+
+def test_a_trainer_that_imports_base_needs_the_standard_library_alone():
+    modules = ", ".join(f"sftriage.base.{path.stem}" for path in Path("sftriage/base").glob("[!_]*.py"))
+    needed = f"import sys, {modules}; sys.exit(len({{'numpy', 'pydantic', 'msgspec'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", needed], env=os.environ, check=False).returncode == 0

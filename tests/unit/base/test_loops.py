@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from sftriage.base.log_once import LogOnce
-from sftriage.base.loops import Backoff, Loop, start_thread
+from sftriage.base.loops import Backoff, LogOnce, Loop, start_thread
 
 LONG_S = 60.0
 QUICK = Backoff(0.001, 0.001)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.nsys import NsysPlace
-from sftriage.base.notes import Note
+from sftriage.base.files import Note
 from sftriage.base.process import Process
 from sftriage.errors import UsageError
 from sftriage.policy.in_force import find
