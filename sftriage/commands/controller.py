@@ -75,7 +75,7 @@ def controller(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
         )
     options.wait_for_secret(0.0)
-    output = JobOutput(metrics.metering())
+    output = JobOutput(metrics.metering(), catalogue=checked_catalogue(catalogue))
     begin: dict[str, Any] = {}
     if run is None:
         name = bounded_text(job or options.job_id)
@@ -83,7 +83,7 @@ def controller(
         begin = {"job": name, "policies": paths, "keeping": keep.of(name), "nsys": nsys}
     about = directory, options, output.sinks
     with contextlib.nullcontext() if run is None else notices().status(WAITS):
-        watched = JobController(*about, catalogue=checked_catalogue(catalogue), **begin)
+        watched = JobController(*about, **begin)
     output.say_begun("watching" if run is None else "took over the job, watching", watched)
     _watch(watched, output, options, server, notes)
     if server is not None:

@@ -75,7 +75,7 @@ def demo(
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)
-    local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [find(policy)], lambda _: [progress], out=out)
+    local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [find(policy)], lambda *_: [progress], out=out)
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):

@@ -21,7 +21,7 @@ from sftriage.words.amounts import counted, place
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from sftriage.runs.directory import RunInfo
+    from sftriage.runs.directory import RunDirectory, RunInfo
     from sftriage.runtime.local import WatchedRun
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.stream import Sink
@@ -160,17 +160,23 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 class JobOutput:
-    """What the commands that watch a job print; its `sinks` are that, metrics and spans, and ``more``."""
+    """Prints what happens to a job; its `sinks` are also metrics, spans, copies in a store, rows in a ``catalogue``."""
 
-    def __init__(self, metering: Metering, *more: Sink) -> None:
+    def __init__(self, metering: Metering, *more: Sink, catalogue: str | None = None) -> None:
         from sftriage.sinks.terminal import Reporter
 
         self._reporter, self._metering, self._more = Reporter(notices()), metering, more
+        self._catalogue = catalogue
         self.say = self._reporter.say
 
-    def sinks(self, info: RunInfo) -> list[Sink]:
+    def sinks(self, directory: RunDirectory, info: RunInfo) -> list[Sink]:
         """The sinks of a run."""
-        return [self._reporter, *self._more, *self._metering.sinks(info.job, info.run_id, time.time())]
+        from sftriage.runtime.copies import RunUploads, SharedIndexing
+
+        self._uploads = RunUploads(directory, info) if info.store is not None else None
+        self._indexing = SharedIndexing(directory.path, self._catalogue) if self._catalogue is not None else None
+        copies = [sink for sink in (self._uploads, self._indexing) if sink is not None]
+        return [self._reporter, *self._more, *self._metering.sinks(info.job, info.run_id, time.time()), *copies]
 
     def say_begun(self, how: str, watched: WatchedRun) -> None:
         """Say under which policies a job is watched, where its record and its metrics are."""
@@ -192,8 +198,8 @@ class JobOutput:
         """Say what came of it, wait for uploads and the catalogue for at most ``left_s``, and say what is left."""
         if summary:
             self.say_summary(watched)
-        if watched.uploads is not None:
+        if self._uploads is not None:
             with uploading() as show:
-                watched.uploads.finish(self.say, show, left_s)
-        if watched.indexing is not None:
-            watched.indexing.finish(self.say, left_s)
+                self._uploads.finish(self.say, show, left_s)
+        if self._indexing is not None:
+            self._indexing.finish(self.say, left_s)

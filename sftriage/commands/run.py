@@ -6,8 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.copies import Keeping
     from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Launcher, Triaged
+    from sftriage.runtime.nsys_launch import NsysLaunch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,13 @@ class NsysChoice:
     ] = False
     nsys_trace: Annotated[str, option("LIST", "What nsys traces; it has to be known at the start.")] = "cuda,nvtx,osrt"
 
-    def launch(self) -> dict[str, Any]:
-        """Arguments of `LocalRun` and `HostRun`."""
-        return {"nsys_trace": self.nsys_trace if self.nsys or self.nsys_armed else None, "nsys_armed": self.nsys_armed}
+    def launch(self) -> Callable[[str, Path], NsysLaunch] | None:
+        """Makes the launch of a run with that id, in that directory."""
+        if not (self.nsys or self.nsys_armed):
+            return None
+        from sftriage.runtime.nsys_launch import NsysLaunch
+
+        return partial(NsysLaunch, traces=self.nsys_trace, armed=self.nsys_armed)
 
 
 def run(
@@ -97,11 +103,11 @@ def run(
         name = job_name(job, command)
         about = whole, name, [find(one) for one in policy or ["default"]]
         how: dict[str, Any] = {"out": out, "keeping": keep.of(name), "auto": auto, "required": required}
-        how |= nsys.launch()
+        how["nsys"] = nsys.launch()
         if options is None:
             return _on_this_host(*about, metrics, catalogue=checked_catalogue(catalogue), **how)
         forwarded = {**arguments(keep), "--store": how["keeping"].store, "--catalogue": catalogue, **arguments(metrics)}
-        return _on_many_hosts(*about, options, {**forwarded, "--nsys": True if how["nsys_trace"] else None}, **how)
+        return _on_many_hosts(*about, options, {**forwarded, "--nsys": True if how["nsys"] else None}, **how)
 
     try:
         status = supervise(launcher, whole, prepare, required=required)
@@ -118,6 +124,7 @@ def _on_this_host(
     policies: list[Path],
     metrics: shared.MetricsOptions,
     *,
+    catalogue: str | None,
     required: bool,
     **how: Any,
 ) -> Triaged:
@@ -131,12 +138,12 @@ def _on_this_host(
         if required or is_mistake(error):
             raise
         no_metrics, metering = error, shared.MetricsOptions().metering()
-    output = JobOutput(metering)
+    output = JobOutput(metering, catalogue=catalogue)
     if no_metrics is not None:
         output.say(f"no {no_metrics}")
-    local = LocalRun(command, name, policies, output.sinks, say=output.say, **how)
+    local = LocalRun(command, name, policies, output.sinks, **how)
     output.say_begun("watching", local)
-    triaged = local.triaged()
+    triaged = local.triaged(say=output.say)
 
     def watch(launcher: Launcher) -> None:
         triaged.watch(launcher)
@@ -191,13 +198,13 @@ def attach(
 
     # Signals end this process, and not the job.
     notes = Notes()
-    output = JobOutput(metrics.metering())
+    output = JobOutput(metrics.metering(), catalogue=checked_catalogue(catalogue))
     found = find_run(run)
     if found.hub.exists():
         raise UsageError(
             f"its hosts are many; go on with it by: sftriage controller --run {place(found.path)} --hub HEAD"
         )
-    taken = TakeOver(found, [find(name) for name in policy or ()], output.sinks, checked_catalogue(catalogue))
+    taken = TakeOver(found, [find(name) for name in policy or ()], output.sinks)
     output.say_begun("took over the job", taken)
     with contextlib.closing(taken):
         if not taken.watch(lambda: notes.told is not None):

@@ -207,8 +207,7 @@ class JobController(WatchedRun):
     """The controller of a job on many hosts; to be closed. HubError where the hub cannot be reached.
 
     With the name of a new ``job`` it makes the run directory, without one it resumes the run there, under other
-    ``policies`` if there are some. ``nsys`` says that the ranks of a new job run under Nsight Systems. ``catalogue`` is
-    the URL of a shared one.
+    ``policies`` if there are some. ``nsys`` says that the ranks of a new job run under Nsight Systems.
     """
 
     def __init__(
@@ -217,7 +216,6 @@ class JobController(WatchedRun):
         options: HubOptions,
         sinks: MakeSinks,
         job: str | None = None,
-        catalogue: str | None = None,
         *,
         policies: Sequence[Path] = (),
         keeping: Keeping = KEEP_ALL,
@@ -262,7 +260,7 @@ class JobController(WatchedRun):
                 rings.mkdir(mode=0o700, exist_ok=True)
             own(rings)
             Note(run.hub, HubNote).save(HubNote(options.job_id))
-            super().__init__(run, info, files, sinks, catalogue)
+            super().__init__(run, info, files, sinks)
             self._fleet = self._made(hub, lease)
             # (steps are here by then, and take no reading)
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)

@@ -32,7 +32,7 @@ from sftriage.runs.directory import (
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.carrying import under_seams
-from sftriage.runtime.copies import KEEP_ALL, Keeping, RunUploads, SharedIndexing
+from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
@@ -53,7 +53,7 @@ RESTART_S = 60.0
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 """Modules that are run to run something else."""
 
-MakeSinks = Callable[[RunInfo], Sequence[Sink]]
+MakeSinks = Callable[[RunDirectory, RunInfo], Sequence[Sink]]
 """Makes the subscribers to what happens in a run."""
 
 
@@ -80,21 +80,14 @@ def kept_of(info: RunInfo) -> KeptSteps | None:
 
 
 class WatchedRun:
-    """The triage of a run, its uploads, and its rows in the shared catalogue of that URL.
+    """The triage of a run. A subclass calls `_watch`, starts ``_triage``, and ends with `_finish` and `close`."""
 
-    A subclass makes the fleet with `_watch`, starts ``_triage``, and ends with `_finish` and `close`.
-    """
-
-    def __init__(
-        self, directory: RunDirectory, info: RunInfo, files: PolicyFiles, sinks: MakeSinks, catalogue: str | None
-    ) -> None:
+    def __init__(self, directory: RunDirectory, info: RunInfo, files: PolicyFiles, sinks: MakeSinks) -> None:
         self.directory, self.files, self._info = directory, files, info
         self._rings, self._disk = Path(info.rings), Disk(root=directory.path)
         # (they may lie on another disk)
         files.do = Disk().do
-        self.uploads = RunUploads(directory, info) if info.store is not None else None
-        self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
-        self._sinks = [*sinks(info), *(sink for sink in (self.uploads, self.indexing) if sink is not None)]
+        self._sinks = sinks(directory, info)
         self._ended_at = ""
 
     def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SEEN_S) -> None:
@@ -129,12 +122,11 @@ class _OnThisHost(WatchedRun):
         info: RunInfo,
         files: PolicyFiles,
         sinks: MakeSinks,
-        catalogue: str | None,
         nsys: NsysPlace | None,
         *,
         resume: bool = False,
     ) -> None:
-        super().__init__(directory, info, files, sinks, catalogue)
+        super().__init__(directory, info, files, sinks)
         self._nsys = nsys
         note_steps(self._rings, directory.steps)
         self._watch(ThisHost(directory, info, nsys, self._disk.do), resume=resume)
@@ -148,8 +140,8 @@ class _OnThisHost(WatchedRun):
 class LocalRun(_OnThisHost):
     """One run of a job on this host. It watches its policy files for changes; with ``auto`` seams find the stages.
 
-    With ``nsys_trace`` every rank starts under Nsight Systems (see `NsysLaunch`). ``out`` is the run directory to make,
-    by default a new one under ``sftriage-runs`` here; ``catalogue`` is the URL of a shared one.
+    With ``nsys`` every rank starts under Nsight Systems. ``out`` is the run directory to make, by default a new one
+    under ``sftriage-runs`` here.
 
     Raises:
         PolicyError: a policy cannot be used.
@@ -165,11 +157,8 @@ class LocalRun(_OnThisHost):
         *,
         out: Path | None = None,
         keeping: Keeping = KEEP_ALL,
-        catalogue: str | None = None,
-        nsys_trace: str | None = None,
-        nsys_armed: bool = False,
+        nsys: Callable[[str, Path], NsysLaunch] | None = None,
         auto: bool = False,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         files = PolicyFiles(policies)
         if shutil.which(command[0]) is None:
@@ -182,12 +171,11 @@ class LocalRun(_OnThisHost):
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
             directory = create(out or Path(DEFAULT_ROOT) / run_id, info, *texts)
-            if nsys_trace is not None:
-                launch = NsysLaunch(run_id, nsys_trace, directory.path, armed=nsys_armed)
-            self._job, self._launch, self._say = job, launch, say
+            launch = nsys(run_id, directory.path) if nsys is not None else None
+            self._job, self._launch = job, launch
             self._auto = self._held.enter_context(under_seams(directory.path, rings)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
-            super().__init__(directory, info, files, sinks, catalogue, launch.place if launch else None)
+            super().__init__(directory, info, files, sinks, launch.place if launch else None)
         except BaseException:
             self._held.close()
             remove_rings_directory(rings)
@@ -195,8 +183,10 @@ class LocalRun(_OnThisHost):
                 remove_place(launch.place)
             raise
 
-    def triaged(self, environment: Mapping[str, str] | None = None) -> Triaged:
-        """What to start, with ``environment`` added to the trainers', and what watches it."""
+    def triaged(
+        self, environment: Mapping[str, str] | None = None, say: Callable[[str], None] = lambda _: None
+    ) -> Triaged:
+        """What to start, with ``environment`` added to the trainers', and what watches it; ``say`` prints advice."""
         place = {
             "SFTRIAGE_RINGS": str(self._rings),
             "SFTRIAGE_SPOOL": str(self.directory.spool),
@@ -206,7 +196,7 @@ class LocalRun(_OnThisHost):
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})
         self._given = {**(environment or {}), **self._auto, **place}
-        return Triaged(self._command, self._given, self._follow, self._let_go)
+        return Triaged(self._command, self._given, partial(self._follow, say), self._let_go)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; its exit status.
@@ -219,7 +209,7 @@ class LocalRun(_OnThisHost):
         finally:
             launcher.close()
 
-    def _follow(self, launcher: Launcher) -> None:
+    def _follow(self, say: Callable[[str], None], launcher: Launcher) -> None:
         def note(what: str) -> None:
             write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
 
@@ -228,7 +218,7 @@ class LocalRun(_OnThisHost):
             note_launcher(self._rings, launcher.pid)
             self._triage.start()
             FirstStep(
-                *(self._rings, self._given, shape_of(self.files.current.detection), self._say),
+                *(self._rings, self._given, shape_of(self.files.current.detection), say),
                 note=lambda what: self._disk.do(partial(note, what), "run.json", waits=False),
                 auto=bool(self._auto),
             ).follow(launcher)
@@ -254,14 +244,12 @@ class TakeOver(_OnThisHost):
     ``policies`` are files to watch, by default those that the run started with. UsageError where the job has ended.
     """
 
-    def __init__(
-        self, directory: RunDirectory, policies: Sequence[Path], sinks: MakeSinks, catalogue: str | None
-    ) -> None:
+    def __init__(self, directory: RunDirectory, policies: Sequence[Path], sinks: MakeSinks) -> None:
         info = read_info(directory)
         if not Path(info.rings).is_dir():
             raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
         files = PolicyFiles(policies or directory.policy_files())
-        super().__init__(directory, info, files, sinks, catalogue, place_in(directory), resume=True)
+        super().__init__(directory, info, files, sinks, place_in(directory), resume=True)
         own(self._rings)
         sweep(self._rings.parent)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -70,8 +70,7 @@ class HostRun:
         command: tuple[str, ...],
         out: Path | None = None,
         *,
-        nsys_trace: str | None = None,
-        nsys_armed: bool = False,
+        nsys: Callable[[str, Path], NsysLaunch] | None = None,
         auto: bool = False,
         required: bool = False,
     ) -> Triaged:
@@ -89,10 +88,9 @@ class HostRun:
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
             launch = None
-            if nsys_trace is not None:
+            if nsys is not None:
                 # In sessions that are no other host's or job's.
-                run_id = new_run_id(datetime.now(timezone.utc))
-                launch = NsysLaunch(run_id, nsys_trace, directory, armed=nsys_armed)
+                launch = nsys(new_run_id(datetime.now(timezone.utc)), directory)
                 # (before the rings go: nsys ends with its ranks, or is ended)
                 self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
                 self._held.callback(remove_place, launch.place)

@@ -47,7 +47,7 @@ class NsysLaunch:
         UsageError: nsys is missing, too old or hangs, does not know a trace, or armed ranks do not trace nvtx.
     """
 
-    def __init__(self, run_id: str, traces: str, directory: Path, *, armed: bool = False) -> None:
+    def __init__(self, run_id: str, directory: Path, traces: str, *, armed: bool = False) -> None:
         names = tuple(name for name in traces.split(",") if name)
         unknown = [name for name in names if name not in TRACES]
         if unknown or not names:

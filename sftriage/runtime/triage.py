@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import monotonic_ns
 
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
@@ -74,10 +75,9 @@ class Triage:
         *,
         resume: bool = False,
         reads_s: float = SEEN_S,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
         disk: Disk | None = None,
     ) -> None:
-        self.directory, self._fleet, self._monotonic_ns = directory, fleet, monotonic_ns
+        self.directory, self._fleet = directory, fleet
         self._disk, self._rings = disk or Disk(), Path(info.rings)
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(holding(directory))
@@ -166,7 +166,7 @@ class Triage:
         return self._alive
 
     def _now_s(self) -> float:
-        return self._monotonic_ns() / 1e9
+        return monotonic_ns() / 1e9
 
     def _turn_in_time(self) -> float:
         began_s = time.monotonic()
@@ -263,7 +263,7 @@ class Triage:
         self._looked_s, self._job = now_s, None
         job = self._job = None if ended else self._fleet.statuses()
         self._alive = job is not None and bool((job.alive_R != 0).any())
-        stall = None if job is None else self._controller.look(job, self._monotonic_ns(), time.time())
+        stall = None if job is None else self._controller.look(job, monotonic_ns(), time.time())
         self._look_took_s = time.thread_time() - began_s
         if stall is not None:
             self._want(stall.decision, ended=False)

@@ -57,7 +57,7 @@ def watch(tmp_path, monkeypatch):
         file = tmp_path / "hasty.yaml"
         file.write_text(policy, encoding="utf-8")
         command = (sys.executable, *map(str, command))
-        return local.LocalRun(command, "job", [file], lambda _: [watcher], out=tmp_path / "run")
+        return local.LocalRun(command, "job", [file], lambda *_: [watcher], out=tmp_path / "run")
 
     return watch
 

@@ -197,15 +197,16 @@ def fake(tmp_path, monkeypatch):
 def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
     run = (sys.executable, "-m", "torch.distributed.run", "--no-python", "train")
+    about = run, "job", [find("default")], lambda *_: ()
     with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
-        LocalRun(run, "job", [find("default")], lambda _: (), out=tmp_path / "run", nsys_trace="nvtx")
+        LocalRun(*about, out=tmp_path / "run", nsys=lambda *where: NsysLaunch(*where, "nvtx"))
     assert not list((tmp_path / "run").glob("nsys-*"))
 
 
 @pytest.mark.parametrize("armed", [False, True])
 def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp_path, armed):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    launch = NsysLaunch("20260101-a", "nvtx,osrt", tmp_path, armed=armed)
+    launch = NsysLaunch("20260101-a", tmp_path, "nvtx,osrt", armed=armed)
     assert (launch.place.prefix, launch.place.traces) == ("sft-20260101-a", ("nvtx", "osrt"))
     environment = launch.environment({"PYTHON_EXEC": "/own/python"})
     script = Path(environment["PYTHON_EXEC"])
@@ -226,7 +227,7 @@ def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp
 def test_armed_ranks_have_to_trace_the_range_that_they_wait_for(fake, tmp_path):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
     with pytest.raises(UsageError, match="--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no"):
-        NsysLaunch("20260101-a", "osrt", tmp_path, armed=True)
+        NsysLaunch("20260101-a", tmp_path, "osrt", armed=True)
 
 
 def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
@@ -250,14 +251,14 @@ def test_an_nsys_that_will_not_do_is_said_before_the_job_starts(fake, tmp_path, 
     monkeypatch.setattr(nsys, "_ASK_S", 0.5)
     fake(script)
     with pytest.raises(UsageError, match=reason):
-        NsysLaunch("run", traces, tmp_path)
+        NsysLaunch("run", tmp_path, traces)
     assert not list(tmp_path.glob("nsys-*"))
 
 
 def test_a_missing_nsys_is_said_before_the_job_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="there is no nsys on the PATH"):
-        NsysLaunch("run", "nvtx", tmp_path)
+        NsysLaunch("run", tmp_path, "nvtx")
 
 
 def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, monkeypatch):
@@ -269,7 +270,7 @@ def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, mon
         return type("found", (), {"f_flag": found.f_flag | os.ST_NOEXEC}) if path == tmp_path else found
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    launch = NsysLaunch("run", "nvtx", tmp_path)
+    launch = NsysLaunch("run", tmp_path, "nvtx")
     assert launch.place.tmp.parent != tmp_path
     remove_place(launch.place)
 

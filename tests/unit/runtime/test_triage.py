@@ -93,7 +93,8 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     info = read_info(directory)
     clock = SimpleNamespace(now_s=0.0)
     fleet = ThisHost(directory, info)
-    triage = Triage(directory, info, load_set(["default"]), fleet, monotonic_ns=lambda: int(clock.now_s * 1e9))
+    monkeypatch.setattr("sftriage.runtime.triage.monotonic_ns", lambda: int(clock.now_s * 1e9))
+    triage = Triage(directory, info, load_set(["default"]), fleet)
     triage._controller.take(window(0), time.time())
     source = RunSource(lambda: directory)
 
