@@ -18,8 +18,9 @@ AUTO := $(wildcard tests/integration/test_auto_*.py)
 # Remedies, on up to eight ranks, which sleep instead of computing.
 MITIGATE := $(wildcard tests/integration/test_mitigate_*.py)
 
-# What a rank waits for its CPU is to be told apart from what it does: while other tests run, all wait.
+# These need the CPUs to themselves: what a rank waits for its CPU, and steps that arrive in time during a flood.
 ALONE := tests/integration/test_descheduled.py
+FLOOD := tests/integration/test_hub_hostile.py::test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on
 
 # Custom resources on a real API server (tests/integration/kube.py says which).
 KUBE := $(wildcard tests/integration/test_kube_*.py)
@@ -39,7 +40,8 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ALONE)
 
 test-hosts: $(VENV)/.dev
-	$(PYTEST) -n 3 $(HOSTS) $(ARGS)
+	$(PYTEST) -n 3 $(HOSTS) --deselect $(FLOOD) $(ARGS)
+	$(BIN)/python -m pytest $(FLOOD)
 
 test-auto: $(VENV)/.dev
 	$(PYTEST) -n 2 $(AUTO) $(ARGS)
