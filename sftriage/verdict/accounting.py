@@ -130,7 +130,6 @@ class Settings:
 
     @property
     def min_event_fraction(self) -> float:
-        """The smallest clear event: half of what is worth a capture."""
         return self.min_gain_fraction / 2
 
     @property
@@ -144,7 +143,6 @@ class Settings:
 
     @property
     def naming_log_odds(self) -> float:
-        """The log odds that name a unit."""
         return math.log(1e6 / self.false_names_per_million_steps)
 
 
@@ -200,12 +198,10 @@ class SegmentColumn:
 
     @property
     def n_steps(self) -> int:
-        """The number of steps."""
         return len(self.whole_NR)
 
     @property
     def values_NR(self) -> FloatArray:
-        """The times of all steps and ranks."""
         return self.at(slice(None))
 
     def at(self, index: Index) -> FloatArray:
@@ -242,7 +238,6 @@ class Segment:
 
     @property
     def columns(self) -> tuple[SegmentColumn, ...]:
-        """All columns, the sync stage's own last."""
         return self.local if self.own is None else (*self.local, self.own)
 
 
@@ -363,12 +358,10 @@ class Walk:
 
     @property
     def arrival_MR(self) -> FloatArray:
-        """A copy of the arrivals of all rows."""
         return np.stack(self.arrivals_M)
 
     @property
     def boundaries(self) -> Iterator[tuple[SegmentColumn, FloatArray, RankArray]]:
-        """Each column with ``advance_KM`` and ``ahead_KM``."""
         return zip(self.segment.columns, self.advance_KM, self.ahead_KM, strict=True)
 
 

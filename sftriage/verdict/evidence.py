@@ -370,7 +370,6 @@ class WindowEvidence:
         self.counts = {ranks: counts_of(suspect, window) for ranks, suspect in named.items()}
 
     def tests_of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
-        """The tests that a suspect of scope rank or host is a unit of, and its name there."""
         if suspect.rank is not None:
             return self.after.ranks, suspect.rank
         assert suspect.host is not None
@@ -383,7 +382,6 @@ class WindowEvidence:
         return self.settings.most_fraction if same else 1.0
 
     def log_odds(self, suspect: Suspect) -> float:
-        """The log odds of a suspect of scope rank or host, its recurrence included."""
         evidence, name = self.tests_of(suspect)
         recurrence = self.after.recurrences.get(name)
         marked = 0.0 if suspect.rank is None or suspect.rank not in self.alone else self.alone[suspect.rank][2]
@@ -449,7 +447,6 @@ class WindowEvidence:
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
     def _events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
-        """The clear events of new steps."""
         least, first_step = self.settings.min_event_fraction, self.window.first_step
         return sequential.clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
 

@@ -278,7 +278,6 @@ class SpeedTest:
 
     @property
     def last_step(self) -> int:
-        """The last step that was tested."""
         return self.recent[-1][0]
 
     def recent_Q(self, since: int = 0) -> FloatArray:
@@ -288,7 +287,6 @@ class SpeedTest:
 
     @property
     def regression(self) -> Regression:
-        """The regression that stands."""
         assert self.onset is not None
         assert self.best_Q is not None
         recent_Q, n_stages = self.recent_Q(self.onset[0]), len(self.stages)

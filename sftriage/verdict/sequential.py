@@ -132,7 +132,6 @@ class Evidence:
         return [one.step for one in own if one.share > size]
 
     def log_odds(self, unit: UnitName) -> float:
-        """The largest log odds of any test of the unit."""
         return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
 
 
@@ -175,7 +174,6 @@ class Tests(NamedTuple):
 
     @property
     def n_tests(self) -> int:
-        """The number of tests."""
         return len(self.sizes) * len(self.guilty)
 
 
@@ -479,7 +477,6 @@ class Alone:
     recent: tuple[tuple[int, float], ...] = ()
 
     def after(self, step: int, lost_s: float) -> Alone:
-        """With one more step that it marked."""
         first_step = step if lost_s and not self.late else self.first_step
         recent = (*self.recent, (step, lost_s))[-MAX_RECENT:]
         return Alone(first_step, self.times + 1, self.late + (lost_s > 0.0), self.lost_s + lost_s, recent)

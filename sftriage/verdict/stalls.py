@@ -174,7 +174,6 @@ class StallSettings:
     max_gap_s: float = 10.0
 
     def floor_of(self, wait: Wait) -> float:
-        """The floor for a kind of wait, in seconds: at least ``floor_s``."""
         outside_s = min(self.outside_floor_s, self.outside_factor * self.floor_s)
         floors = {"outside": outside_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
         return max(self.floor_s, floors.get(wait, 0.0))
@@ -390,7 +389,6 @@ class Watch:
     reported_ns: int = 0
 
     def with_window(self, window: Window) -> Watch:
-        """The watch after one more window of the job."""
         if self.job is not None and self.job.status.attempt != window.attempt:
             return self
         return replace(self, pace=self.pace.with_window(window))

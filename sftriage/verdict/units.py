@@ -59,7 +59,6 @@ class Unit:
 
     @property
     def scope(self) -> Scope:
-        """``rank`` or ``host``."""
         return "host" if isinstance(self.name, str) else "rank"
 
 

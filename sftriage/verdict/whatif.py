@@ -330,7 +330,6 @@ class Profile:
     own_NR: FloatArray
 
     def of(self, steps_N: BoolArray) -> Profile:
-        """The profile of some of the steps."""
         names = ("level_NCS", "common_NCS", "sync_NS", "lateness_N", "own_NR")
         return replace(self, **{name: getattr(self, name)[steps_N] for name in names})
 
@@ -342,7 +341,6 @@ class Profile:
 
     @property
     def lateness_s(self) -> float:
-        """The mean lateness of the last arrival."""
         return float(self.lateness_N.mean())
 
 
@@ -417,7 +415,6 @@ class Samples(Generic[Sampled]):
     stride: int = 1
 
     def after(self, one: Sampled) -> Samples[Sampled]:
-        """The samples with one more."""
         kept = self.kept if self.seen % self.stride else (*self.kept, one)
         if len(kept) > MAX_SAMPLES:
             return Samples(kept[::2], self.seen + 1, 2 * self.stride)
@@ -444,7 +441,6 @@ class OwnTimes:
         return np.array(chosen).reshape(len(chosen), n_ranks)
 
     def after(self, regime: Regime, seen: Profile, last_step: int) -> OwnTimes:
-        """The times with one more window, which ended at that step."""
         if not seen.own_NR.shape[1]:
             return self
         kept = (*self.samples.get(regime, ()), (last_step, medians(seen.own_NR, axis=0)))[-MAX_SAMPLES:]
@@ -470,7 +466,6 @@ class Baseline:
 
     @property
     def n_windows(self) -> int:
-        """How many windows it was learned from."""
         return sum(known.seen for known in self.known.values())
 
 
@@ -517,7 +512,6 @@ class Excess:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.late_s + self.group_s + self.sync_s
 
 

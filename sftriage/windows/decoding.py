@@ -118,9 +118,7 @@ class StepArrays:
     seq_B = _Column(SEQ)
     """How many steps the rank had published with this one."""
     step_B = _Column(STEP)
-    """The job's numbers of the steps."""
     start_ns_B = _Column(START)
-    """When they started."""
     between_ns_B = _Column(BETWEEN)
     """The time before them, from the end of the step before."""
     times_ns_BV = _Column(slice(DURATIONS, -1))
@@ -134,21 +132,17 @@ class StepArrays:
 
     @property
     def durations_ns_BS(self) -> IntArray:
-        """What each stage took."""
         return self.times_ns_BV[:, : len(self.schema.stages)]
 
     @property
     def complete_B(self) -> BoolArray:
-        """Which were not left half-way."""
         return np.asarray(self.slots_BW[:, FLAGS] & INCOMPLETE == 0)
 
     @property
     def capturing_B(self) -> BoolArray:
-        """Which a heavy profiler touched."""
         return np.asarray(self.slots_BW[:, FLAGS] & CAPTURING != 0)
 
     def in_order(self) -> StepArrays:
-        """The same by step number."""
         return self[np.argsort(self.step_B, kind="stable")]
 
     def records(self) -> list[StepRecord]:

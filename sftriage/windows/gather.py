@@ -99,7 +99,6 @@ class StepRows:
         self._refine("device_ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
 
     def clear(self, first_step: int, n_steps: int) -> None:
-        """Forget steps, so that their rows can be those of later ones."""
         rows = self._rows(first_step, min(n_steps, self.n_rows))
         for values_VCR in (self._values_VCR, *self._refined.values()):
             values_VCR[:, rows] = np.nan
@@ -108,11 +107,9 @@ class StepRows:
             self._kind_CR2[rows] = 0
 
     def any_known(self, first_step: int, n_steps: int) -> bool:
-        """Whether any rank completed any of these steps."""
         return bool(self._known_C[self._rows(first_step, n_steps)].any())
 
     def durations_NRS(self, first_step: int, n_steps: int) -> FloatArray:
-        """The durations of the stages of these steps."""
         values_VNR = self._values_VCR[: self._n_stages].take(self._rows(first_step, n_steps), axis=1)
         return values_VNR.transpose(1, 2, 0)
 
@@ -294,7 +291,6 @@ class Gatherer:
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
 
     def takes(self, schema: StageSchema, world_size: int) -> bool:
-        """Whether steps are of this job: of its stages, and of as many ranks."""
         return (schema, world_size) == (self._schema, self._world_size)
 
     def describe(self, rank: int, host: str, cohort: str = "") -> None:

@@ -65,12 +65,10 @@ class LogFiles:
 
     @property
     def all_there(self) -> bool:
-        """Whether no step of it has been removed."""
         return self.n_thinned == 0 and self.oldest_seq == 0
 
     @property
     def newest(self) -> Path:
-        """The segment that is written to."""
         return self.segments[-1]
 
 

@@ -408,7 +408,6 @@ class StepLogs:
             self.attempts.setdefault(log.attempt, {})[log.rank] = log
 
     def thinning(self, attempt: int) -> Thinning | None:
-        """What is no longer there of the steps of one attempt; None where all are."""
         thinned = [rank for rank, log in self.attempts.get(attempt, {}).items() if not log.all_there]
         return thinning_of(filter(None, (self._file(attempt, rank) for rank in thinned)))
 

@@ -55,7 +55,6 @@ class LogLimits:
 
     @property
     def segment_bytes(self) -> int:
-        """Of how many bytes a segment is full, its header among them."""
         return max(MIN_SEGMENT_BYTES, min(self.max_bytes // SEGMENTS, MAX_SEGMENT_BYTES))
 
 
@@ -120,7 +119,7 @@ class SegmentedLog:
         magic: what its headers begin with.
         record_bytes: of one record, of a rank with these stages.
         time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
-        limits: from where on segments are old; None keeps one segment and all of it.
+        limits: from where on segments are old.
         there: its files, oldest first; by default those in the directory.
 
     Attributes:
@@ -139,7 +138,7 @@ class SegmentedLog:
         magic: bytes,
         record_bytes: Callable[[StageSchema], int],
         time_word: int,
-        limits: LogLimits | None,
+        limits: LogLimits,
         there: Sequence[Path] | None = None,
     ) -> None:
         self._directory, self._kind, self._magic, self._time_word = directory, kind, magic, time_word
@@ -175,7 +174,6 @@ class SegmentedLog:
 
     @property
     def path(self) -> Path:
-        """The newest segment."""
         return self._newest.path
 
     def extend(self, raw: bytes) -> None:
@@ -189,7 +187,7 @@ class SegmentedLog:
         while at < len(raw):
             if self._is_full(raw, at):
                 self._begin(raw, at)
-            room = len(raw) if self._limits is None else self._limits.segment_bytes - self._newest.end
+            room = self._limits.segment_bytes - self._newest.end
             part = raw[at : at + max(1, room // size) * size]
             self._newest.write(part, self._newest.end)
             if self._first_ns is None:
@@ -203,8 +201,6 @@ class SegmentedLog:
 
     def old(self) -> list[Path]:
         """The segments that are beyond the limits, oldest first."""
-        if self._limits is None:
-            return []
         total = sum(one.bytes for one in self._full) + self._limits.segment_bytes
         found = []
         for one in self._full:
@@ -266,7 +262,7 @@ class SegmentedLog:
         if self._joined:
             # (one that was begun for this very record, and is empty, has its name)
             return self._path(_WORD.unpack_from(raw, at)[0]) != self._newest.path
-        if self._limits is None or self._first_ns is None:
+        if self._first_ns is None:
             return False
         full = self._newest.end + self._record_bytes > self._limits.segment_bytes
         return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
@@ -315,8 +311,10 @@ class KeptSteps:
         return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * _S))
 
     def thinned(self, world_size: int) -> LogLimits:
-        """What is kept of its thinned steps."""
         return LogLimits(self.max_bytes // (8 * world_size), round(self.age_s * _S))
+
+
+EVERYTHING = KeptSteps(1 << 62, 1e9)
 
 
 def blocks_of(steps: StepArrays) -> set[int]:
@@ -355,10 +353,10 @@ class StepLog(SegmentedLog):
         kept: KeptSteps | None = None,
         there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
-        self._kept, self._there = kept, there
+        self._kept, self._there = kept or EVERYTHING, there
         self._thinned: SegmentedLog | None = None
-        limits, files = None if kept is None else kept.whole(info.world_size), self._files(kind)
-        super().__init__(Path(directory), info, kind, MAGICS[kind], slot_bytes, START, limits, files)
+        limits = self._kept.whole(info.world_size)
+        super().__init__(Path(directory), info, kind, MAGICS[kind], slot_bytes, START, limits, self._files(kind))
 
     def append(self, steps: StepArrays, blocks: Set[int] = frozenset()) -> None:
         """Append steps of the rank, but for those that the log has: a ring is read again after a restart.
@@ -382,7 +380,6 @@ class StepLog(SegmentedLog):
                 self.drop(path)
 
     def close(self) -> None:
-        """Close the files, until steps are appended. A second call does nothing."""
         super().close()
         if self._thinned is not None:
             self._thinned.close()
@@ -391,8 +388,6 @@ class StepLog(SegmentedLog):
         return None if self._there is None else self._there.get(kind, ())
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
-        assert self._kept is not None
-        assert self._limits is not None
         if self._thinned is None:
             kind, limits = thinned_kind(self._kind), self._kept.thinned(self.info.world_size)
             about = self._directory, self.info, kind, self._magic, slot_bytes, START, limits, self._files(kind)
@@ -425,6 +420,7 @@ class CountersLog(SegmentedLog):
     """
 
     def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
+        limits = limits or EVERYTHING.whole(1)
         super().__init__(directory, info, COUNTERS_KIND, COUNTERS_MAGIC, lambda _: READING_BYTES, 0, limits)
 
     def add(self, reading: tuple[int, ...]) -> None:
