@@ -31,15 +31,7 @@ from sftriage.verdict.accounting import (
     segments,
     walked,
 )
-from sftriage.verdict.candidates import (
-    NO_TRACK,
-    Candidate,
-    Onset,
-    OnsetKey,
-    Track,
-    candidates_of,
-    group_candidates,
-)
+from sftriage.verdict.candidates import NO_TRACK, Candidate, Onset, OnsetKey, Track, candidates_of, group_candidates
 from sftriage.verdict.regression import OwnBest, measured, paused_steps
 from sftriage.verdict.sequential import (
     MAX_KNOWN,

@@ -36,15 +36,7 @@ from sftriage.windows.decoding import (
 )
 from sftriage.windows.gather import Gatherer, Shape, StepRows
 from sftriage.windows.log_files import LogFiles, find_logs, segment_name
-from sftriage.windows.steplog import (
-    BLOCK_STEPS,
-    COUNTERS_KIND,
-    MAGICS,
-    PERIOD_STEPS,
-    READING_BYTES,
-    same_writer,
-    stay,
-)
+from sftriage.windows.steplog import BLOCK_STEPS, COUNTERS_KIND, MAGICS, PERIOD_STEPS, READING_BYTES, same_writer, stay
 from sftriage.words.run import thinning
 
 MAX_APART_NS = 2_000_000_000

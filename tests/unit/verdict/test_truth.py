@@ -10,19 +10,7 @@ import pytest
 
 from sftriage.verdict.accounting import Settings
 from sftriage.words.verdicts import who
-from tests.scenario import (
-    BETWEEN,
-    OUTSIDE,
-    Fault,
-    Job,
-    at,
-    classify,
-    every,
-    from_step,
-    gaussian,
-    heavy_tailed,
-    past_of,
-)
+from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, from_step, gaussian, heavy_tailed, past_of
 
 LOCAL = ("data", "forward", "optimizer", "other")
 EVERYWHERE = (*LOCAL, "backward", OUTSIDE)

@@ -1,4 +1,6 @@
-"""What mending one suspect would have saved, against a replay that does it the long way."""
+"""What mending one suspect would have saved, against a replay that does it the long way; and what a job is known by."""
+
+from functools import cache
 
 import numpy as np
 import pytest
@@ -6,11 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.verdict.accounting import medians, segments, walk
-from sftriage.verdict.whatif import SAMPLE_RANKS, jitter_s, median_without, replay, roles_of
-from tests.scenario import Fault, Job
+from sftriage.verdict.accounting import Settings, medians, segments, walk, walked
+from sftriage.verdict.judging import judge
+from sftriage.verdict.whatif import (
+    MAX_REGIMES,
+    MAX_SAMPLES,
+    SAMPLE_RANKS,
+    Baseline,
+    OwnTimes,
+    Samples,
+    Typical,
+    jitter_s,
+    median_without,
+    profile,
+    replay,
+    roles_of,
+)
+from tests.scenario import Fault, Job, classify, every, judged_windows, past_of
 
 from .strategies import ORDINARY, windows
+
+SETTINGS = Settings()
 
 VALUES = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=ORDINARY)
 
@@ -81,16 +99,6 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
                 assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
 
 
-@given(window=windows())
-def test_a_gain_is_never_more_than_the_lateness_it_would_mend_or_the_margin_to_the_next(window):
-    # GIVEN any window, WHEN replayed, THEN nothing is promised that the next rank to arrive would not let happen
-    for seen in replayed(window):
-        assert (seen.gain_MS <= seen.margin_M[:, None]).all()
-        assert (seen.whole_gain_M <= seen.margin_M).all()
-        assert (seen.walk.end_M >= seen.walk.last_M).all()
-        assert all((common_MC >= 0.0).all() for common_MC in seen.common_KMC)
-
-
 def test_two_equal_stragglers_are_late_together_and_neither_gains_anything():
     # GIVEN 20 ms on rank 2's data and 20 ms on rank 1's forward
     seen = replayed(Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020)))[0]
@@ -130,3 +138,157 @@ def test_of_very_many_ranks_a_sample_tells_the_median():
 def test_the_medians_are_those_of_numpy(values):
     # GIVEN any rows, WHEN their medians are taken, THEN they are to the bit what numpy says
     assert (medians(values) == np.median(values, axis=-1)).all()
+
+
+REGIME = ("", None)
+
+
+@cache
+def after(n_windows, job=None, *faults, past=None):
+    """The last verdict, and the past after so many windows of a job with these faults."""
+    verdict = None
+    for seed in range(n_windows):
+        first_step = 0 if past is None else past.ranks.next_step
+        verdict, past = judge((job or Job()).run(*faults, seed=seed, first_step=first_step), past, SETTINGS)
+    return verdict, past
+
+
+def test_healthy_windows_teach_the_medians_of_a_step():
+    # GIVEN ten healthy windows, WHEN learned from
+    baseline = after(10)[1].baseline
+    # THEN the levels are the job's: data 20, forward 30, backward none of its own locally, optimizer 8, other 2 ms
+    assert baseline.n_windows == 10
+    typical = baseline.typical(REGIME)
+    assert typical.level_CS[0] == pytest.approx([0.020, 0.030, 0.0, 0.008, 0.002], rel=0.03, abs=1e-6)
+    # (backward: 35 of the rank that is last plus 5 of exchange, less the arrivals' spread)
+    assert typical.sync_S[2] == pytest.approx(0.041, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Fault("data", 1, 0.030),),
+        (Fault("data", None, 0.030),),
+        (Fault("backward", 1, 0.060),),
+        (Fault("data", 0, 0.030), Fault("forward", 1, 0.030)),
+        (Fault("data", 0, 0.120, every(4)),),
+    ],
+    ids=["one rank", "all ranks", "inside the sync", "co-critical", "every fourth step"],
+)
+def test_a_slow_window_teaches_nothing(faults):
+    # GIVEN a job with a baseline
+    _, known = after(10)
+    # WHEN slow windows follow, as many as one likes
+    verdict, past = after(15, None, *faults, past=known)
+    # THEN they stay slow, and the baseline stays what it was
+    assert verdict.label != "healthy"
+    assert past.baseline is known.baseline
+
+
+def test_one_window_more_or_less_hardly_matters():
+    # GIVEN a job known from twenty windows
+    _, known = after(20)
+    # WHEN a window is a little slower, under every threshold
+    verdict, past = judge(Job().run(Fault("data", None, 0.010), seed=99), known, SETTINGS)
+    # THEN it is healthy, and the median over all of them does not follow it
+    assert verdict.label == "healthy"
+    before, now = known.baseline.typical(REGIME), past.baseline.typical(REGIME)
+    assert now.level_CS == pytest.approx(before.level_CS, rel=0.01)
+
+
+def test_a_slowdown_that_creeps_does_not_become_the_norm():
+    # GIVEN a job that becomes slower by 1 % of its step with every window
+    creeps = (Job().run(Fault("data", None, 0.001 * n), seed=n, first_step=50 * n) for n in range(60))
+    found = [verdict for verdict, _ in judged_windows(creeps)]
+    labels = [verdict.label for verdict in found]
+    # THEN it is slower than its best one day, later somebody is found, and both stay so
+    first, slower = labels.index("suspect"), labels.index("needs_evidence")
+    assert (set(labels[:slower]), set(labels[slower:first])) == ({"healthy"}, {"needs_evidence"})
+    assert set(labels[first:]) == {"suspect"}
+    assert (found[-1].suspects[0].scope, found[-1].suspects[0].stage) == ("all", "data")
+
+
+def test_what_is_known_stays_spread_over_all_of_the_job():
+    # GIVEN a thousand healthy windows, each a little longer than the one before
+    known = Samples()
+    for n in range(1000):
+        known = known.after(Typical(np.full((1, 1), float(n)), np.full((1, 1), float(n)), np.zeros(1), 0.0))
+    # THEN a bounded sample of them is kept, and its median is from the middle of the job
+    assert known.seen == 1000
+    assert len(known.kept) <= MAX_SAMPLES
+    assert Baseline({("", None): known}).typical(("", None)).level_CS[0, 0] == pytest.approx(500.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("situation", "slower"),
+    [
+        ("a step of twice the work", Job(work=2.0, stages=tuple((name, 2 * s) for name, s in Job().stages))),
+        ("steps of a longer sort", Job(kinds=("long",) * 50, stages=tuple((name, 3 * s) for name, s in Job().stages))),
+    ],
+)
+def test_like_is_compared_with_like(situation, slower):
+    # GIVEN a job that is known
+    _, known = after(10, Job(work=1.0) if slower.work else None)
+    # WHEN its steps become other steps, and say so
+    verdict, past = judge(slower.run(seed=5), known, SETTINGS)
+    # THEN that is no slowdown, and both regimes are known from now on
+    assert verdict.label == "healthy"
+    assert len(past.baseline.known) == 2
+    # AND a slowdown of the new ones is found against their own past
+    verdict = classify(slower.run(Fault("data", None, 0.150), seed=6), past)
+    assert (verdict.label, verdict.suspects[0].scope, verdict.suspects[0].stage) == ("suspect", "all", "data")
+
+
+def test_a_job_whose_work_never_repeats_is_remembered_within_bounds():
+    # GIVEN windows of ever more work
+    past = past_of(Job(n_steps=3, work=2.0 ** (n / 4)).run() for n in range(2 * MAX_REGIMES))
+    # THEN no more regimes are kept than there is room for, the newest among them
+    assert len(past.baseline.known) == MAX_REGIMES
+    assert ("", 2 * MAX_REGIMES - 1) in past.baseline.known
+
+
+def test_a_job_that_only_roams_gets_a_level_but_may_not_be_late():
+    # GIVEN a job in which another rank is late each step, from its first step on
+    turns = [Fault("data", rank, 0.040, every(4, rank)) for rank in range(4)]
+    # WHEN it is judged for ten windows
+    first, _ = after(1, None, *turns)
+    verdict, past = after(10, None, *turns)
+    # THEN it has a baseline for what its ranks share, and being late is as little normal to it as in the first window
+    assert verdict.reasons == ("roaming",)
+    assert past.baseline.n_windows == 10
+    assert past.baseline.typical(REGIME).level_CS[0, 0] == pytest.approx(0.020, rel=0.05)
+    assert verdict.numbers["late_excess_s"] == pytest.approx(first.numbers["late_excess_s"], rel=0.05)
+
+
+def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_healthy():
+    # GIVEN two ranks that are late together, by 1 % of a step more in each window
+    windows = (Job().run(Fault("forward", (1, 3), 0.001 * n), seed=n, first_step=50 * n) for n in range(31))
+    found = [verdict for verdict, _ in judged_windows(windows)]
+    # WHEN the last rank is late by 10 % beyond jitter
+    late = [
+        one for one in found if one.numbers["lateness_s"] - 2 * one.numbers["jitter_s"] > one.numbers["min_lateness_s"]
+    ]
+    # THEN that is never healthy, however late the windows before were
+    assert len(late) > 10
+    assert {one.reasons[0] for one in late} == {"co_critical"}
+
+
+def test_one_of_two_ranks_is_held_against_windows_that_ended_before_its_onset_where_there_are_any():
+    # GIVEN four windows, of which the last two have a fault that was not likely yet
+    own = OwnTimes()
+    for number, late_s in enumerate((0.0, 0.0, 0.1, 0.1)):
+        window = Job(n_ranks=2).run(Fault("data", 1, late_s))
+        roles = roles_of(window)
+        walks, _ = walked(window, roles.some_X)
+        seen = profile(replay(walks, roles, len(window.schema.stages)), len(window.durations_NRS), roles)
+        own = own.after(REGIME, seen, 69 + 10 * number)
+    # THEN what is known before the 80th step does not have it
+    before_KR = own.known(REGIME, 2, 80)
+    assert before_KR.shape == (2, 2)
+    assert abs(before_KR[:, 1] - before_KR[:, 0]).max() < 0.02
+    assert own.known(REGIME, 2, 90).shape == (3, 2)
+    # AND before the first of them there is nothing else to hold it against
+    assert own.known(REGIME, 2, 60).shape == own.known(REGIME, 2).shape == (4, 2)
+    # AND of another kind of step, or of as many ranks, nothing is known
+    assert own.known(("evaluation", None), 2, 80).shape == (0, 2)
+    assert own.known(REGIME, 3, 80).shape == (0, 3)

@@ -504,20 +504,6 @@ def test_what_came_before_the_job_was_whole_is_kept():
     assert np.isnan(window.device_NRS[:, 1]).all()
 
 
-def test_a_window_waits_for_device_times_that_are_on_their_way():
-    # GIVEN a job whose device times lag three steps behind
-    target = gatherer(stride=4)
-    host(target, 0, 1, 2, 3)
-    device(target, 0)
-    assert target.ready() == []
-    # WHEN they come
-    host(target, 4, 5, 6)
-    device(target, 1, 2, 3)
-    # THEN the window has them
-    (window,) = target.ready()
-    assert np.isfinite(window.device_NRS).all()
-
-
 @pytest.mark.parametrize(("window", "waits"), [(4, 4), (LONG, DEVICE_LAG_STEPS)])
 def test_a_window_does_not_wait_for_ever(window, waits):
     # GIVEN a job whose device times stop after the first step

@@ -43,7 +43,6 @@ def write(folder: Path, steps: StepArrays, kept: KeptSteps | None = KEPT, at_a_t
 
 
 def read(folder: Path) -> StepArrays:
-    """All that is kept, in the order in which it is read."""
     (log,) = find_logs(folder)
     reader, parts = LogReader(*log.segments), []
     while len(steps := reader.read(100)):
@@ -234,7 +233,6 @@ def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monke
 
 
 def read_all(folder: Path) -> list[int]:
-    """The steps in all files of whole ones."""
     paths = [path for name, path in find_segments(folder) if name.kind == "steps"]
     return [step for path in paths for step in LogReader(path).read(5000).step_B.tolist()]
 
