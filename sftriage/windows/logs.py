@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from sftriage.windows.decoding import (
     slot_bytes,
     together,
 )
-from sftriage.windows.gather import Gatherer, Shape, StepRows
+from sftriage.windows.gather import StepRows
 from sftriage.windows.log_files import LogFiles, find_logs, segment_name
 from sftriage.windows.steplog import BLOCK_STEPS, COUNTERS_KIND, MAGICS, PERIOD_STEPS, READING_BYTES, same_writer, stay
 from sftriage.words.run import thinning
@@ -451,15 +452,12 @@ def windows(ranks: Mapping[int, StepFile], runs: Sequence[Run], max_vectors: int
 def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) -> Window | None:
     """Some steps of one attempt of a job by the host's clock, from its logs; None where none of them has any."""
     logs.look()
-    of_attempt = logs.of(attempt)
-    run = (first_step, last_step - first_step + 1)
-    found = [log.steps([run])[1] for log in of_attempt.values()]
-    if not any(map(len, found)):
+    of_attempt = list(logs.of(attempt).values())
+    if not of_attempt:
         return None
-    info = next(iter(of_attempt.values())).info
-    gatherer = Gatherer(info.schema, info.world_size, Shape(run[1], run[1], 0), attempt=attempt)
-    gatherer.add(together(found))
-    return next(iter(gatherer.ready(ended=True)), None)
+    steps = together([log.steps([(first_step, last_step - first_step + 1)])[1] for log in of_attempt])
+    window = _window_of(steps, of_attempt[0].info.world_size, last_step, attempt=attempt)
+    return None if window is None or window.first_step > first_step else window
 
 
 def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> Window | None:
@@ -469,18 +467,23 @@ def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step
     """
     of_attempt = logs.of(attempt, ranks)
     readings = {log.rank: log for log in find_logs(logs.directory, COUNTERS_KIND, of_attempt) if log.attempt == attempt}
-    found = []
-    for row, log in enumerate(of_attempt[rank] for rank in ranks):
-        steps = log.steps([(first_step, last_step - first_step + 1)])[1]
-        kept = kept_readings(readings.get(log.info.rank), log.info)
+    infos, found = [of_attempt[rank].info for rank in ranks], []
+    for row, info in enumerate(infos):
+        steps = of_attempt[info.rank].steps([(first_step, last_step - first_step + 1)])[1]
+        kept = kept_readings(readings.get(info.rank), info)
         steps = steps if kept is None else kept.laid_over(steps)
         found.append(replace(steps, rank_B=np.full(len(steps), row)))
-    steps = together(found)
-    if not len(steps):
+    hosts, cohorts = tuple(info.host for info in infos), tuple(info.cohort for info in infos)
+    places = {"hosts": hosts if any(hosts) else None, "cohorts": cohorts if any(cohorts) else None}
+    return _window_of(together(found), len(ranks), last_step, attempt=attempt, **places)
+
+
+def _window_of(steps: StepArrays, n_ranks: int, last_step: int, **about: Any) -> Window | None:
+    """The window from the first of these steps to the last one; None where no rank has that."""
+    if not len(steps) or int(steps.step_B.max()) < last_step:
         return None
-    n_steps = last_step + 1 - int(steps.step_B.min())
-    gatherer = Gatherer(steps.schema, len(ranks), Shape(n_steps, n_steps, 0), attempt=attempt)
-    for row, log in enumerate(of_attempt[rank] for rank in ranks):
-        gatherer.describe(row, log.info.host, log.info.cohort)
-    gatherer.add(steps)
-    return next(iter(gatherer.ready(ended=True)), None)
+    first_step = int(steps.step_B.min())
+    n_steps = last_step + 1 - first_step
+    rows = StepRows(steps.schema, n_ranks, n_steps)
+    rows.put(steps)
+    return Window(steps.schema, first_step, **about, **rows.window(first_step, n_steps))

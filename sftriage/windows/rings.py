@@ -224,18 +224,19 @@ class Ring(OpenFile):
             RingError: the file was truncated, or its header holds what cannot be.
         """
         words_M = self._unread(keep=True)
-        now = _now(np.concatenate([self._last, words_M]).tolist(), self.info.schema)
+        words = np.concatenate([self._last, words_M]).tolist()
+        stage, since_ns, step, step_since_ns, special = _now(words, self.info.schema)
         since_start_ns = monotonic_ns() - self.info.started_mono_ns
         return RankStatus(
             rank=self.info.rank,
             host=self.info.host,
-            stage=now.stage,
-            stage_age_ns=since_start_ns - now.since_ns,
-            step=now.step,
-            step_age_ns=since_start_ns - now.step_since_ns,
+            stage=stage,
+            stage_age_ns=since_start_ns - since_ns,
+            step=step,
+            step_age_ns=since_start_ns - step_since_ns,
             published=self._ended + int(_is_end(words_M).sum()),
             closed=bool(self._live()[layout.CLOSED]),
-            special=now.special,
+            special=special,
             alive=self.writer_alive,
         )
 
@@ -309,20 +310,13 @@ def _is_end(words_M: NDArray[np.uint64]) -> BoolArray:
     return np.asarray((code_M == layout.END) | (code_M == layout.LEFT))
 
 
-@dataclass(slots=True)
-class _Now:
+def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, int, int, bool]:
+    """The stage that runs and since when; the step, since when, and whether it has a kind."""
     stage: str | None = None
-    since_ns: int = 0
-    step: int = 0
-    step_since_ns: int = 0
-    special: bool = False
-
-
-def _now(words: Sequence[int], schema: StageSchema) -> _Now:
-    found = _Now()
+    since_ns = step = step_since_ns = number = last_ns = 0
+    special = False
     open_stages: list[int] = []
     values: list[tuple[int, int]] = []
-    number = last_ns = 0
     for word in words:
         code, value = word >> layout.CODE_AT, word & layout.MAX_VALUE
         if code > layout.NOTED or layout.ON_STREAM <= code < layout.BEGIN:
@@ -333,10 +327,10 @@ def _now(words: Sequence[int], schema: StageSchema) -> _Now:
         last_ns = value
         for of, what in values:
             number = what if of == layout.NUMBER else number
-            found.special = bool(what) if of == layout.KIND else found.special
+            special = bool(what) if of == layout.KIND else special
         values.clear()
         if code == layout.BEGIN:
-            found.step, found.step_since_ns, found.special = number, value, False
+            step, step_since_ns, special = number, value, False
             open_stages = [layout.OTHER_STAGE]
         elif code in (layout.END, layout.LEFT):
             open_stages = []
@@ -347,8 +341,8 @@ def _now(words: Sequence[int], schema: StageSchema) -> _Now:
                 pass
         else:
             continue
-        found.since_ns = value
+        since_ns = value
         top = open_stages[-1] if open_stages else -1
         known = 0 < top < len(schema.stages)
-        found.stage = None if top < 0 else schema.stages[top - 1] if known else OTHER
-    return found
+        stage = None if top < 0 else schema.stages[top - 1] if known else OTHER
+    return stage, since_ns, step, step_since_ns, special
