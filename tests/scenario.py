@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.windows import WindowAssembly
+from sftriage.controller.agents import WindowAssembly
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict

@@ -142,9 +142,7 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 def _replayed(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
     """What policies would have done on a recording: its name, when it began, and every window and stall."""
-    recording = load_recording(on)
-    detection = tried.detection
-    shape = shape_of(detection)
+    recording, shape = load_recording(on), shape_of(tried.detection)
     name, began, stalls = on.name, _EPOCH_2000, list[Verdict]()
     if on.is_dir():
         run = RunDirectory(on)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from sftriage.controller.desired import ResumeState
-from sftriage.controller.windows import peers_of
+from sftriage.controller.agents import ResumeState, peers_of
 from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus

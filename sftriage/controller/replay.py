@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sftriage.controller.agents import peers_of
 from sftriage.controller.controller import settings_of
-from sftriage.controller.windows import peers_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Verdict

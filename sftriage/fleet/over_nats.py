@@ -59,7 +59,7 @@ def all_over(
 
 
 class NatsFleet:
-    """See `sftriage.controller.desired.Fleet`. It lets go of ``hub`` and ``lease``.
+    """See `sftriage.controller.agents.Fleet`. It lets go of ``hub`` and ``lease``.
 
     ``note`` saves generations before anything is reported by them, and ``keep`` saves steps.
     """

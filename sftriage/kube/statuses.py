@@ -107,8 +107,7 @@ def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
         policy, problems = None, ""
         try:
             policy = loaded(body)
-            PolicySet((*in_force, policy))
-            in_force = (*in_force, policy)
+            in_force = PolicySet((*in_force, policy)).loaded
         except PolicyError as error:
             problems = _lines(error.problems)
         status = TriagePolicyStatus(

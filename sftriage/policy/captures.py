@@ -1,4 +1,4 @@
-"""Captures: what keeps one from being made, by which profiler it is made, and those that no rule asks for. Pure.
+"""Captures: the limits on them, the profiler of each, and those that no rule requests. Pure.
 
 A profiler is the one that is named, or what ``auto`` makes of where the time goes. Where the host does the work, Python
 stacks alone say which line does it, and nothing is started that would have to be stopped again. Where a stage computes,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sftriage.agent.agent import Agent
 from sftriage.agent.nsys import NsysPlace
+from sftriage.controller.agents import Fleet
 from sftriage.controller.controller import shape_of
-from sftriage.controller.desired import Fleet
 from sftriage.errors import SftriageError, UsageError
 from sftriage.mitigate.switching import SwitchStatus, whole_groups
 from sftriage.policy.in_force import PolicyFiles
@@ -65,7 +65,7 @@ class ThisHost(Agent):
         super().__init__(rings, path, LocalStore(path), job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)
 
     def switches(self) -> list[SwitchStatus]:
-        """See `controller.desired.Fleet`: a group that extends to other hosts is not switched from here."""
+        """See `controller.agents.Fleet`: a group that extends to other hosts is not switched from here."""
         return whole_groups(super().switches())
 
     def settled(self, agent: str, position: int) -> None:

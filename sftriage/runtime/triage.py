@@ -19,9 +19,8 @@ from time import monotonic_ns
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
 from sftriage.base.loops import LogOnce, Loop
+from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, ResumeState, WindowAssembly, resume_state
 from sftriage.controller.controller import Controller, shape_of
-from sftriage.controller.desired import Corroboration, DesiredCaptures, Fleet, ResumeState, resume_state
-from sftriage.controller.windows import WindowAssembly
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
 from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver

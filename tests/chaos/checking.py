@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.controller.desired import EXPIRES_S
+from sftriage.controller.agents import EXPIRES_S
 from sftriage.fleet.over_nats import END_GRACE_S
 from sftriage.model.captures import ENDED, CaptureRequest
 from sftriage.model.events import CaptureChanged, Event, TakenOver, WindowJudged

@@ -130,16 +130,14 @@ def make(
     """A run directory with the steps of a job, and a controller's judgement of every window and its captures."""
     window = job.run(*faults, seed=seed, split=split)
     policies = load_set([policy])
+    sha256 = policies.loaded[0].sha256
     created = datetime.fromtimestamp(T0_S, timezone.utc).isoformat(timespec="seconds")
-    info = RunInfo(
-        path.name, "resnet", created, ("torchrun", "train.py"), policy, policies.loaded[0].sha256, "/nowhere/rings"
-    )
+    info = RunInfo(path.name, "resnet", created, ("torchrun", "train.py"), policy, sha256, "/nowhere/rings")
     directory = create(path, info, find(policy).read_text(encoding="utf-8"))
     _log(directory, window, kinds or {})
     if device:
         _log(directory, job.run(*faults, seed=seed + 1, split=split), kinds or {}, kind="device-steps")
-    step_N = window.durations_NRS.sum(axis=2).max(axis=1)
-    ends_s = np.round(np.cumsum(step_N), 3)
+    ends_s = np.round(np.cumsum(window.durations_NRS.sum(axis=2).max(axis=1)), 3)
     journal = Journal(directory.decisions)
     annotations = Annotations(directory)
     made = Made(directory, window, Controller(policies, journal, directory.state, watch), annotations, ends_s)

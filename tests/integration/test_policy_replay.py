@@ -73,24 +73,15 @@ def recordings(tmp_path_factory):
 
 
 def record(path, whole):
+    times = {"durations_s": whole.durations_NRS, "outside_s": whole.outside_NRG, "between_s": whole.between_NR}
     ready = {} if whole.ready_NR is None else {"ready_s": whole.ready_NR}
-    np.savez(
-        path,
-        durations_s=whole.durations_NRS,
-        outside_s=whole.outside_NRG,
-        between_s=whole.between_NR,
-        stages=whole.schema.stages,
-        sync=whole.schema.sync,
-        **ready,
-    )
+    np.savez(path, stages=whole.schema.stages, sync=whole.schema.sync, **times, **ready)
     return path
 
 
 def replayed_on(path, *names):
     policies = load_set(names)
-    detection = policies.detection
-    shape = shape_of(detection)
-    return list(replay(load_recording(path).windows(shape), policies, 0.0))
+    return list(replay(load_recording(path).windows(shape_of(policies.detection)), policies, 0.0))
 
 
 def captures(replayed):
@@ -150,11 +141,9 @@ def test_observing_only_says_what_it_would_have_captured(recordings):
     # THEN it matches in every window in which the default policy would have had a suspect
     assert matched
     assert {reason_sentence(one.decision) for one in matched} == {"observe-only: rule slow-rank matched"}
-    assert matched[0].decision.first_step == captured_window(replayed_on(recordings / "slow-data.npz", "default"))
-
-
-def captured_window(replayed):
-    return next(one.decision.first_step for one in replayed if one.decision.requests)
+    by_default = replayed_on(recordings / "slow-data.npz", "default")
+    captured = [one.decision.first_step for one in by_default if one.decision.requests]
+    assert matched[0].decision.first_step == captured[0]
 
 
 def test_a_chronic_straggler_that_costs_much_is_told_of_once(recordings):

@@ -50,8 +50,7 @@ def test_a_saved_outcome_is_met_until_something_changes_and_then_the_difference_
 
 def test_the_outcome_is_the_same_wherever_the_files_lie(sftriage, policy, job, tmp_path, monkeypatch):
     first = sftriage("policy", "test", policy, "--on", job).out
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
     for path in (policy, job):
         path.rename(elsewhere / path.name)
     monkeypatch.chdir(elsewhere)

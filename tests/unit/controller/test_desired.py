@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.controller.agents import EXPIRES_S, DesiredCaptures, resume_state
 from sftriage.controller.controller import Controller
-from sftriage.controller.desired import EXPIRES_S, DesiredCaptures, resume_state
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
 from sftriage.model.events import CauseFound
 from sftriage.model.windows import RankStatus

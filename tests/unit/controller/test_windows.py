@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.windows import WindowAssembly, peers_of
+from sftriage.controller.agents import WindowAssembly, peers_of
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
 from sftriage.trainer.monitor import Monitor
@@ -97,7 +97,7 @@ def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(monkeypatch
     assert np.isfinite(window.durations_NRS).all()
     assert gathering.steps(3, 9, 10) is None
     # WHEN there is no room for all of them THEN the newest are held
-    monkeypatch.setattr("sftriage.controller.windows.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
+    monkeypatch.setattr("sftriage.controller.agents.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
     go_on(40, hold=True)
     assert gathering.steps(0, 9, 10) is None
     assert gathering.steps(0, 73, 74) is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.fleet_job import SCHEMA, Job
 from bench.fleet_job import Shape as JobShape
-from sftriage.controller.windows import WindowAssembly
+from sftriage.controller.agents import WindowAssembly
 from sftriage.fleet.incoming import MAX_NAMED, Deduplicator, Refusals, RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
 from sftriage.fleet.wire import Block, Incarnation, decode_shipment, encode

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.controller.desired import resume_state
+from sftriage.controller.agents import resume_state
 from sftriage.errors import InputError, UsageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import (
