@@ -284,7 +284,6 @@ class Controller:
         self.record(change)
 
     def trigger_of(self, capture_id: str) -> Trigger:
-        """Why a capture exists."""
         return self._triggers[capture_id]
 
     def reproduced(self, capture_id: str, steps: Window | None) -> Reproduced | None:
@@ -307,7 +306,6 @@ class Controller:
         self.record(found)
 
     def record(self, event: events.Event) -> None:
-        """Record an event and publish it."""
         self._records.append(event)
         self._publish(event)
 

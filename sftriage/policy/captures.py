@@ -125,7 +125,6 @@ class Period:
 
     @property
     def left(self) -> int:
-        """Places that are left."""
         return self.limit - len(self.asked_s)
 
     @property
@@ -287,7 +286,6 @@ class Means:
         return 1 if self.once else asked
 
     def warmup_steps(self, asked: int) -> int:
-        """The steps before those: stacks need none."""
         return 0 if self.profiler == "stacks" else asked
 
 

@@ -295,7 +295,6 @@ class _Case:
     def _captured(
         self, capturing: Sequence[Rule], targets: Mapping[str, tuple[tuple[int, ...], Target]], found: Parameters
     ) -> tuple[Decision, State]:
-        """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = run_limit(self.policies, self.state, self.now_s)
         if refusal is not None:
             # Where its trace is there already, no other limit is worth raising.
@@ -385,7 +384,6 @@ class _Case:
     def decision(
         self, outcome: Outcome, why: Why, *, rule: Rule | None = None, requests: tuple[CaptureRequest, ...] = ()
     ) -> Decision:
-        """The decision; a rule that wants to capture brings the limits along."""
         verdict, numbers = self.verdict, {"exposed_s": self.verdict.exposed_s}
         if verdict.suspects:
             first = verdict.suspects[0]

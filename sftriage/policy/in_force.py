@@ -121,7 +121,6 @@ class PolicySet:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """All rules, in the order in which they are tried."""
         return tuple(rule for spec in self._specs for rule in spec.rules)
 
     @cached_property
@@ -136,7 +135,6 @@ class PolicySet:
 
     @cached_property
     def limits(self) -> Limits:
-        """Of each limit the strictest."""
         every = [spec.limits for spec in self._specs]
         return Limits(
             captures_per_hour=min(one.captures_per_hour for one in every),
@@ -161,23 +159,19 @@ class PolicySet:
 
     @property
     def retention_s(self) -> float | None:
-        """How long traces are kept: the shortest that a policy asks for, if one does."""
         kept = (spec.retention.age_s for spec in self._specs if spec.retention is not None)
         return min(filter(None, kept), default=None)
 
     @property
     def retention_bytes(self) -> int | None:
-        """How much is kept: the least that a policy asks for, if one does."""
         kept = (spec.retention.size_bytes for spec in self._specs if spec.retention is not None)
         return min(filter(None, kept), default=None)
 
     @property
     def gathers(self) -> frozenset[str]:
-        """What is gathered where a window cannot be decided: what any policy asks for."""
         return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
 
     def owner(self, rule: str) -> LoadedPolicy:
-        """The policy that one of the rules is of."""
         return next(one for one in self.loaded if any(mine.name == rule for mine in one.policy.spec.rules))
 
     def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:

@@ -224,7 +224,6 @@ class State:
     version: Literal[1] = 1
 
     def to_json(self) -> str:
-        """The state as one line of JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -431,7 +430,6 @@ class Losses:
 
     @property
     def rank_s(self) -> float:
-        """The same of every rank's time."""
         return sum(one.rank_s for one in self.by_suspect.values())
 
     @property
@@ -441,7 +439,6 @@ class Losses:
 
     @property
     def by_name(self) -> Mapping[tuple[str, str], float]:
-        """The same by who and where."""
         return {(one.who, one.where): one.rank_s for one in self.by_suspect.values()}
 
     @classmethod
@@ -450,12 +447,10 @@ class Losses:
         return msgspec.convert(values, cls, strict=False)
 
     def values(self) -> dict[str, Any]:
-        """As JSON values."""
         values: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return values
 
     def of(self, suspect: Suspect) -> SuspectLoss | None:
-        """What a suspect has cost; None for nothing."""
         return self.by_suspect.get(suspect_key(suspect, self.by_suspect))
 
     def after(self, verdict: Verdict) -> Losses:

@@ -51,7 +51,6 @@ class Level:
 class Graph:
     """The order in which T operations are replayed. ``group_T`` is -1 for an operation that is nobody's peer."""
 
-    n_ops: int
     group_T: IndexArray
     levels: tuple[Level, ...]
 
@@ -96,7 +95,7 @@ def graph_of(
         ready.sort(key=lambda op: (group_T[op] < 0, group_T[op], op))
         levels.append(_level(ready, before, group_T, joined_T))
         order.done(*firsts)
-    return Graph(n_ops, group_T, tuple(levels))
+    return Graph(group_T, tuple(levels))
 
 
 def _level(ops: list[int], before: Sequence[set[int]], group_T: IndexArray, joined_T: BoolArray) -> Level:
@@ -126,10 +125,10 @@ Fill = Callable[[slice, FloatArray], None]
 def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolArray) -> Spans:
     """Replay steps, some at a time; ``final_T`` are the operations that end one."""
     found = Spans(np.empty(n_steps), np.empty(n_steps))
-    at_a_time = max(1, BLOCK_BYTES // (8 * graph.n_ops * n_columns))
+    at_a_time = max(1, BLOCK_BYTES // (8 * len(final_T) * n_columns))
     for low in range(0, n_steps, at_a_time):
         some = slice(low, min(low + at_a_time, n_steps))
-        work_TBW = np.empty((graph.n_ops, some.stop - some.start, n_columns))
+        work_TBW = np.empty((len(final_T), some.stop - some.start, n_columns))
         fill(some, work_TBW)
         start_TBW, end_TBW = timeline(graph, work_TBW)
         # One axis after the other: over both at once numpy takes several times as long.
@@ -259,7 +258,6 @@ class Operations:
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:
-        """The data-parallel ranks."""
         return tuple(np.unique(self.dp_TW).tolist())
 
     @cached_property
@@ -269,7 +267,6 @@ class Operations:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """T, N, W."""
         return self.work_TNW.shape
 
     @cached_property
@@ -290,7 +287,6 @@ class Operations:
         return ideal_T
 
     def of_types(self, *indices: int) -> BoolArray:
-        """The operations of some types (T × 1)."""
         return np.isin(self.type_T, indices)[:, None]
 
     def of_workers(self, workers: Sequence[tuple[int, int]]) -> BoolArray:

@@ -158,8 +158,7 @@ def _matched(stage: _Stage, n_stages: int) -> Iterator[tuple[Op, Op]]:
     for kind in _PEERS:
         of_kind, transfers = (BACKWARD if kind.startswith("backward") else FORWARD), stage.of(kind)
         computed = stage.of(of_kind)
-        receives = kind in (FORWARD_RECV, BACKWARD_RECV)
-        if receives:
+        if receives := kind in (FORWARD_RECV, BACKWARD_RECV):
             last_s = max(op.start_s for op in computed) + CLOCK_EPS_S
             transfers = [op for op in transfers if op.start_s <= last_s]
         else:
@@ -320,9 +319,9 @@ def _check(rows: TraceRows) -> None:
             raise InputError(f"{name}: not a finite number")
     if (rows.duration_E <= -CLOCK_ERROR_S).any():
         raise InputError("duration: less than 0")
-    for name, values, least in (("seq_id", rows.seq_E, 0), ("stage", rows.pp_E, 0), ("dp_rank", rows.dp_E, 0)):
-        if values.min() < least:
-            raise InputError(f"{name}: less than {least}")
+    for name, values in (("seq_id", rows.seq_E), ("stage", rows.pp_E), ("dp_rank", rows.dp_E)):
+        if values.min() < 0:
+            raise InputError(f"{name}: less than 0")
     n_stages = int(rows.pp_E.max()) + 1
     if (absent := n_stages - len(np.unique(rows.pp_E))) > 0:
         raise InputError(f"stage: {absent} of {n_stages} stages have no operation")
@@ -340,10 +339,8 @@ def _numbered(rows: TraceRows) -> tuple[NDArray[Any], IndexArray]:
     if len(rows.optypes) * n_seq * n_stages > MAX_CELLS:
         raise InputError(f"seq_id up to {n_seq - 1} of {n_stages} stages: too many operations in a step")
     code_E = (rows.optype_E.astype(np.intp) * n_seq + rows.seq_E) * n_stages + rows.pp_E
-    ops = np.flatnonzero(np.bincount(code_E, minlength=len(rows.optypes) * n_seq * n_stages))
-    place = np.full(len(rows.optypes) * n_seq * n_stages, -1)
-    place[ops] = np.arange(len(ops))
-    return ops, place[code_E]
+    occurs = np.bincount(code_E) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[code_E]
 
 
 def _usual(

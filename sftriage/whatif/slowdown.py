@@ -70,7 +70,6 @@ class Slowdown:
 
     @property
     def lost_s(self) -> float:
-        """What stragglers cost a mean step."""
         return float(self.replayed_N.mean()) - self.ideal_s
 
     @property
@@ -85,12 +84,10 @@ class Slowdown:
 
     @property
     def by_dp(self) -> dict[int, float]:
-        """The slowdown by data-parallel rank; empty where it is not shared out."""
         return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_dp_N.items()}
 
     @property
     def by_pp(self) -> dict[int, float]:
-        """The slowdown by stage; empty where it is not shared out."""
         return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_pp_N.items()}
 
     def by_worker(self) -> dict[tuple[int, int], float]:
