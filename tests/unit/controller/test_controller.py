@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from sftriage.verdict.settings import Settings
 
 from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
@@ -98,12 +99,8 @@ def test_a_state_file_that_is_none_is_refused_in_words(start, tmp_path):
 
 
 def test_the_policys_thresholds_are_the_verdicts_thresholds():
-    settings = settings_of(Detection(min_gain="7%", min_persistence=0.8, min_coverage=0.5))
-    assert (settings.min_gain_fraction, settings.min_persistence_fraction, settings.min_coverage_fraction) == (
-        pytest.approx(0.07),
-        0.8,
-        0.5,
-    )
+    found = settings_of(Detection(min_gain="7%", min_persistence=0.8, min_coverage=0.5))
+    assert found == Settings(pytest.approx(0.07), min_persistence_fraction=0.8, min_coverage_fraction=0.5)
 
 
 def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_lasted(start):
@@ -154,10 +151,8 @@ class Since:
 
     def at(self, now_ns: int) -> JobStatus:
         age_ns = now_ns - int(self.since_s * S)
-        ranks = [
-            RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, False, True)
-            for r, stage in enumerate(self.stages)
-        ]
+        about = age_ns, self.step, age_ns, self.step, False, True
+        ranks = [RankStatus(rank, "h", stage, *about) for rank, stage in enumerate(self.stages)]
         return status_of(SCHEMA, len(ranks), tuple(ranks))
 
 

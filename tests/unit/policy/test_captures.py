@@ -1,13 +1,14 @@
-"""What keeps a rule that matches from capturing, and who is captured when nothing does."""
+"""What keeps a rule that matches from capturing, who is captured when nothing does, and manual requests."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from sftriage.model.captures import ManualRequest
-from sftriage.policy.captures import decide_manual_request
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
+from sftriage.policy.captures import decide_manual_request, in_the_same_steps, trigger_of_request
 from sftriage.policy.engine import decide
-from sftriage.policy.state import State, charged
+from sftriage.policy.state import State, charged, finished
 from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, job_at, make_policy, make_verdict, played
@@ -191,14 +192,9 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived():
     verdict = replace(verdict, suspects=(*verdict.suspects, replace(verdict.suspects[0], ranks=(5,), stage="forward")))
     policy = make_policy(STACKS, concurrent_ranks=3)
     decision, state = decide(verdict, policy, BEGUN, NOW)
-    assert (decision.outcome, reason_sentence(decision)) == (
-        "capture",
-        "rule hang: not_arrived: rank 3 in data and 1 more",
-    )
-    assert [(one.rank, one.profiler, one.steps, one.warmup_steps) for one in decision.requests] == [
-        (3, "stacks", 1, 0),
-        (5, "stacks", 1, 0),
-    ]
+    assert reason_sentence(decision) == "rule hang: not_arrived: rank 3 in data and 1 more"
+    taken = [(one.rank, one.profiler, one.steps, one.warmup_steps) for one in decision.requests]
+    assert taken == [(3, "stacks", 1, 0), (5, "stacks", 1, 0)]
     assert decision.requests[0].options == {"native": True, "flight_recorder": False}
     assert resolution(decision)
     # A rule that is about one of them takes that one
@@ -284,7 +280,132 @@ def test_a_stall_may_have_the_place_and_compares_with_no_step():
 
 
 def test_a_person_may_have_the_place():
-    ask = ManualRequest("a-1", (1,), "ann", "why not")
     policy = make_policy(CAPTURING, captures_per_hour=3)
-    decision, state = decide_manual_request(ask, policy, TWO_ASKED, NOW, job_at(120))
+    decision, state = decided(ask(1), TWO_ASKED, policy)
     assert (decision.outcome, state.largest_gain_s) == ("capture", LARGEST_S)
+
+
+limited = partial(make_policy, {"name": "any", "match": {}})
+POLICY = limited(captures_per_hour=3, captures_per_run=4, concurrent_ranks=2)
+
+
+def ask(*ranks, **more):
+    return ManualRequest("a-1", ranks or (1,), "ann", "why not", **more)
+
+
+def decided(wanted, state=None, limits=None, *, ranks=4, attempt=0, **known):
+    job = job_at(120, ranks, attempt)
+    return decide_manual_request(wanted, limits or POLICY, state or State(), NOW, job, **known)
+
+
+def test_what_is_asked_for_is_captured():
+    # GIVEN an ask for two ranks
+    decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
+    # THEN just that is requested, with the bounds that were asked for
+    found = decision.outcome, decision.label, reason_sentence(decision)
+    assert found == ("capture", "asked", "ann asked for it: why not")
+    bounds = [(one.rank, one.steps, one.warmup_steps, one.max_seconds) for one in decision.requests]
+    assert bounds == [(1, 7, 2, 30.0), (3, 7, 2, 30.0)]
+    assert [one.capture_id for one in decision.requests] == ["asked-s120-r1-a2-1", "asked-s120-r3-a2-2"]
+    # AND it counts, as every capture does, and starts no rule's cooldown
+    assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
+    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW + 10)
+    assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
+
+
+ANY, UNDER_NSYS = {}, {"clock": "device", "nsys": True}
+
+
+@pytest.mark.parametrize(
+    ("profiler", "options", "still", "case", "expected"),
+    [
+        # By hand nobody is suspected: both operators and lines are looked at
+        ("auto", {}, (), ANY, ("torch", 5, 1, True, "whole_rank")),
+        ("auto", {}, (), UNDER_NSYS, ("nsys", 5, 1, None, "device_clock")),
+        # unless the rank takes no steps
+        ("auto", {}, (1,), ANY, ("stacks", 1, 0, None, "stands_still")),
+        ("auto", {}, (1,), UNDER_NSYS, ("stacks", 1, 0, None, "stands_still")),
+        ("auto", {}, (0, 2), ANY, ("torch", 5, 1, True, "whole_rank")),
+        # What is named is taken, its options with it
+        ("stacks", {}, (), ANY, ("stacks", 5, 0, True, "")),
+        ("stacks", {}, (1,), ANY, ("stacks", 1, 0, None, "")),
+        ("stacks", {"stacks": {"native": True}}, (), ANY, ("stacks", 1, 0, None, "")),
+        ("torch", {"torch": {"sample_stacks": False}}, (1,), ANY, ("torch", 5, 1, False, "")),
+    ],
+)
+def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
+    wanted = ask(1, profiler=profiler, options=options)
+    decision, _ = decided(wanted, still=still, **case)
+    (request,) = decision.requests
+    trigger = trigger_of_request(wanted, request, POLICY, decision)
+    found = request.profiler, request.steps, request.warmup_steps, request.options.get("sample_stacks")
+    assert (*found, trigger.chosen) == expected
+    assert request.options.get("native", False) == bool(options.get("stacks"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "before", "limits", "reason"),
+    [
+        (ask(7), (), None, "rank 7 is not in this job: its ranks are 0 to 3"),
+        (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
+        (ask(1), (ask(1),), None, "rank 1 is being captured already"),
+        (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
+        (ask(1), (ask(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
+        (ask(1), (ask(0),), limited(captures_per_hour=1, concurrent_ranks=2), "captures_per_hour: 1 of 1"),
+        (ask(1), (ask(0),), limited(captures_per_day=1, concurrent_ranks=2), "captures_per_day: 1 of 1"),
+        (ask(1), (), limited(active={"cron": "0 3 * * *"}), "active: captures are not allowed until"),
+    ],
+)
+def test_the_limits_hold(wanted, before, limits, reason):
+    state = State()
+    for one in before:
+        decision, state = decided(one, state, limits)
+        assert decision.outcome == "capture"
+    decision, after = decided(wanted, state, limits)
+    assert (decision.outcome, decision.requests) == ("throttle", ())
+    assert reason_sentence(decision).startswith(reason), reason_sentence(decision)
+    assert resolution(decision)
+    assert after.captures == state.captures
+
+
+def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
+    assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has none so far"
+
+
+def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
+    decision, _ = decided(ask(1))
+    trigger = trigger_of_request(ask(1), decision.requests[0], POLICY, decision)
+    assert (trigger.label, trigger.ranks, trigger.stage, trigger.gain_s) == ("asked", (1,), None, 0.0)
+    assert (trigger.why, trigger.rule, trigger.policy) == ("ann asked for it: why not", "", "p")
+
+
+def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -> CaptureRequest:
+    return CaptureRequest(f"c-{rank}-{profiler}", rank, profiler, 5, warmup_steps, 60.0, 2**20, **more)
+
+
+@pytest.mark.parametrize(
+    ("requests", "step_s", "first"),
+    [
+        ([request(0)], 0.05, [0]),
+        ([request(0), request(1)], 0.05, [115, 115]),
+        ([request(0, warmup_steps=3), request(1)], 0.05, [117, 117]),
+        ([request(0), request(1)], 0.0, [605, 605]),
+        ([request(0), request(1)], 2.0, [106, 106]),
+        ([request(0, "nsys"), request(1, "nsys")], 0.05, [185, 185]),
+        ([request(0, "stacks"), request(1, "stacks")], 0.05, [0, 0]),
+        ([request(0), request(1), request(0, "stacks")], 0.05, [115, 115, 0]),
+    ],
+)
+def test_several_begin_at_the_same_step_which_all_can_reach(requests, step_s, first):
+    found = in_the_same_steps(requests, 100, step_s)
+    assert [one.first_step for one in found] == first
+    assert [one.capture_id for one in found] == [one.capture_id for one in requests]
+
+
+def test_what_comes_back_is_caught_at_the_same_time_by_all():
+    # GIVEN a fault every seventh step, and two ranks that see their requests in different steps
+    both = in_the_same_steps([request(rank, period_steps=7, phase=3) for rank in (0, 1)], 100, 0.05)
+    # THEN both begin at the same step, with the fault among those recorded
+    begins = {one.begins_at(step) for one in both for step in (101, 103, 104)}
+    assert len(begins) == 1
+    assert any((begins.copy().pop() + more) % 7 == 3 for more in range(5))

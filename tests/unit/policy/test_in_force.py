@@ -150,13 +150,7 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
     assert "going on under high as it was" in caplog.text
     assert "now under b" in caplog.text
     entries = list(read_journal(tmp_path / "decisions.jsonl"))
-    assert [type(entry) for entry in entries] == [
-        WindowJudged,
-        PolicyChanged,
-        WindowJudged,
-        PolicyChanged,
-        WindowJudged,
-    ]
+    assert [type(entry) for entry in entries] == [WindowJudged, *(PolicyChanged, WindowJudged) * 2]
     refused, changed = entries[1], entries[3]
     assert (refused.kind, refused.policies[0].name, refused.policies[0].document) == ("refused", "high", None)
     assert "spec.rules[0].match.gain" in refused.problems[0]

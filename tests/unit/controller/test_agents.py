@@ -1,0 +1,388 @@
+"""Windows out of agents' rows, desired captures, and what an earlier controller left."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.agent.reading import RankRings
+from sftriage.controller.agents import EXPIRES_S, DesiredCaptures, WindowAssembly, peers_of, resume_state
+from sftriage.controller.controller import Controller
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
+from sftriage.model.events import CauseFound
+from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.windows import StageSchema, Window
+from sftriage.runs.journal import Journal, read_journal
+from sftriage.trainer.monitor import Monitor
+from sftriage.verdict.accounting import known_medians
+from sftriage.windows.gather import Shape
+from sftriage.windows.logs import StepLogs, kept_steps
+from sftriage.windows.rings import RankLocation
+from tests.scenario import request_of
+from tests.unit.agent.test_agent import train
+from tests.unit.controller.test_controller import window
+from tests.unit.fleet.shipments import rows
+from tests.unit.policy.making import job_at, make_policy
+
+SHAPE = Shape(window_steps=4, stride_steps=4, warmup_steps=0)
+of_two = partial(rows, (0, 1), world_size=2)
+
+
+def test_windows_come_out_once():
+    gathering = WindowAssembly(SHAPE)
+    assert gathering.add([of_two(count=0)]) == []
+    assert [window.first_step for window in gathering.add([of_two(count=6)])] == [0]
+    assert gathering.add([]) == []
+    (window,) = gathering.add([of_two(6, 2)])
+    assert window.first_step == 4
+    assert sorted(gathering.spans(window)) == [4, 5, 6, 7]
+
+
+def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once():
+    # WHEN the rows of a rank on each of two hosts come at once, for many windows
+    sent = [
+        replace(rows((rank,), 0, 40, world_size=2), ranks={rank: RankLocation("ab"[rank], f"pp{rank}")})
+        for rank in (0, 1)
+    ]
+    windows = WindowAssembly(SHAPE).add(sent)
+    # THEN no window goes out without one of them
+    assert [window.first_step for window in windows] == list(range(0, 40, 4))
+    assert all(np.isfinite(window.durations_NRS).all() for window in windows)
+    assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
+
+
+def test_a_generation_that_another_one_has_followed_is_over():
+    gathering = WindowAssembly(SHAPE)
+    assert gathering.add([of_two(count=3)]) == []
+    # GIVEN the job was started again, and a rank of the generation before still takes steps
+    assert gathering.add([of_two(count=3, generation=1)]) == []
+    # THEN those make no windows
+    assert gathering.add([of_two(3, 8)]) == []
+    assert [(w.attempt, w.first_step) for w in gathering.add([of_two(3, 1, generation=1)])] == [(1, 0)]
+
+
+def test_steps_that_are_held_no_longer_come_from_the_logs(tmp_path):
+    # GIVEN a job whose rings were read for many windows after some steps
+    for part in ("rings", "steps"):
+        (tmp_path / part).mkdir()
+    logs = StepLogs(tmp_path / "steps")
+    gathering = WindowAssembly(SHAPE, lambda *where: kept_steps(logs, *where))
+    with ExitStack() as stack:
+        ranks = [Monitor(("data",), rank=rank, world_size=2, rings=tmp_path / "rings") for rank in (0, 1)]
+        read = RankRings(tmp_path / "rings", tmp_path / "steps")
+        for one in (*ranks, read):
+            stack.callback(one.close)
+        for _ in range(30):
+            train(*ranks, steps=4)
+            gathering.add(read.rows())
+        # WHEN these are asked for
+        window = gathering.steps(0, 10, 21)
+        # THEN they are there, of all ranks, and just these
+        assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
+        assert np.isfinite(window.durations_NRS).all()
+        # AND steps that nobody took, or of a generation that is not there, are not
+        assert gathering.steps(0, 500, 510) is None
+        assert gathering.steps(3, 10, 21) is None
+
+
+def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(monkeypatch):
+    # GIVEN a job of which nothing is on disk, and a capture that goes on
+    gathering = WindowAssembly(SHAPE)
+
+    def go_on(first_step, hold):
+        for first in range(first_step, first_step + 40, 4):
+            gathering.add([of_two(first, 4)], hold=hold)
+
+    go_on(0, hold=True)
+    # WHEN steps of it are asked for that are in no window to come THEN they are there, of all ranks, and just these
+    window = gathering.steps(0, 9, 10)
+    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (9, 10, (2, 2))
+    assert np.isfinite(window.durations_NRS).all()
+    assert gathering.steps(3, 9, 10) is None
+    # WHEN there is no room for all of them THEN the newest are held
+    monkeypatch.setattr("sftriage.controller.agents.HELD_BYTES", 3 * window.durations_NRS.nbytes * 2)
+    go_on(40, hold=True)
+    assert gathering.steps(0, 9, 10) is None
+    assert gathering.steps(0, 73, 74) is not None
+    # WHEN no capture goes on any longer THEN none are
+    go_on(80, hold=False)
+    assert gathering.steps(0, 113, 114) is None
+
+
+@pytest.mark.parametrize("unlike", [{"world_size": 8}, {"schema": StageSchema.closed(("data",), ())}])
+def test_a_host_whose_ranks_record_other_stages_counts_as_missing(unlike, caplog):
+    # GIVEN two hosts that do not agree on what a step is WHEN their steps are put together
+    gathering = WindowAssembly(SHAPE)
+    sent = [rows((0,), 0, 4, world_size=2), replace(rows((1,), 0, 4, world_size=2), **unlike)]
+    (window,) = [*gathering.add(sent), *gathering.add([], ended=True)]
+    # THEN the job is judged without the second one's, and that is logged once
+    assert np.isfinite(window.durations_NRS[:, 0]).all()
+    assert np.isnan(window.durations_NRS[:, 1]).all()
+    (logged,) = caplog.records
+    assert logged.message == "ranks (1,) record other stages than the others; they count as missing"
+
+
+def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
+    # GIVEN ranks of two hosts, one of which is not heard of after step 1
+    gathering = WindowAssembly(SHAPE)
+    assert gathering.add([rows((0, 1), 0, 5, agent="a"), rows((2, 3), 0, 2, agent="b")]) == []
+    # WHEN it is given up
+    (window,) = gathering.add([rows((0, 1), 5, 1, agent="a"), rows((2, 3), 0, 0, agent="b", away=(2, 3))])
+    # THEN the window goes out without what it has not told of
+    assert np.isfinite(window.durations_NRS[:, :2]).all()
+    assert np.isfinite(window.durations_NRS[:2, 2:]).all()
+    assert np.isnan(window.durations_NRS[2:, 2:]).all()
+    # AND once it tells of steps again, it is waited for again
+    assert gathering.add([rows((2, 3), 2, 5, agent="b"), rows((0, 1), 6, 3, agent="a")]) == []
+    (window,) = gathering.add([rows((2, 3), 7, 1, agent="b")])
+    assert (window.first_step, np.isfinite(window.durations_NRS).all()) == (4, True)
+
+
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+
+
+def slow_window(local_R, **refined):
+    """Ten steps in which each rank takes so long by itself, and waits for the others in backward."""
+    local_R = np.array(local_R)
+    durations_NRS = np.zeros((10, len(local_R), 3))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 1] = 1.0 - local_R
+    return Window(SCHEMA, 0, durations_NRS, **refined)
+
+
+def suspecting(*ranks):
+    suspects = tuple(Suspect("rank", (rank,), "data", 0.1, 0.1, 1.0, rank=rank) for rank in ranks)
+    return Verdict(0, 9, "suspect", (), suspects, 1.0, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("suspects", "local_R", "refined", "peers"),
+    [
+        # The most typical comes first, the first suspect never, and others last.
+        ((0, 5), [0.5, 0.10, 0.14, 0.09, 0.11, 0.3, 0.101], {}, (6, 1, 4, 3, 2, 5)),
+        # Whether it is healthy enough is for the policy to say: see tests/unit/policy.
+        ((0, 1), [0.5, 0.1], {}, (1,)),
+        # Only ranks of the suspect's cohort do the same work.
+        ((0,), [0.5, 0.10, 0.9, 0.9], {"cohorts": ("a", "a", "b", "b")}, (1,)),
+        # A rank without steps is no peer.
+        ((0,), [0.5, np.nan, 0.1], {}, (2,)),
+        # What backward took by itself counts where it is known.
+        ((0,), [0.5, 0.1, 0.1, 0.1], {"ready_NR": np.tile([0.0, 0.0, 0.4, 0.1], (10, 1))}, (3, 1, 2)),
+        # Without a suspect there is nothing to compare.
+        ((), [0.1, 0.1], {}, ()),
+    ],
+)
+def test_peers_are_those_that_do_the_same_work(suspects, local_R, refined, peers):
+    assert peers_of(suspecting(*suspects), slow_window(local_R, **refined)) == peers
+
+
+def test_without_a_window_the_others_are_taken_in_their_order():
+    assert peers_of(suspecting(1), None, [3, 1, 0]) == (0, 3)
+
+
+VALUES = st.floats(0, 1e3) | st.just(float("nan"))
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=5)))
+def test_the_median_of_what_is_known_is_numpys(rows):
+    values = np.array(rows)
+    known = ~np.isnan(values).all(axis=1)
+    found = known_medians(values)
+    np.testing.assert_allclose(found[known], np.nanmedian(values[known], axis=1))
+    assert np.isnan(found[~known]).all()
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2, 3])
+def test_rows_that_are_in_no_window_to_come_are_settled(warmup_steps):
+    # GIVEN windows of four steps that follow on one another, and rows of two steps each
+    gathering, windows = WindowAssembly(Shape(4, 4, warmup_steps)), []
+    for position in range(1, 8):
+        windows += gathering.add([rows((0, 1, 2, 3), 2 * (position - 1), 2, agent="a", position=position)])
+    # THEN what another controller would pass over as the job's warm-up is not settled
+    assert [gathering.settled(window)["a"] for window in windows[:2]] == [2, 4]
+
+
+WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
+
+
+def result(capture_id: str, state: str, rank: int = 2, detail: str = "") -> CaptureResult:
+    return CaptureResult(capture_id, rank, state, detail)
+
+
+def wants(*requests: CaptureRequest) -> DesiredCaptures:
+    made = DesiredCaptures()
+    made.add(requests, {one.capture_id: WHY for one in requests}, 3, 1000.0)
+    return made
+
+
+TWO_PAIRS = request_of("s1", 1), request_of("s2", 2), *(request_of(f"c{n}", 4 + n, "control") for n in (1, 2))
+
+
+def ids(of: DesiredCaptures) -> list[str]:
+    return [one.request.capture_id for one in of.wanted(1000.0)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "wanted"),
+    [
+        ([("s1", "refused")], ["s2", "c1", "c2"]),
+        ([("s1", "refused"), ("s2", "refused")], []),
+        ([("s1", "failed"), ("s2", "expired")], []),
+        # One that was captured is enough, whichever ends first.
+        ([("s1", "stored"), ("s2", "refused")], ["c1", "c2"]),
+        ([("s1", "refused"), ("s2", "stored")], ["c1", "c2"]),
+        # A control that has ended is left alone; what becomes of one says nothing of the others.
+        ([("c1", "stored"), ("s1", "refused"), ("s2", "refused")], []),
+        ([("c1", "refused"), ("s1", "stored")], ["s2", "c2"]),
+        # Another decision's captures.
+        ([("x", "refused")], ["s1", "s2", "c1", "c2"]),
+    ],
+)
+def test_a_control_is_wanted_until_none_of_its_suspects_can_have_a_trace(ends, wanted):
+    made = wants(*TWO_PAIRS)
+    for end in ends:
+        made.ended(result(*end))
+    assert ids(made) == wanted
+
+
+def test_its_end_says_why_and_another_end_is_left_as_it_is():
+    made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
+    refused = result("s1", "refused", detail="a profiler is already running in this process")
+    assert made.ended(refused)[1] == refused
+    wanted, told = made.ended(result("c1", "failed", 4, "cancelled"))
+    assert told.detail == "cancelled: nothing to compare it with, the capture of rank 2 was refused"
+    # AND what was wanted is known still, with why it exists and of which generation it was to be
+    assert (wanted.request.capture_id, wanted.trigger, wanted.generation) == ("c1", WHY, 3)
+
+
+def test_one_whose_trace_was_there_already_is_kept_as_it_is():
+    made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
+    made.ended(result("s1", "failed"))
+    stored = result("c1", "stored", 4)
+    assert made.ended(stored)[1] == stored
+
+
+def test_when_it_is_to_have_begun_is_told_as_an_age():
+    made = wants(request_of("s1", 2))
+    assert [made.wanted(now_s)[0].expires_s for now_s in (1000.0, 1059.0, 1061.0)] == [EXPIRES_S, 1.0, -1.0]
+
+
+def test_what_an_earlier_process_asked_for_is_wanted_as_such():
+    made = DesiredCaptures()
+    made.resume(request_of("s1", 2), WHY, 1)
+    (one,) = made.wanted(5000.0)
+    assert (one.request, one.resumed, one.expires_s) == (request_of("s1", 2), True, None)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "c1", "c2"]), st.sampled_from(["stored", "failed", "refused"]))))
+def test_nothing_that_has_ended_is_wanted_and_what_is_wanted_was_asked_for(ends):
+    made = wants(*TWO_PAIRS)
+    for capture_id, state in ends:
+        made.ended(result(capture_id, state))
+        assert capture_id not in ids(made)
+    assert set(ids(made)) <= {"s1", "s2", "c1", "c2"}
+
+
+POLICY = make_policy(
+    {"name": "slow", "match": {"gain": ">= 5%"}, "capture": {"steps": 3}, "cooldown": "0s"},
+    detection={"window_steps": 20, "stride_steps": 20},
+)
+
+
+def controller(directory, left=None) -> Controller:
+    directory.mkdir(exist_ok=True)
+    return Controller(POLICY, Journal(directory / "decisions.jsonl"), directory / "state.json", left=left)
+
+
+def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_way(tmp_path):
+    # GIVEN a controller that has asked for a capture because of a window, and one for a person, and was killed
+    first = controller(tmp_path)
+    slow = window(0, late_s=0.02)
+    (request,) = first.take(slow, 100.0).decision.requests
+    ask = ManualRequest("a-1", (1,), "me", "why not")
+    (wanted,) = first.ask(ask, job_at(30), 101.0).requests
+    # WHEN the journal is read
+    left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
+    assert (left.n_windows, left.n_stored) == (1, 0)
+    # THEN both captures are known with their requests and why they exist
+    assert [known for known, _ in left.unended.values()] == [request, wanted]
+    assert left.unended[request.capture_id][1] == first.trigger_of(request.capture_id)
+    assert (left.decided, left.request_ids) == ({0: slow.last_step}, {"a-1"})
+    # AND the next controller decides neither again, knows why a capture exists, and lets it end
+    second = controller(tmp_path, left)
+    assert second.decided(slow)
+    assert not second.decided(window(20))
+    assert second.answered(ask)
+    assert second.trigger_of(request.capture_id).rule == "slow"
+    second.changed(CaptureResult(request.capture_id, 2, "running"), 105.0)
+    assert request.capture_id in resume_state(read_journal(tmp_path / "decisions.jsonl")).unended
+    second.changed(CaptureResult(request.capture_id, 2, "stored", first_step=30, last_step=32), 110.0)
+    left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
+    assert (set(left.unended), left.n_windows, left.n_stored) == ({wanted.capture_id}, 1, 1)
+
+
+def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_path):
+    # GIVEN a capture that has told what it leaves open, and whose controller was killed before it counted as ended
+    first = controller(tmp_path)
+    (request,) = first.take(window(0, late_s=0.02), 100.0).decision.requests
+    assert (request.profiler, first.trigger_of(request.capture_id).chosen) == ("stacks", "host_stage")
+    found = CauseFound(101.0, request.capture_id, 2, "blocked", False, "It waits.", left_open="operators")
+    first.explained(found)
+    journal = tmp_path / "decisions.jsonl"
+    second = controller(tmp_path, resume_state(read_journal(journal)))
+    # WHEN the next one hears of it again
+    stored = CaptureResult(request.capture_id, 2, "stored", first_step=30, last_step=32)
+    second.explained(found)
+    second.changed(stored, 102.0, Reproduced("yes", 3, 3, 0.02, 0.02))
+    # THEN it is followed up by the next window of the suspect
+    (follow_up,) = (decision := second.take(window(40, late_s=0.02), 103.0).decision).requests
+    assert (decision.reason, follow_up.profiler) == ("follow_up", "torch")
+    assert second.trigger_of(follow_up.capture_id).follows == request.capture_id
+    # AND neither by this one again, nor by the one after it
+    third = controller(tmp_path, resume_state(read_journal(journal)))
+    assert second.take(window(60, late_s=0.02), 104.0).decision.outcome == "throttle"
+    third.changed(replace(stored, capture_id=follow_up.capture_id), 105.0, Reproduced("yes", 3, 3, 0.02, 0.02))
+    assert third.take(window(60, late_s=0.02), 106.0).decision.reason == "already_captured"
+
+
+def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
+    # GIVEN one controller that judges all windows of a slow rank, and others that take over after each
+    whole, journal = controller(tmp_path / "whole"), tmp_path / "taken" / "decisions.jsonl"
+    for number in range(6):
+        slow = window(20 * number, late_s=0.02)
+        whole.take(slow, 100.0)
+        taken = controller(tmp_path / "taken", resume_state(read_journal(journal)))
+        for before in range(number):
+            taken.learn(window(20 * before, late_s=0.02))
+        taken.take(slow, 100.0)
+    # THEN the sums are the same, and so is that of whoever reads the journal
+    assert whole.losses.rank_s > 0.0
+    assert taken.losses == whole.losses == resume_state(read_journal(journal)).losses
+
+
+def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):
+    # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
+    healthy = [window(20 * number) for number in range(4)]
+    slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0, 1.0))
+    whole, before = controller(tmp_path / "whole"), controller(tmp_path / "taken")
+    for one in healthy:
+        whole.take(one, 100.0)
+        before.take(one, 100.0)
+    journal = tmp_path / "taken" / "decisions.jsonl"
+    written = journal.read_bytes()
+    after = controller(tmp_path / "taken", resume_state(read_journal(journal)))
+    # WHEN it learns from what was decided, some of it twice
+    for one in (*healthy, *healthy[2:]):
+        after.learn(one)
+    # THEN nothing goes on record by that
+    assert journal.read_bytes() == written
+    # AND it judges what comes next as the other one does
+    verdict = after.take(slower, 101.0).verdict
+    assert verdict == whole.take(slower, 101.0).verdict
+    # (which needs the past: it is every rank that is slow)
+    assert (verdict.label, verdict.suspects[0].scope) == ("suspect", "all")
