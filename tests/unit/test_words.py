@@ -43,6 +43,9 @@ def test_every_code_and_every_state_is_in_the_docs():
         (decided("healthy"), "healthy", "healthy"),
         (decided("undecided", reasons=("roaming", "low_coverage")), "roaming, low_coverage", "roaming, low_coverage"),
         (decided("undecided", reasons=()), "no reason given", "no reason given"),
+        (decided("standstill", reasons=("died",), rank=3, stage="data"), "died: rank 3 in data", "died"),
+        (decided("active"), "active: captures are never allowed again", "active"),
+        (decided("no_rule_matched"), "no rule is about the label suspect", "no rule is about the label suspect"),
         (
             decided("cooldown", rule="slow-2", until_s=1_800_000_000.0),
             "cooldown of rule slow-2 until 2027-01-15T08:00:00Z",
