@@ -65,6 +65,7 @@ def test_its_members_change_with_the_generations(generations):
     assert {one.generation: sorted(one.of) for one in some} == {0: [0], 1: [1]}
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize(
     ("told", "away"),
     [
@@ -75,15 +76,10 @@ def test_its_members_change_with_the_generations(generations):
         ({}, []),
     ],
 )
-def test_ranks_that_take_no_more_steps_are_away(generations, told, away):
+def test_ranks_that_take_no_more_steps_are_away_and_all_of_a_silent_host(generations, told, away, silent):
     host, _ = heard(generations, block(), **told)
-    assert host.away(generations) == away
-
-
-def test_all_ranks_of_a_silent_host_are_away(generations):
-    host, _ = heard(generations, block())
-    host.silent = True
-    assert host.away(generations) == [0, 1]
+    host.silent = silent
+    assert host.away(generations) == ([0, 1] if silent else away)
 
 
 def test_a_host_that_records_other_stages_is_not_in_the_status_of_all(generations):

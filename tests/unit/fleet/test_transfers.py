@@ -11,6 +11,9 @@ from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import manifest_of
 
+RESULT = CaptureResult("c-1", 3, "stored")
+UPLOADING = Transfer(RESULT, "uploading", 1, lambda _: None)
+
 
 @pytest.fixture
 def there(tmp_path):
@@ -55,8 +58,7 @@ def kept(there, tmp_path):
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
     host, url = HostCaptures(tmp_path / "there", name.store), name.store
     host.manifest("c-1", name)
-    transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
-    assert host.copied("c-1", name, transfer)
+    assert host.copied("c-1", name, UPLOADING)
     return name, host.manifest("c-1", name)[0], url
 
 
@@ -91,9 +93,8 @@ def test_what_is_not_in_the_store_though_its_host_says_so_is_not_taken(kept, tmp
 )
 def test_a_host_puts_captures_into_the_store_of_their_run_alone(there, tmp_path, caplog, store, why):
     host = HostCaptures(tmp_path / "there", (tmp_path / "store").as_uri())
-    transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
     for _ in range(2):
-        assert not host.copied("c-1", RunName("job", "run-7", store), transfer)
+        assert not host.copied("c-1", RunName("job", "run-7", store), UPLOADING)
     assert [why in one.message for one in caplog.records] == [True]
     assert not (tmp_path / "store").exists()
 
@@ -102,15 +103,11 @@ def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
     host = HostCaptures(tmp_path / "there", name.store, drop_local=True)
     host.manifest("c-1", name)
-    transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
     # WHEN it was put there, and is asked for once more, as after a restart
-    assert host.copied("c-1", name, transfer)
-    assert host.copied("c-1", name, transfer)
+    for _ in range(2):
+        assert host.copied("c-1", name, UPLOADING)
     # THEN only the manifest is here
     assert host.manifest("c-1", name)[1] == {}
-
-
-RESULT = CaptureResult("c-1", 3, "stored")
 
 
 def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path, monkeypatch):

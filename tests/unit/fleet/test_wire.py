@@ -135,16 +135,10 @@ OF_A_PROCESS = dataclasses.replace(WANTED, process=Incarnation("boot", 1, 2, 3))
 
 
 def test_what_is_wanted_arrives_as_it_was():
-    orders = Orders(7, (OF_A_PROCESS, dataclasses.replace(WANTED, resumed=True)))
-    assert decode_orders(encode(orders)) == orders
-    # AND with what their run is called
-    named = dataclasses.replace(orders, run=RunName("job", "run-7", "s3://kept/here"))
-    assert decode_orders(encode(named)) == named
-    # AND with what groups of ranks are to have in force
-    asked = dataclasses.replace(
-        named, switches={"ranks-0.abcd": Setting(3), "rank-7.3.switch": Setting.of_plan((5, 1))}
-    )
-    assert decode_orders(encode(asked)) == asked
+    captures, run = (OF_A_PROCESS, dataclasses.replace(WANTED, resumed=True)), RunName("job", "run-7", "s3://kept/here")
+    switches = {"ranks-0.abcd": Setting(3), "rank-7.3.switch": Setting.of_plan((5, 1))}
+    for orders in (Orders(7, captures), Orders(7, captures, "host-0", run, switches)):
+        assert decode_orders(encode(orders)) == orders
 
 
 @settings(max_examples=25)
@@ -193,11 +187,7 @@ SENT = {
         reports=(Report(RESULT, True, 9),),
         switches=(group((0, 1)), group(ranks=(7, 3, 5), name="rank-7.0.switch")),
     ),
-    decode_orders: Orders(
-        7,
-        (OF_A_PROCESS,),
-        switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))},
-    ),
+    decode_orders: Orders(7, (OF_A_PROCESS,), switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))}),
     decode_findings: GPUS,
     decode_ranks: (1, 2, 3),
 }
