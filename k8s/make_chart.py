@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from sftriage import __version__
-from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.injecting import InjectionSettings
 
 HERE = Path(__file__).parent
 CHART = HERE / "helm" / "sftriage"

@@ -23,11 +23,10 @@ from sftriage.commands.traces import Copying, Showing, copied_out, shown_in_prog
 from sftriage.errors import CaptureError, IntegrityError, UsageError
 from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.diagnosis import diagnose
+from sftriage.kube.diagnosis import diagnose, gather
+from sftriage.kube.injecting import read_settings
 from sftriage.kube.listing import FetchProgress, TraceRow
 from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
-from sftriage.kube.sidecar import read_settings
-from sftriage.kube.snapshot import gather
 from sftriage.kube.statuses import STORING_S
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.windows import plain

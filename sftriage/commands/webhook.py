@@ -144,7 +144,7 @@ def carry(
             # (the trainers' user is another one than ours, and the pod is the boundary)
             spool.chmod(0o777)
     if spool is not None and nsys is not None and nsys_armed is not None:
-        from sftriage.kube.sidecar import NSYS_SESSION, NSYS_TRACES
+        from sftriage.kube.injecting import NSYS_SESSION, NSYS_TRACES
         from sftriage.runtime.nsys_launch import arm_elsewhere
 
         # (what the agent keeps is beside its spool)

@@ -30,6 +30,7 @@ from sftriage.kube.client import (
     get_or_create,
     path_of,
 )
+from sftriage.kube.injecting import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
 from sftriage.kube.jobs import (
     ENABLED,
     HUB_KEY,
@@ -44,7 +45,6 @@ from sftriage.kube.jobs import (
     mapping,
 )
 from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now, dated, status_of
-from sftriage.kube.sidecar import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
 from sftriage.kube.statuses import Standing, outdated, policy_text, standings
 from sftriage.kube.webhook import issued, service_names
 from sftriage.policy.in_force import find

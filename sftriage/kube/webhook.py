@@ -25,10 +25,9 @@ from starlette.routing import Route
 
 from sftriage.errors import ClusterError, InputError, SftriageError
 from sftriage.kube.client import JSON_PATCH, MERGE, ClusterObjects, path_of
-from sftriage.kube.injecting import Injection, Version, injection, version_of
+from sftriage.kube.injecting import Injection, InjectionSettings, Version, injection, read_settings, version_of
 from sftriage.kube.jobs import ENABLED, INJECT_LABEL, job_of, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, Requester
-from sftriage.kube.sidecar import InjectionSettings, read_settings
 from sftriage.words.kube import left_alone
 
 if TYPE_CHECKING:

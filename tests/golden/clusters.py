@@ -7,12 +7,10 @@ from typing import Any
 
 from k8s.make_crds import definition
 from sftriage.kube.controllers import ControllerSettings, wanted
-from sftriage.kube.diagnosis import diagnose
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.diagnosis import Certificate, Snapshot, diagnose
+from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.objects import KINDS
-from sftriage.kube.sidecar import InjectionSettings
-from sftriage.kube.snapshot import Certificate, Snapshot
 from sftriage.words.amounts import clock
 from tests.unit.kube.objects import NOW_S, made
 from tests.unit.kube.pods import pod

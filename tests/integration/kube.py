@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.injecting import InjectionSettings
 from sftriage.kube.statuses import KnownCapture, capture_status
 from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import Manifest, ReproducedInfo

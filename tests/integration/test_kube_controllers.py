@@ -16,7 +16,7 @@ import yaml
 
 from sftriage.fleet.hub import AGENTS_FILE
 from sftriage.kube.controllers import METRICS_PORT
-from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.injecting import InjectionSettings
 from sftriage.runtime.hub_server import is_up, nats_server
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk

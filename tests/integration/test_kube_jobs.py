@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.sidecar import InjectionSettings
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
 from tests.integration.kube import ANY, K8S, Cluster, Operators, missing, prepared

@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import job_of
-from sftriage.kube.sidecar import InjectionSettings
 from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing, stored_trace
 from tests.integration.kube import captured as with_trace
 from tests.integration.namespaces import Hosts, hosts_of

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.fleet.hub import AGENTS_FILE
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.injecting import POD_UID, InjectionSettings, applied, injection, pod_parts
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.sidecar import POD_UID, InjectionSettings, pod_parts
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sftriage.kube.injecting import SITE
 from sftriage.kube.jobs import job_of
-from sftriage.kube.sidecar import SITE
 from sftriage.kube.webhook import Issued, issued
 from tests.integration.hubs import free_port
 from tests.integration.kube import K8S, Cluster, missing, prepared

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from sftriage.kube.injecting import applied, injection
+from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import HUB_KEY, job_of
-from sftriage.kube.sidecar import InjectionSettings
 from tests.integration.pods import Image, Objects, Pod, missing, running
 from tests.unit.kube.pods import pod
 

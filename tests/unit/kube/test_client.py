@@ -2,6 +2,7 @@
 
 import logging
 import queue
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,17 +129,10 @@ class Leases:
         return self.body
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def candidates():
-    server, clock = Leases(), Clock()
-    return server, clock, [LeaderElection(server, "ns", "lease", name, clock) for name in "ab"]
+    server, clock = Leases(), SimpleNamespace(now_s=100.0)
+    return server, clock, [LeaderElection(server, "ns", "lease", name, lambda: clock.now_s) for name in "ab"]
 
 
 HELD = {

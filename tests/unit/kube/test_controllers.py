@@ -20,9 +20,8 @@ from sftriage.kube.controllers import (
     secret,
     wanted,
 )
-from sftriage.kube.injecting import injection
+from sftriage.kube.injecting import InjectionSettings, injection, pod_parts
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.sidecar import InjectionSettings, pod_parts
 from sftriage.kube.statuses import standings
 from sftriage.kube.webhook import good_until
 from sftriage.policy.parsing import parse

@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.kube.injecting import Injection, applied, injected, injection, version_of
+from sftriage.kube.injecting import (
+    SITE,
+    Injection,
+    InjectionSettings,
+    applied,
+    injected,
+    injection,
+    read_settings,
+    version_of,
+)
 from sftriage.kube.jobs import JobRef, job_of
-from sftriage.kube.sidecar import SITE, InjectionSettings, read_settings
 from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
 

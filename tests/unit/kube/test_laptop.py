@@ -9,9 +9,9 @@ import yaml
 
 from k8s.make_crds import definition
 from sftriage.errors import InputError, UsageError
+from sftriage.kube.diagnosis import Certificate, certificate
 from sftriage.kube.listing import best, is_of, job_row, of_step, progress_of, stored_of, trace_row
 from sftriage.kube.objects import KINDS
-from sftriage.kube.snapshot import Certificate, certificate
 from sftriage.kube.webhook import issued
 from tests.unit.kube.objects import made
 
@@ -141,70 +141,59 @@ def test_the_definitions_are_printed_for_kubectl(sftriage):
     assert list(yaml.safe_load_all(outcome.out)) == [definition(kind) for kind in KINDS]
 
 
+@pytest.fixture
+def kubeconfig(monkeypatch, tmp_path):
+    """The file that says which cluster to connect to; it does not exist yet."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    return tmp_path / "kubeconfig"
+
+
+def refused_in_a_line(outcome, code, says):
+    assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (code, "", 1)
+    assert says in outcome.err
+
+
 @pytest.mark.parametrize(
     "text", [None, "{", "[]", "apiVersion: v1", yaml.safe_dump({**CONFIG, "current-context": "x"})]
 )
-def test_without_a_cluster_to_ask_it_is_said_in_a_line(sftriage, monkeypatch, tmp_path, text):
-    path = tmp_path / "kubeconfig"
+def test_without_a_cluster_to_ask_it_is_said_in_a_line(sftriage, kubeconfig, text):
     if text is not None:
-        path.write_text(text)
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    outcome = sftriage("kube", "policy")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("sftriage: no cluster to ask: ")
-    assert len(outcome.err.splitlines()) == 1
+        kubeconfig.write_text(text)
+    refused_in_a_line(sftriage("kube", "policy"), 2, "sftriage: no cluster to ask: ")
 
 
 ASKING = ("status", "traces j", "get c", "open c", "capture j --rank 1 --reason why", "doctor", "policy")
 
 
 @pytest.mark.parametrize("command", ASKING)
-def test_a_context_that_is_not_in_the_kubeconfig_is_refused(sftriage, monkeypatch, tmp_path, command):
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(CONFIG))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+def test_a_context_that_is_not_in_the_kubeconfig_is_refused(sftriage, kubeconfig, command):
+    kubeconfig.write_text(yaml.safe_dump(CONFIG))
     outcome = sftriage("kube", *command.split(), "--context", "away")
     assert (outcome.code, "Expected object with name away" in outcome.err) == (2, True)
 
 
-def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, monkeypatch, tmp_path):
+def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, kubeconfig):
     with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump({**CONFIG, "clusters": [{"name": "c", "cluster": {"server": f"https://127.0.0.1:{port}"}}]})
-    )
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    outcome = sftriage("kube", "policy")
-    assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("sftriage: the cluster cannot be reached: ")
-    assert len(outcome.err.splitlines()) == 1
-
-
-def test_one_namespace_and_all_of_them_is_a_contradiction(sftriage):
-    assert sftriage("kube", "policy", "-n", "x", "-A").code == 2
-
-
-def test_an_operator_is_given_stores(sftriage):
-    outcome = sftriage("operator", "--store", "ftp://x")
-    assert outcome.code == 2
-    assert "not a store" in outcome.err
+        server = f"https://127.0.0.1:{held.getsockname()[1]}"
+    kubeconfig.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "c", "cluster": {"server": server}}]}))
+    refused_in_a_line(sftriage("kube", "policy"), 1, "sftriage: the cluster cannot be reached: ")
 
 
 WRONG = {
-    "no job": ("kube", "controller", "--job-id", "ml/resnet", "--policies", "p", "--run", "r", "--creds", "c"),
-    "a claim of no controller": ("operator", "--runs-claim", "runs"),
-    "a lease that is none": ("operator", "--lease", "sftriage-operator"),
-    "settings that are not there": ("operator", "--settings", "nowhere.yaml"),
+    "no job": ("kube controller --job-id ml/resnet --policies p --run r --creds c", "not NAMESPACE/SYSTEM/NAME"),
+    "a claim of no controller": ("operator --runs-claim runs", "--runs-claim is of controllers"),
+    "a lease that is none": ("operator --lease sftriage-operator", "--lease: NAMESPACE/NAME"),
+    "settings that are not there": ("operator --settings nowhere.yaml", "nowhere.yaml cannot be read"),
+    "a store that is none": ("operator --store ftp://x", "not a store"),
+    "one namespace and all of them": ("kube policy -n x -A", "give one of the two"),
 }
 
 
-@pytest.mark.parametrize("command", WRONG.values(), ids=WRONG)
-def test_what_makes_no_sense_is_said_in_a_line(sftriage, monkeypatch, tmp_path, command):
+@pytest.mark.parametrize(("command", "says"), WRONG.values(), ids=WRONG)
+def test_what_makes_no_sense_is_said_in_a_line(sftriage, monkeypatch, tmp_path, command, says):
     monkeypatch.chdir(tmp_path)
-    outcome = sftriage(*command)
-    assert outcome.code == 2
-    assert len(outcome.err.splitlines()) == 1
+    refused_in_a_line(sftriage(*command.split()), 2, says)
 
 
 def test_a_certificate_is_read_and_held_against_those_whom_the_webhook_trusts():

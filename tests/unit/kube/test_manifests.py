@@ -23,10 +23,9 @@ from k8s.make_chart import CHART, schema, written
 from k8s.make_crds import DEFINITIONS, definition, structural
 from k8s.make_crds import written as definitions_written
 from sftriage.kube.controllers import ControllerSettings, secret, wanted
-from sftriage.kube.injecting import applied, injected, injection
+from sftriage.kube.injecting import InjectionSettings, applied, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.objects import KINDS
-from sftriage.kube.sidecar import InjectionSettings
 from tests import needs
 from tests.unit.kube.pods import JOBS
 

@@ -14,8 +14,7 @@ from starlette.testclient import TestClient
 
 import sftriage.kube.webhook as serving
 from sftriage.errors import InputError
-from sftriage.kube.injecting import applied
-from sftriage.kube.sidecar import InjectionSettings
+from sftriage.kube.injecting import InjectionSettings, applied
 from sftriage.kube.webhook import (
     Issued,
     KeptSettings,
