@@ -25,7 +25,7 @@ from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.diagnosis import diagnose, gather
 from sftriage.kube.injecting import read_settings
-from sftriage.kube.listing import FetchProgress, TraceRow
+from sftriage.kube.listing import TraceRow
 from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
 from sftriage.kube.statuses import STORING_S
 from sftriage.model.captures import ProfilerChoice
@@ -188,9 +188,8 @@ def operate(
     leader = None
     if lease is not None:
         leader = LeaderElection(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
-    keep_s = of_jobs.report_days * DAY_S
-    after = operator.Looked(stores, namespace or (), watch_seconds, controllers, of_jobs.grace_seconds, keep_s)
-    operator.run(objects, after, leader)
+    times_s = {"grace_s": of_jobs.grace_seconds, "keep_s": of_jobs.report_days * DAY_S}
+    operator.run(objects, stores, namespace or (), watch_seconds, controllers, leader, **times_s)
 
 
 def _in_a_line(record: logging.LogRecord) -> bool:
@@ -234,15 +233,15 @@ def status(
         raise typer.Exit(1)
 
 
-def _jobs_table(rows: Sequence[listing.JobRow]) -> Table:
-    numbers = [Column(title, justify="right") for title in ("since step", "lost s", "captures")]
-    table = Table("namespace", "job", "health", "suspect", *numbers, "summary")
+def _jobs_table(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = [Column(title, justify="right") for title in ("since step", "lost s", "captures")]
+    table = Table("namespace", "job", "health", "suspect", *columns, "summary")
     for row in rows:
-        health = (row.health or "not known") + (", not watched" if row.watched is False else "")
-        since = "" if row.since_step is None else str(row.since_step)
-        lost = "" if row.lost_s is None else f"{row.lost_s:.0f}"
-        cells = (row.namespace, row.job, health, row.suspect, since, lost, str(row.captures), row.summary)
-        table.add_row(*map(clean, cells))
+        health = (row["health"] or "not known") + (", not watched" if row["watched"] is False else "")
+        since = "" if row["since_step"] is None else str(row["since_step"])
+        lost = "" if row["lost_s"] is None else f"{row['lost_s']:.0f}"
+        numbers = since, lost, str(row["captures"])
+        table.add_row(*map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"])))
     return table
 
 
@@ -269,9 +268,9 @@ def traces(
         print_json({"reports": reports, "captures": shown if exactly else [], "nearest": [] if exactly else shown})
         return
     for report in reports:
-        since = "" if report.since_step is None else f", since step {report.since_step}"
-        line = f"{report.job}: {report.suspect}{since}. {report.summary}" if report.suspect else report.summary
-        write(clean(line))
+        since = "" if report["since_step"] is None else f", since step {report['since_step']}"
+        named = f"{report['job']}: {report['suspect']}{since}. " if report["suspect"] else ""
+        write(clean(named + report["summary"]))
     if not exactly:
         nearest = f"; the nearest is {_where(shown[0])}" if shown else ""
         tell(f"No capture of step {step}{nearest}.")
@@ -449,11 +448,11 @@ def capture(
     try:
         with notices().status(f"{name}: requested") as status:
             patience_s = float(asked.max_seconds) + STORING_S if timeout is None else timeout
-            seen, progress = _ended(objects, namespace, made, patience_s, status.update)
+            seen, state, over, words = _ended(objects, namespace, made, patience_s, status.update)
     except KeyboardInterrupt:
         say(f"{name} goes on; `kubectl delete tcap {name} -n {namespace}` takes it back")
         raise typer.Exit(INTERRUPTED) from None
-    _tell(seen, progress, as_json=as_json)
+    _tell(seen, state, over, words, as_json=as_json)
 
 
 def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
@@ -468,33 +467,33 @@ def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
 
 def _ended(
     objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any
-) -> tuple[Body, FetchProgress]:
+) -> tuple[Body, str, bool, str]:
     name, begun_s, warned, body = made["metadata"]["name"], time.monotonic(), False, made
     while True:
         try:
             body = objects.read(CAPTURES, namespace, name)
-            progress = listing.progress_of(body)
+            state, over, words = listing.progress_of(body)
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 raise
-            return body, FetchProgress("deleted", over=True, words="Somebody has deleted it.")
-        show(f"{name}: {progress.state}")
+            return body, "deleted", True, "Somebody has deleted it."
+        show(f"{name}: {state}")
         waited_s = time.monotonic() - begun_s
-        if progress.over or waited_s > patience_s:
-            return body, progress
-        if progress.state == "requested" and waited_s > ANSWER_S and not warned:
+        if over or waited_s > patience_s:
+            return body, state, over, words
+        if state == "requested" and waited_s > ANSWER_S and not warned:
             warned = True
             say(f"nobody has answered {name} for {ANSWER_S:.0f} s; `sftriage kube doctor` may know why")
         time.sleep(LOOK_S)
 
 
-def _tell(body: Body, progress: FetchProgress, *, as_json: bool) -> None:
+def _tell(body: Body, state: str, over: bool, words: str, *, as_json: bool) -> None:
     row = listing.trace_row(body)
     if as_json:
-        print_json({**plain(row), "detail": progress.words})
-    if progress.state != "stored":
-        unended = "" if progress.over else ", and is waited for no longer"
-        raise CaptureError(f"{row.name} is {progress.state}{unended}: {progress.words}")
+        print_json({**plain(row), "detail": words})
+    if state != "stored":
+        unended = "" if over else ", and is waited for no longer"
+        raise CaptureError(f"{row.name} is {state}{unended}: {words}")
     if not as_json:
         write(row.name)
         where = f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller"

@@ -16,7 +16,7 @@ from sftriage.base.files import refusing
 from sftriage.commands.options import argument, option
 from sftriage.commands.output import say
 from sftriage.errors import InputError, UsageError
-from sftriage.kube.client import ClusterObjects
+from sftriage.kube.client import ClusterObjects, path_of
 from sftriage.kube.injecting import SIDECARS_SINCE, injected
 from sftriage.kube.webhook import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
 from sftriage.kube.webhook import serve as answer_until_stopped
@@ -71,15 +71,15 @@ def certificates(
     For clusters without cert-manager. Run it again from time to time: a certificate is good for a year, and 60 days
     before its end there is another. It needs the rights of k8s/certificates, on these two objects and no others.
     """
-    from sftriage.kube.webhook import Certifier
+    from sftriage.kube.webhook import certify, service_names
 
     objects = ClusterObjects.connect()
     try:
         import cryptography  # noqa: F401  # said once, in words, and not from within
     except ImportError:
         raise UsageError("certificates take cryptography; install sftriage[k8s]") from None
-    certifier = Certifier(objects, namespace, secret, service, configuration)
-    say(certifier.certify(datetime.now(timezone.utc)))
+    path = path_of("v1", "secrets", namespace, secret)
+    say(certify(objects, path, service_names(service, namespace), configuration, datetime.now(timezone.utc)))
 
 
 def inject(

@@ -330,8 +330,6 @@ def _key(body: Mapping[str, Any]) -> Key:
     return str(body["metadata"].get("namespace", "")), str(body["metadata"]["name"])
 
 
-log = logging.getLogger(__name__)
-
 DURATION_S, RENEW_S = 15, 5.0
 """When a lease that is not renewed is free, and how often a leader renews it."""
 LEASES = "coordination.k8s.io/v1"

@@ -23,6 +23,7 @@ from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT
 from sftriage.kube.client import (
     NOT_FOUND,
     STALE,
+    WATCH_S,
     AnsweredError,
     ClusterObjects,
     ObjectWatch,
@@ -46,7 +47,7 @@ from sftriage.kube.jobs import (
 )
 from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now, dated, status_of
 from sftriage.kube.statuses import Standing, outdated, policy_text, standings
-from sftriage.kube.webhook import issued, service_names
+from sftriage.kube.webhook import AUTHORITY, CERTIFICATE, KEY, issued, service_names
 from sftriage.policy.in_force import find
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 
@@ -124,9 +125,9 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
         names = (*service_names(job.object_name, job.namespace), "127.0.0.1")
         one = issued(names, now, HUB_VALID_DAYS)
         data |= {
-            CA_FILE: one.authority.decode(),
-            CERTIFICATE_FILE: one.certificate.decode(),
-            KEY_FILE: one.key.decode(),
+            CA_FILE: one[AUTHORITY].decode(),
+            CERTIFICATE_FILE: one[CERTIFICATE].decode(),
+            KEY_FILE: one[KEY].decode(),
         }
     about = job.metadata(name=secret_of(job, settings))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
@@ -156,10 +157,8 @@ def policy_files(found: Iterable[Standing]) -> dict[str, str]:
 log = logging.getLogger(__name__)
 
 MANAGER = "sftriage-operator"
-GRACE_S = 300.0
-"""How long a controller outlives the pods of its job: it may start again, and traces are on their way."""
-KEEP_S, SWEEP_S = 7 * 86_400.0, 3600.0
-"""How long reports of plain pods stay, and the time between two sweeps."""
+SWEEP_S = 3600.0
+"""Between two sweeps of reports."""
 _NAMED = 5
 _OVER = ("Succeeded", "Failed")
 
@@ -227,8 +226,8 @@ def _annotated(body: Body) -> JobRef | None:
 class Controllers:
     """The controllers of the jobs of a cluster, or of some ``namespaces``.
 
-    `sftriage.kube.operator.Looked` explains the times. ``look`` is called, in any thread, with a job that has to be
-    reconciled; ``now`` is monotonic, in seconds.
+    A controller outlives the pods of its job for ``grace_s``, and reports of plain pods stay for ``keep_s``. ``look``
+    is called, in any thread, with a job that has to be reconciled; ``now`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -237,9 +236,10 @@ class Controllers:
         settings: ControllerSettings,
         look: Callable[[JobRef], None],
         namespaces: Sequence[str] = (),
-        grace_s: float = GRACE_S,
-        keep_s: float = KEEP_S,
-        watch_s: int = 300,
+        *,
+        grace_s: float,
+        keep_s: float,
+        watch_s: int = WATCH_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects, self._settings, self._look = objects, settings, look

@@ -129,7 +129,6 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         ClusterError: the server cannot be reached.
     """
     reader = _Reader(objects)
-    told = reader.get("version", "/version")
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
     ours = [one for one in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(one, "webhooks"))]
     system, account, deployments = _installed(reader, system)
@@ -140,7 +139,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     return Snapshot(
         now_s=now_s,
         namespace=namespace,
-        version=version_of(told),
+        version=version_of(reader.get("version", "/version")),
         about=reader.get("about", path_of("v1", "namespaces", name=quoted)),
         definitions=reader.list("definitions", path_of("apiextensions.k8s.io/v1", "customresourcedefinitions")),
         pods=reader.list("pods", path_of("v1", "pods", quoted)),
@@ -204,8 +203,8 @@ def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
     service = next(filter(None, services), None)
     if service is None:
         return None
-    path = path_of("v1", "endpoints", str(service.get("namespace")), str(service.get("name")))
-    found = reader.get("serving", path)
+    where = str(service.get("namespace")), str(service.get("name"))
+    found = reader.get("serving", path_of("v1", "endpoints", *where))
     if "serving" in reader.unread:
         return None
     return sum(len(list(items(subset, "addresses"))) for subset in items(found, "subsets"))
@@ -236,14 +235,10 @@ def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificat
         ValueError: it cannot be read.
     """
     from cryptography.exceptions import InvalidSignature
-    from cryptography.x509 import load_pem_x509_certificates
+    from cryptography.x509 import load_pem_x509_certificates as loaded
 
-    def read(text: str) -> list[Any]:
-        return list(load_pem_x509_certificates(base64.b64decode(text)))
-
-    served = read(encoded)[0]
-    trusted = False
-    for authority in (one for bundle in set(bundles) for one in read(bundle)):
+    served, trusted = loaded(base64.b64decode(encoded))[0], False
+    for authority in (one for bundle in set(bundles) for one in loaded(base64.b64decode(bundle))):
         try:
             served.verify_directly_issued_by(authority)
             trusted = True
@@ -346,11 +341,10 @@ def _rights(seen: Snapshot) -> Iterator[Finding]:
 
 
 def _version(seen: Snapshot) -> Iterator[Finding]:
+    told = ".".join(map(str, seen.version or ()))
     if seen.version is None:
         yield Finding("version", "unknown", f"the server does not tell its version{_why(seen, 'version')}")
-        return
-    told = ".".join(map(str, seen.version))
-    if seen.version < SIDECARS_SINCE:
+    elif seen.version < SIDECARS_SINCE:
         says = f"Kubernetes {told} has no native sidecars (they came with 1.29): nothing is injected into any pod"
         yield _wrong("version", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
     else:
@@ -361,9 +355,8 @@ def _definitions(seen: Snapshot) -> Iterator[Finding]:
     if "definitions" in seen.unread:
         yield _not_seen(seen, "definitions", "the custom resource definitions")
         return
-    there = {one["metadata"]["name"]: one for one in seen.definitions}
-    missing = [kind.kind for kind in KINDS if kind.crd not in there]
-    if missing:
+    there = {one["metadata"]["name"] for one in seen.definitions}
+    if missing := [kind.kind for kind in KINDS if kind.crd not in there]:
         yield _wrong("definitions", f"the cluster does not know {_some(missing)}", _INSTALL)
     else:
         yield _ok("definitions", "the custom resource definitions are there")
@@ -371,8 +364,7 @@ def _definitions(seen: Snapshot) -> Iterator[Finding]:
 
 def _operator(seen: Snapshot) -> Iterator[Finding]:
     yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
-    lacking = [what for what, may in seen.operator_may.items() if not may]
-    if lacking:
+    if lacking := [what for what, may in seen.operator_may.items() if not may]:
         says = f"the operator ({seen.account}) may not {_some(lacking)}"
         yield _wrong("operator_rights", says, "kubectl apply -f k8s/rbac")
 
@@ -464,15 +456,13 @@ def _labels(seen: Snapshot) -> Iterator[Finding]:
         return
     namespace = labels_of(seen.about).get(INJECT_LABEL)
     label = f"kubectl label namespace {seen.namespace} {INJECT_LABEL}={ENABLED} --overwrite"
-    odd = [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]
-    if odd:
+    if odd := [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]:
         says = f"{_named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
         yield _wrong("label_value", says, f"{INJECT_LABEL}: {ENABLED} is what asks for it")
     if namespace not in (None, ENABLED, "disabled"):
         says = f"namespace {seen.namespace} has the label {INJECT_LABEL}={namespace}"
         yield _wrong("label_value", says, label)
-    without = [pod for pod in _training(seen) if not _asks(seen, pod)]
-    if without:
+    if without := [pod for pod in _training(seen) if not _asks(seen, pod)]:
         says = f"{_named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
         do = f"put it into the job's pod template, or on all of them: {label}; then create the job anew"
         yield _wrong("label", says, do)
@@ -545,8 +535,7 @@ def _objects(seen: Snapshot) -> Iterator[Finding]:
     if invalid:
         yield _wrong("policies", f"{_named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
     for code, bodies, noun in (("policies", seen.policies, "policy"), ("captures", seen.captures, "capture")):
-        late = [one for one in bodies if _unanswered(one) and _old(seen, one)]
-        if late:
+        if late := [one for one in bodies if _unanswered(one) and _old(seen, one)]:
             says = f"nobody has looked at {noun} {_named(late)}"
             yield _wrong(code, says, "the operator does, see above")
     asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
@@ -558,8 +547,7 @@ def _objects(seen: Snapshot) -> Iterator[Finding]:
 
 def _store(seen: Snapshot) -> Iterator[Finding]:
     stored = [one for one in seen.captures if status_of(one).get("state") == "stored"]
-    kept = [one for one in stored if not mapping(status_of(one), "stored")]
-    if kept:
+    if kept := [one for one in stored if not mapping(status_of(one), "stored")]:
         says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
         yield _wrong(
             "store", says, f"set store in ConfigMap sftriage-injection of {seen.system} (docs/kubernetes.md, Settings)"
@@ -578,13 +566,11 @@ def _store(seen: Snapshot) -> Iterator[Finding]:
 def _quota(seen: Snapshot) -> Iterator[Finding]:
     for one in seen.quotas:
         hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
-        full = [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]
-        if full:
+        if full := [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]:
             says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {_some(full)}"
             yield _wrong("quota", says, "raise it, or end what uses it; a controller and sidecars need a little")
-    refused = [one for one in seen.events if text(one, "reason") == "FailedCreate"]
     told: dict[str, str] = {}
-    for one in refused:
+    for one in (event for event in seen.events if text(event, "reason") == "FailedCreate"):
         of = mapping(one, "involvedObject")
         told[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
     for name, message in list(told.items())[:MAX_NAMED]:

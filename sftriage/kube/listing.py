@@ -1,4 +1,4 @@
-"""Reports and captures of a cluster as rows, for whoever asks which job is slow, and for its trace. Pure."""
+"""Reports and captures of a cluster as rows: which job is slow, and where its trace is. Pure."""
 
 from __future__ import annotations
 
@@ -16,25 +16,6 @@ from sftriage.traces.manifest import first_problem
 from sftriage.words.kube import CAPTURE_STATES
 
 MAX_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """The state of a job, by its ``report``; ``lost_s`` is what stragglers have cost, in seconds of all ranks at once.
-
-    Texts are "" and numbers None while they are unknown.
-    """
-
-    namespace: str
-    report: str
-    job: str
-    health: str
-    suspect: str
-    since_step: int | None
-    lost_s: float | None
-    captures: int
-    watched: bool | None
-    summary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +53,24 @@ def is_of(body: Body, job: str) -> bool:
     return job in names
 
 
-def job_row(body: Body) -> JobRow:
-    """How the job of a report stands."""
+def job_row(body: Body) -> dict[str, Any]:
+    """The state of a job, by its report. Texts are "" and numbers None while they are unknown.
+
+    ``lost_s`` is what stragglers have cost, in seconds of all ranks at once.
+    """
     status, watched = status_of(body), condition(body, "Watched")
-    return JobRow(
-        namespace=body["metadata"]["namespace"],
-        report=body["metadata"]["name"],
-        job=str(mapping(body, "spec").get("job", "")),
-        health=status.get("health", ""),
-        suspect=status.get("suspect", ""),
-        since_step=status.get("since_step"),
-        lost_s=mapping(status, "cost").get("stragglers_s"),
-        captures=status.get("captures_total", 0),
-        watched=None if watched is None else watched.status == "True",
-        summary=status.get("summary", ""),
-    )
+    return {
+        "namespace": body["metadata"]["namespace"],
+        "report": body["metadata"]["name"],
+        "job": str(mapping(body, "spec").get("job", "")),
+        "health": status.get("health", ""),
+        "suspect": status.get("suspect", ""),
+        "since_step": status.get("since_step"),
+        "lost_s": mapping(status, "cost").get("stragglers_s"),
+        "captures": status.get("captures_total", 0),
+        "watched": None if watched is None else watched.status == "True",
+        "summary": status.get("summary", ""),
+    }
 
 
 def trace_row(body: Body) -> TraceRow:
@@ -164,19 +148,10 @@ def stored_of(body: Body) -> StoredTrace:
         raise InputError(f"where the trace of {name} is cannot be read: {first_problem(error)}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
-    """How far a capture is: its state, whether that is its last, and what there is to say of it."""
-
-    state: str
-    over: bool
-    words: str
-
-
-def progress_of(body: Body) -> FetchProgress:
-    """How far a capture is."""
+def progress_of(body: Body) -> tuple[str, bool, str]:
+    """The state of a capture, whether that is its last, and the detail."""
     status = status_of(body)
     state = str(status.get("state", "requested"))
     if "deletionTimestamp" in body["metadata"]:
-        return FetchProgress(state, over=True, words="It is being deleted.")
-    return FetchProgress(state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, ""))
+        return state, True, "It is being deleted."
+    return state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, "")

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, LeaderElection, path_of
-from sftriage.kube.controllers import GRACE_S, KEEP_S, Controllers, ControllerSettings
+from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.objects import (
     API_VERSION,
@@ -92,6 +91,19 @@ class Reconciler:
         self._waiting: set[tuple[str, str]] = set()
         self._pauses_s: dict[tuple[str, str], float] = {}
         self._there = asyncio.Event()
+
+    def start_controllers(self, settings: ControllerSettings, namespaces: Sequence[str], **times_s: Any) -> None:
+        """Start controllers of jobs from now on; in the operator's loop."""
+        loop = asyncio.get_running_loop()
+
+        def look(job: JobRef) -> None:
+            loop.call_soon_threadsafe(self.look, JOBS, job.job_id)
+            loop.call_soon_threadsafe(self.look, CAPTURES.kind, job.namespace)
+
+        self.controllers = Controllers(self._objects, settings, look, namespaces, **times_s)
+        self.controllers.begin()
+        for namespace in namespaces or ("",):
+            self.look(REPORTS.kind, namespace)
 
     def look(self, kind: str, namespace: str | None) -> None:
         self._waiting.add((kind, namespace or ""))
@@ -198,31 +210,11 @@ def settings() -> kopf.OperatorSettings:
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """The scope of an operator.
-
-    Attributes:
-        stores: where it may delete traces, as `checked_url` has them.
-        namespaces: none means the whole cluster.
-        watch_s: how long a watch lasts before the next, which notices that the network has dropped it.
-        controllers: how controllers of jobs run; by default none are started.
-        grace_s: how long a controller outlives the pods of its job.
-        keep_s: how long reports of plain pods stay, which no object owns.
-    """
-
-    stores: Collection[str] = ()
-    namespaces: Sequence[str] = ()
-    watch_s: int = 300
-    controllers: ControllerSettings | None = None
-    grace_s: float = GRACE_S
-    keep_s: float = KEEP_S
-
-
-def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) -> kopf.OperatorRegistry:
+def registry(
+    objects: ClusterObjects, reconciler: Reconciler, stores: Collection[str], begun: Callable[[], None]
+) -> kopf.OperatorRegistry:
     """What is watched, and what is done about it; ``begun`` is called in the operator's loop once that runs."""
     found = kopf.OperatorRegistry()
-    reconciler = Reconciler(objects)
     tasks: list[asyncio.Task[None]] = []
 
     # As our own client does, and again where credentials have run out.
@@ -231,18 +223,6 @@ def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) 
     @kopf.on.startup(registry=found)
     async def begin(**_: Any) -> None:
         begun()
-        if after.controllers is not None:
-            loop = asyncio.get_running_loop()
-
-            def look(job: JobRef) -> None:
-                loop.call_soon_threadsafe(reconciler.look, JOBS, job.job_id)
-                loop.call_soon_threadsafe(reconciler.look, CAPTURES.kind, job.namespace)
-
-            times_s = after.grace_s, after.keep_s, after.watch_s
-            reconciler.controllers = Controllers(objects, after.controllers, look, after.namespaces, *times_s)
-            reconciler.controllers.begin()
-            for namespace in after.namespaces or ("",):
-                reconciler.look(REPORTS.kind, namespace)
         tasks.append(asyncio.create_task(reconciler.run()))
 
     @kopf.on.cleanup(registry=found)
@@ -264,7 +244,7 @@ def registry(objects: ClusterObjects, after: Looked, begun: Callable[[], None]) 
 
     @kopf.on.delete(GROUP, VERSION, CAPTURES.plural, registry=found, id="trace", backoff=RETRY_S)
     def deleted(body: kopf.Body, **_: Any) -> None:
-        _delete(objects, after.stores, dict(body))
+        _delete(objects, stores, dict(body))
 
     return found
 
@@ -289,24 +269,37 @@ def _note_waiting(objects: ClusterObjects, body: dict[str, Any], words: str) -> 
         objects.put_status(CAPTURES, body, {**status, "conditions": conditions})
 
 
-def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = None) -> None:
+def run(
+    objects: ClusterObjects,
+    stores: Collection[str],
+    namespaces: Sequence[str],
+    watch_s: int,
+    controllers: ControllerSettings | None,
+    leader: LeaderElection | None,
+    **times_s: float,
+) -> None:
     """Run until SIGTERM or Ctrl-C, or until another operator leads.
 
     Args:
         objects: for statuses; kopf watches with the credentials of the same kubeconfig.
-        after: what to look after.
-        leader: has to lead first; by default there is no election.
+        stores: in which traces may be deleted, as `checked_url` has them.
+        namespaces: none means the whole cluster.
+        watch_s: duration of a watch; the next one notices that the network has dropped it.
+        controllers: how controllers of jobs run; None starts none.
+        leader: has to lead first; None: there is no election.
+        times_s: ``grace_s`` and ``keep_s`` of `Controllers`.
 
     Raises:
         ClusterError: the cluster has refused for half a minute what the operator needs, or another one leads.
     """
     wanted = settings()
-    wanted.watching.server_timeout = after.watch_s
-    wanted.watching.client_timeout = after.watch_s + 10
+    wanted.watching.server_timeout, wanted.watching.client_timeout = watch_s, watch_s + 10
     # (an event of the loop's own: one of threads keeps kopf from ending)
-    stop = asyncio.Event()
+    stop, reconciler = asyncio.Event(), Reconciler(objects)
 
     def begun() -> None:
+        if controllers is not None:
+            reconciler.start_controllers(controllers, namespaces, watch_s=watch_s, **times_s)
         if leader is not None:
             leader.on_lost = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
             if leader.lost.is_set():
@@ -316,13 +309,13 @@ def run(objects: ClusterObjects, after: Looked, leader: LeaderElection | None = 
         leader.lead()
     try:
         kopf.run(
-            registry=registry(objects, after, begun),
+            registry=registry(objects, reconciler, stores, begun),
             settings=wanted,
             # (by default kopf asks what its user is called, who in an image has no name)
             identity=_PREFIX,  # type: ignore[arg-type]  # a str by another name
             standalone=True,
-            namespaces=after.namespaces,
-            clusterwide=not after.namespaces,
+            namespaces=namespaces,
+            clusterwide=not namespaces,
             stop_flag=stop,
         )
     except kopf.LoginError as error:

@@ -12,7 +12,6 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,21 +269,8 @@ VALID_DAYS, RENEWED_DAYS = 365, 60
 _SLACK = datetime.timedelta(minutes=10)
 
 
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """A certificate, its key, and who has signed it; each as PEM."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-    def files(self) -> dict[str, bytes]:
-        """By the names of files in the webhook's directory."""
-        return {AUTHORITY: self.authority, CERTIFICATE: self.certificate, KEY: self.key}
-
-
-def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS) -> Issued:
-    """A new certificate for names and addresses, by a new authority."""
+def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS) -> dict[str, bytes]:
+    """A new certificate for names and addresses, by a new authority: PEM by file, as in the webhook's directory."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -314,7 +300,7 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
         .sign(signs, hashes.SHA256())
     )
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Issued(authority.public_bytes(pem), certificate.public_bytes(pem), private)
+    return {AUTHORITY: authority.public_bytes(pem), CERTIFICATE: certificate.public_bytes(pem), KEY: private}
 
 
 def _name(said: str) -> x509.GeneralName:
@@ -351,7 +337,7 @@ def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.dat
 
 def wanted(
     files: Mapping[str, bytes], trusted: bytes, names: Sequence[str], now: datetime.datetime
-) -> tuple[Issued | None, bytes]:
+) -> tuple[dict[str, bytes] | None, bytes]:
     """The new certificate (None: that in the Secret is good), and what each webhook is to trust.
 
     ``files`` are in the Secret now, and ``trusted`` is what the webhooks trust.
@@ -363,46 +349,39 @@ def wanted(
     made = issued(names, now)
     # (until all webhooks have the new one, some answer with that of before)
     before = files.get(AUTHORITY, b"") if until is not None else b""
-    return made, made.authority + before
+    return made, made[AUTHORITY] + before
 
 
-class Certifier:
-    """Brings a webhook's Secret and its MutatingWebhookConfiguration to `wanted`; needs rights on these two alone.
+def certify(
+    objects: ClusterObjects, secret: str, names: Sequence[str], configuration: str, now: datetime.datetime
+) -> str:
+    """Bring a Secret and a MutatingWebhookConfiguration to `wanted`, and return in words what that took.
 
-    The Secret has to exist, empty to begin with; the API server calls the ``service``.
+    Needs rights on these two alone; ``secret`` is the path of the Secret, which exists, empty to begin with.
+
+    Raises:
+        ClusterError: it failed; the message says why.
     """
-
-    def __init__(self, objects: ClusterObjects, namespace: str, secret: str, service: str, configuration: str) -> None:
-        self._objects, self._names = objects, service_names(service, namespace)
-        self._secret = path_of("v1", "secrets", namespace, secret)
-        hooks = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations")
-        self._configuration = f"{hooks}/{configuration}"
-
-    def certify(self, now: datetime.datetime) -> str:
-        """Do what is needed, and return that in words.
-
-        Raises:
-            ClusterError: it failed; the message says why.
-        """
-        data = self._objects.ask("GET", self._secret).get("data") or {}
-        files = {name: base64.b64decode(value) for name, value in data.items()}
-        found = self._objects.ask("GET", self._configuration)
-        webhooks = found.get("webhooks") or []
-        said = {one["clientConfig"].get("caBundle", "") for one in webhooks}
-        trusted = base64.b64decode(said.pop()) if len(said) == 1 else b""
-        made, wanted_trust = wanted(files, trusted, self._names, now)
-        # First what is trusted: with a certificate that nobody trusts yet, pods would be created unwatched.
-        if wanted_trust != trusted:
-            bundle = base64.b64encode(wanted_trust).decode()
-            patch = [
-                {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
-                for index in range(len(webhooks))
-            ]
-            # (if somebody has changed the list meanwhile, nothing is written, and it is tried again)
-            test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
-            self._objects.ask("PATCH", self._configuration, [test, *patch], as_=JSON_PATCH)
-        if made is not None:
-            data = {name: base64.b64encode(value).decode() for name, value in made.files().items()}
-            self._objects.ask("PATCH", self._secret, {"data": data}, as_=MERGE)
-            return "a new certificate is in the Secret, and its authority is trusted"
-        return "the certificate is good" + ("" if wanted_trust == trusted else ", and its authority is trusted now")
+    configured = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", name=configuration)
+    data = objects.ask("GET", secret).get("data") or {}
+    files = {name: base64.b64decode(value) for name, value in data.items()}
+    found = objects.ask("GET", configured)
+    webhooks = found.get("webhooks") or []
+    said = {one["clientConfig"].get("caBundle", "") for one in webhooks}
+    trusted = base64.b64decode(said.pop()) if len(said) == 1 else b""
+    made, wanted_trust = wanted(files, trusted, names, now)
+    # First what is trusted: with a certificate that nobody trusts yet, pods would be created unwatched.
+    if wanted_trust != trusted:
+        bundle = base64.b64encode(wanted_trust).decode()
+        patch = [
+            {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
+            for index in range(len(webhooks))
+        ]
+        # (if somebody has changed the list meanwhile, nothing is written, and it is tried again)
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
+        objects.ask("PATCH", configured, [test, *patch], as_=JSON_PATCH)
+    if made is not None:
+        data = {name: base64.b64encode(value).decode() for name, value in made.items()}
+        objects.ask("PATCH", secret, {"data": data}, as_=MERGE)
+        return "a new certificate is in the Secret, and its authority is trusted"
+    return "the certificate is good" + ("" if wanted_trust == trusted else ", and its authority is trusted now")

@@ -63,7 +63,7 @@ WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
 def signed(days: int) -> dict[str, str]:
     """A certificate that is good for some days, from ten days ago on, and its authority, as objects have them."""
     made = issued(["webhook"], datetime.now(timezone.utc) - timedelta(days=10), days)
-    return {name: base64.b64encode(content).decode() for name, content in made.files().items()}
+    return {name: base64.b64encode(content).decode() for name, content in made.items()}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import yaml
 
 from sftriage.kube.injecting import SITE
 from sftriage.kube.jobs import job_of
-from sftriage.kube.webhook import Issued, issued
+from sftriage.kube.webhook import issued
 from tests.integration.hubs import free_port
 from tests.integration.kube import K8S, Cluster, missing, prepared
 from tests.integration.processes import ended, wait_until
@@ -55,19 +55,19 @@ class Webhook:
         self.port = free_port()
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_account(folder, "sftriage-webhook"))}
 
-    def certify(self) -> Issued:
+    def certify(self) -> dict[str, bytes]:
         """Have a new certificate lie in its directory, and the API server trust that and no other."""
         made = issued([HOST], datetime.now(timezone.utc))
-        for name, content in made.files().items():
+        for name, content in made.items():
             (self.certs / f".{name}").write_bytes(content)
             (self.certs / f".{name}").rename(self.certs / name)
         self.registered(made)
         return made
 
-    def registered(self, made: Issued) -> None:
+    def registered(self, made: dict[str, bytes]) -> None:
         """Have the API server ask it: by the configuration as it is, but for where."""
         configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
-        bundle = base64.b64encode(made.authority).decode()
+        bundle = base64.b64encode(made["ca.crt"]).decode()
         for one in configuration["webhooks"]:
             one["clientConfig"] = {"url": f"https://{HOST}:{self.port}/mutate", "caBundle": bundle}
         self.server.kubectl("apply", "-f", "-", text=json.dumps(configuration))
@@ -87,9 +87,9 @@ class Webhook:
             assert process.poll() is None, log.read_text()
             yield process
 
-    def trusts(self, made: Issued) -> bool:
+    def trusts(self, made: dict[str, bytes]) -> bool:
         """Whether it has the certificate that this authority has signed."""
-        context = ssl.create_default_context(cadata=made.authority.decode())
+        context = ssl.create_default_context(cadata=made["ca.crt"].decode())
         try:
             with (
                 socket.create_connection((HOST, self.port), 5) as plain,
@@ -204,7 +204,7 @@ class Other(BaseHTTPRequestHandler):
 def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
     """Somebody else's webhook, which is asked after ours."""
     made = issued([HOST], datetime.now(timezone.utc))
-    for name, content in made.files().items():
+    for name, content in made.items():
         (folder / name).write_bytes(content)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -214,7 +214,7 @@ def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
         thread.start()
         configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
         (first, *_) = configuration["webhooks"]
-        bundle = base64.b64encode(made.authority).decode()
+        bundle = base64.b64encode(made["ca.crt"]).decode()
         first |= {
             "name": "late.example.com",
             "clientConfig": {"url": f"https://{HOST}:{listening.server_port}/", "caBundle": bundle},

@@ -16,7 +16,6 @@ _SCHEMAS = {
 
 
 def made(kind: str, name: str, spec: Any, status: Any = None, **metadata: Any) -> dict[str, Any]:
-    """An object of a kind as a server has it."""
     about = {"name": name, "namespace": "ml", "uid": "7d", "resourceVersion": "5", "generation": 1, **metadata}
     about.setdefault("creationTimestamp", "2027-01-15T07:00:00Z")
     body = {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": about, "spec": spec}

@@ -18,7 +18,6 @@ def pod(
     owner: str | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod with one container that trains."""
     metadata: dict[str, Any] = {"labels": {"sftriage.dev/inject": "enabled", **(labels or {})}}
     metadata |= {"generateName": "train-"} if name is None else {"name": name}
     if annotations:

@@ -73,8 +73,6 @@ def test_how_a_job_s_pods_stand(case):
 
 
 class Server(KeptObjects):
-    """A server that has some pods, and a job; watches say nothing."""
-
     def __init__(self, pods) -> None:
         super().__init__()
         self.pods, self.ended = pods, threading.Event()
@@ -102,7 +100,12 @@ def looked():
         server, told = Server(pods), threading.Event()
         clock = [0.0]
         found = Controllers(
-            server, ControllerSettings(InjectionSettings()), lambda job: told.set(), grace_s=60.0, now=lambda: clock[0]
+            server,
+            ControllerSettings(InjectionSettings()),
+            lambda job: told.set(),
+            grace_s=60.0,
+            keep_s=9e9,
+            now=lambda: clock[0],
         )
         found.begin()
         made.append((server, found))

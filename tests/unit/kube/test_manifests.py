@@ -54,7 +54,6 @@ def validate(body: dict[str, Any], versions: tuple[str, ...] = VERSIONS) -> None
 
 @functools.cache
 def built(overlay: str) -> list[dict[str, Any]]:
-    """The objects that `kubectl apply -k` has for an overlay."""
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
     done = subprocess.run(["kubectl", "kustomize", str(K8S / overlay)], capture_output=True, text=True, check=True)
@@ -202,7 +201,6 @@ renders = needs.needs(HELM or (shutil.which("go") and SPRIG.exists()), "Helm, no
 
 @functools.cache
 def renderer() -> str:
-    """Go's templates with Helm's functions, as a program."""
     folder = Path(tempfile.mkdtemp(prefix="sftriage-helm-"))
     environment = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOCACHE": str(folder / "cache")}
     program = str(folder / "helm_template")
@@ -212,7 +210,6 @@ def renderer() -> str:
 
 
 def rendered(values: dict[str, Any], namespace: str = "sftriage-system") -> list[dict[str, Any]]:
-    """The objects that the chart makes of some values."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
         file.flush()

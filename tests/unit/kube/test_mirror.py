@@ -31,7 +31,6 @@ ASKED = {"job": "resnet", "rank": 2, "reason": "why is\nthe loader slow?"}
 
 
 def fired(profiler="torch", label="suspect", capture_id="c-1"):
-    """A window on which a policy fired."""
     of = verdict(100, "suspect", onset=120)
     why = Trigger(100, 149, label, "rank", (2,), "data", 0.02, 0.3, 0.9, "default", "cd" * 32, "slow-rank", why="slow")
     asked = replace(request_of(capture_id), profiler=profiler)
@@ -43,7 +42,6 @@ def run(*rows, **about) -> Mirrored:
 
 
 def served(body, status=None):
-    """An object as the server has it once it was made."""
     kept = {name: body["metadata"][name] for name in ("labels", "annotations")}
     return made("TraceCapture", body["metadata"]["name"], body["spec"], status, **kept)
 
@@ -53,7 +51,6 @@ def by_person(status=None, **about):
 
 
 def answered(outcome, reason, *requests):
-    """What was decided about what a person asks for by an object."""
     manual = ManualRequest(f"k8s-{UID}", (2,), "jane", "why?")
     return request_row(ManualRequestDecided(manual, decision(verdict(100), outcome, reason, requests=requests)))
 

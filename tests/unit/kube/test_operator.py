@@ -96,7 +96,6 @@ REFERENCE = f"resnet/run-1/{ID}"
 
 @pytest.fixture
 def traces(tmp_path, store, trace) -> RemoteStore:
-    """A store of many jobs, with one capture."""
     manifest = store.put(ID, trace, lambda artefact: manifest_of(ID, artefact))
     place = tmp_path / "traces"
     place.mkdir()

@@ -49,7 +49,6 @@ RULE = {"name": "slow", "match": {}, "capture": {}}
 
 
 def body(name="p", *rules, created="2027-01-15T07:00:00Z", generation=1, status=None, **spec):
-    """A policy as a server has it."""
     managed = [{"manager": "kubectl", "fieldsV1": {"f:spec": {".": {}, "f:rules": {}}}, "operation": "Update"}]
     metadata = {"name": name, "namespace": "ml", "uid": "7d", "resourceVersion": "5", "generation": generation}
     metadata |= {"creationTimestamp": created, "managedFields": managed, "labels": {"team": "ml"}, "selfLink": ""}

@@ -16,7 +16,6 @@ import sftriage.kube.webhook as serving
 from sftriage.errors import InputError
 from sftriage.kube.injecting import InjectionSettings, applied
 from sftriage.kube.webhook import (
-    Issued,
     KeptSettings,
     WebhookServer,
     answer,
@@ -42,7 +41,6 @@ def review(made: Any, resource: Any = PODS, operation: str = "CREATE", **more: A
 
 
 def told(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The patch and the warnings of an answer."""
     found = answer(asked, SETTINGS, NEW)
     assert (found["apiVersion"], found["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     response = found["response"]
@@ -204,15 +202,15 @@ def test_settings_that_change_take_effect_and_those_that_make_no_sense_do_not(tm
         KeptSettings(path)
 
 
-def laid(folder: Path, made: Issued) -> None:
-    for name, content in made.files().items():
+def laid(folder: Path, made: dict[str, bytes]) -> None:
+    for name, content in made.items():
         (folder / name).write_bytes(content)
 
 
-def shaken(server: ssl.SSLContext, made: Issued) -> bool:
+def shaken(server: ssl.SSLContext, made: dict[str, bytes]) -> bool:
     """Whether a client that trusts an authority takes what a server has."""
     one, other, back = ssl.MemoryBIO(), ssl.MemoryBIO(), None
-    context = ssl.create_default_context(cadata=made.authority.decode())
+    context = ssl.create_default_context(cadata=made["ca.crt"].decode())
     client = context.wrap_bio(one, other, server_hostname="a.b.svc")
     serves = server.wrap_bio(other, one, server_side=True)
     for _ in range(10):
@@ -234,7 +232,7 @@ def test_each_handshake_has_the_certificate_that_lies_there_then(tmp_path, caplo
     assert shaken(context, first)
     assert not shaken(context, second)
     # WHEN a key has come, and its certificate has not THEN the one before is used still
-    (tmp_path / "tls.key").write_bytes(second.key)
+    (tmp_path / "tls.key").write_bytes(second["tls.key"])
     assert shaken(context, first)
     assert "the one before is" in caplog.text
     laid(tmp_path, second)
@@ -262,18 +260,18 @@ OLD = issued(NAMES, NOW - timedelta(days=310))
 
 def test_a_certificate_is_good_for_the_names_of_its_service_and_for_a_year():
     assert NAMES[0] == "sftriage-webhook.sftriage-system.svc"
-    assert good_until(GOOD.files(), NAMES) == NOW + timedelta(days=365)
-    assert good_until(GOOD.files(), ("another.ns.svc",)) is None
-    assert good_until(issued(["127.0.0.1"], NOW).files(), ["127.0.0.1"]) is not None
+    assert good_until(GOOD, NAMES) == NOW + timedelta(days=365)
+    assert good_until(GOOD, ("another.ns.svc",)) is None
+    assert good_until(issued(["127.0.0.1"], NOW), ["127.0.0.1"]) is not None
 
 
 OTHER = issued(NAMES, NOW)
 BAD = {
     "nothing": {},
-    "no key": {name: one for name, one in GOOD.files().items() if name != "tls.key"},
-    "another's key": {**GOOD.files(), "tls.key": OTHER.key},
-    "another's authority": {**GOOD.files(), "ca.crt": OTHER.authority},
-    "half of one": {**GOOD.files(), "tls.crt": GOOD.certificate[:100]},
+    "no key": {name: one for name, one in GOOD.items() if name != "tls.key"},
+    "another's key": {**GOOD, "tls.key": OTHER["tls.key"]},
+    "another's authority": {**GOOD, "ca.crt": OTHER["ca.crt"]},
+    "half of one": {**GOOD, "tls.crt": GOOD["tls.crt"][:100]},
 }
 
 
@@ -282,18 +280,18 @@ def test_what_is_no_good_certificate_is_made_anew_and_alone_is_trusted(files):
     assert good_until(files, NAMES) is None
     made, trusted = wanted(files, b"whatever", NAMES, NOW)
     assert made is not None
-    assert trusted == made.authority
+    assert trusted == made["ca.crt"]
 
 
 def test_a_good_one_stays_and_is_trusted():
-    assert wanted(GOOD.files(), GOOD.authority, NAMES, NOW) == (None, GOOD.authority)
+    assert wanted(GOOD, GOOD["ca.crt"], NAMES, NOW) == (None, GOOD["ca.crt"])
     # AND where somebody has taken the trust away, it is trusted again
-    assert wanted(GOOD.files(), b"", NAMES, NOW) == (None, GOOD.authority)
+    assert wanted(GOOD, b"", NAMES, NOW) == (None, GOOD["ca.crt"])
 
 
 def test_one_that_ends_soon_is_replaced_and_both_are_trusted_meanwhile():
-    made, trusted = wanted(OLD.files(), OLD.authority, NAMES, NOW)
+    made, trusted = wanted(OLD, OLD["ca.crt"], NAMES, NOW)
     assert made is not None
-    assert trusted == made.authority + OLD.authority
+    assert trusted == made["ca.crt"] + OLD["ca.crt"]
     # WHEN it is looked at again THEN nothing is done
-    assert wanted(made.files(), trusted, NAMES, NOW) == (None, trusted)
+    assert wanted(made, trusted, NAMES, NOW) == (None, trusted)
