@@ -17,7 +17,7 @@ import yaml
 
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import ClusterError, UsageError
-from sftriage.kube.objects import API_VERSION, Kind
+from sftriage.kube.objects import API_VERSION, Kind, Now, dated, status_of
 
 _PATIENCE_S = (5.0, 30.0)
 """To connect, and until there is an answer."""
@@ -174,6 +174,14 @@ def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -
     """The object of a name, created if it is missing."""
     found = ask_unless(objects, NOT_FOUND, "GET", f"{path}/{body['metadata']['name']}")
     return objects.ask("POST", path, body) if found is None else found
+
+
+def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], now: Now) -> None:
+    """Write one condition into the status of an object, unless it is there; those of other types stay."""
+    status = dict(status_of(body))
+    conditions = [one.plain() for one in dated(body, [now], time.time(), others=True)]
+    if conditions[0] not in (status.get("conditions") or ()):
+        objects.put_status(kind, body, {**status, "conditions": conditions})
 
 
 def plural_of(kind: str) -> str:

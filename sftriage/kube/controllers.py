@@ -30,6 +30,7 @@ from sftriage.kube.client import (
     ask_unless,
     get_or_create,
     path_of,
+    put_condition,
 )
 from sftriage.kube.injecting import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
 from sftriage.kube.jobs import (
@@ -45,7 +46,7 @@ from sftriage.kube.jobs import (
     job_of,
     mapping,
 )
-from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now, dated, status_of
+from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now
 from sftriage.kube.statuses import Standing, outdated, policy_text, standings
 from sftriage.kube.webhook import AUTHORITY, CERTIFICATE, KEY, issued, service_names
 from sftriage.policy.in_force import find
@@ -368,10 +369,7 @@ class Controllers:
     def _report(self, job: JobRef, pods: JobPods, owners: list[dict[str, str]]) -> None:
         path = path_of(API_VERSION, REPORTS.plural, job.namespace)
         body = get_or_create(self._objects, path, job.report(owners))
-        conditions = [one.plain() for one in dated(body, [pods.condition()], time.time(), others=True)]
-        status = dict(status_of(body))
-        if conditions[0] not in (status.get("conditions") or ()):
-            self._objects.put_status(REPORTS, body, {**status, "conditions": conditions})
+        put_condition(self._objects, REPORTS, body, pods.condition())
 
     def _pod(self, watch: str, before: PodState | None, now: PodState | None) -> None:
         with self._lock:

@@ -17,22 +17,19 @@ from typing import Any
 import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
-from sftriage.kube.client import MERGE, NOT_FOUND, STALE, AnsweredError, ClusterObjects, LeaderElection, path_of
+from sftriage.kube.client import (
+    MERGE,
+    NOT_FOUND,
+    STALE,
+    AnsweredError,
+    ClusterObjects,
+    LeaderElection,
+    path_of,
+    put_condition,
+)
 from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.objects import (
-    API_VERSION,
-    CAPTURES,
-    GROUP,
-    POLICIES,
-    REPORTS,
-    VERSION,
-    Body,
-    Kind,
-    Now,
-    dated,
-    status_of,
-)
+from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
 from sftriage.kube.statuses import KnownCapture, Removal, capture_status, removal, standings
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.stores import PIN_NAME
@@ -155,11 +152,14 @@ class Reconciler:
         found = self._objects.list(CAPTURES, namespace)
         words: dict[str, str] = {}
         if self.controllers is not None:
-            for body in filter(_without_job, found):
+            for body in found:
+                about = body["metadata"]
+                if "deletionTimestamp" in about or JOB_LABEL in (about.get("labels") or {}):
+                    continue
                 if jobs := self.controllers.named(namespace, str(body["spec"].get("job", ""))):
                     self._address(body, jobs[0])
                 else:
-                    words[body["metadata"]["name"]] = CAPTURE_WORDS["no_job"]
+                    words[about["name"]] = CAPTURE_WORDS["no_job"]
         known = ((one, KnownCapture(words=words.get(one["metadata"]["name"], ""))) for one in found if _unanswered(one))
         return [(CAPTURES, one, capture_status(one, capture, time.time()).plain()) for one, capture in known]
 
@@ -181,11 +181,6 @@ class Reconciler:
             return answer == NOT_FOUND
         _log.info("%s: %s", name, ", ".join(f"{one['type']}: {one['reason']}" for one in status["conditions"]))
         return True
-
-
-def _without_job(body: Body) -> bool:
-    about = body["metadata"]
-    return "deletionTimestamp" not in about and JOB_LABEL not in (about.get("labels") or {})
 
 
 def _unanswered(body: Body) -> bool:
@@ -253,20 +248,10 @@ def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, An
     done = remove_trace(body, stores, time.time())
     name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
     _log.info("TraceCapture %s is deleted: %s", name, done.words)
-    if done.action != "wait":
-        return
-    _note_waiting(objects, body, done.words)
-    raise kopf.TemporaryError(done.words, delay=min(done.wait_s, RETRY_S))
-
-
-def _note_waiting(objects: ClusterObjects, body: dict[str, Any], words: str) -> None:
-    status = dict(status_of(body))
-    found = Now("Removed", "False", "Waiting", words)
-    conditions = [one.plain() for one in dated(body, [found], time.time(), others=True)]
-    if conditions[0] in (status.get("conditions") or ()):
-        return
-    with contextlib.suppress(ClusterError):
-        objects.put_status(CAPTURES, body, {**status, "conditions": conditions})
+    if done.action == "wait":
+        with contextlib.suppress(ClusterError):
+            put_condition(objects, CAPTURES, body, Now("Removed", "False", "Waiting", done.words))
+        raise kopf.TemporaryError(done.words, delay=min(done.wait_s, RETRY_S))
 
 
 def run(
