@@ -65,14 +65,12 @@ HUB_VALID_DAYS = 3650
 class ControllerSettings:
     """How controllers run; image and store are those of agents.
 
-    ``runs_claim`` is a PersistentVolumeClaim of the job's namespace for its runs. By default they go with the pod,
-    whose volume may hold ``runs_bytes``, and without a store their traces with them.
+    ``runs_claim`` is a PersistentVolumeClaim of the job's namespace for its runs. By default they go with the pod, and
+    without a store their traces with them.
     """
 
     injection: InjectionSettings
     runs_claim: str = ""
-    keep_steps: str = "2Gi"
-    runs_bytes: str = "20Gi"
 
 
 def wanted(
@@ -102,13 +100,12 @@ def wanted(
         "hub_port": PORT,
         "metrics_port": METRICS_PORT,
         "user": injection.run_as_user or USER,
-        "keep_steps": settings.keep_steps,
         "arguments": arguments,
         "store_environment": store_environment(injection),
         "secret": secret_of(job, injection),
         "runs_path": name if settings.runs_claim else None,
         "runs_claim": {"claimName": settings.runs_claim} if settings.runs_claim else None,
-        "runs_volume": None if settings.runs_claim else {"sizeLimit": settings.runs_bytes},
+        "runs_volume": None if settings.runs_claim else {"sizeLimit": "20Gi"},
     }
     *made, deployment = filled(manifest("controller.yaml"), values)
     digest = hashlib.sha256(json.dumps([*made, deployment]).encode()).hexdigest()[:16]
