@@ -16,6 +16,7 @@ from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtu
 from tests.integration.kube import (
     laptop,  # noqa: F401 (a fixture)
     namespace,  # noqa: F401 (a fixture)
+    server,  # noqa: F401 (a fixture)
 )
 from tests.integration.processes import ended
 

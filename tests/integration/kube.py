@@ -24,6 +24,7 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 from tests.unit.conftest import manifest_of
+from tests.unit.kube.objects import kubeconfig
 
 ANY = "SFTRIAGE_TEST_KUBECONFIG"
 """The variable that names a kubeconfig of a cluster that may be tried on: definitions and namespaces are made there."""
@@ -31,7 +32,6 @@ K8S = Path(__file__).parents[2] / "k8s"
 OWN = "SFTRIAGE_TEST_KUBE_BIN"
 """The variable that names a directory with `kube-apiserver` and `etcd`, of which a test starts its own."""
 SYSTEM = "sftriage-system"
-OPERATOR = f"system:serviceaccount:{SYSTEM}:sftriage-operator"
 ACCOUNTS = ("sftriage-operator", "sftriage-webhook", "sftriage-certificates")
 """The service accounts of ours, in the namespace sftriage-system."""
 
@@ -50,24 +50,19 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """An API server, and who asks it: an administrator."""
-
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
 
     def kubectl(self, *arguments: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; what it is given on stdin is ``text``."""
         command = ["kubectl", "--kubeconfig", str(self.kubeconfig), "--request-timeout=20s", *arguments]
         done = subprocess.run(command, input=text, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
         assert not check or done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
         return done
 
     def create(self, body: Any, namespace: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Create an object as a person does."""
         return self.kubectl("create", "-n", namespace, "-f", "-", text=json.dumps(body), check=check)
 
     def get(self, *what: str, namespace: str) -> Any:
-        """An object, or several, as the server has them."""
         return json.loads(self.kubectl("get", *what, "-n", namespace, "-o", "json").stdout)
 
     def prepare(self, *what: str) -> None:
@@ -88,7 +83,6 @@ class Cluster:
 
     @contextlib.contextmanager
     def namespace(self) -> Iterator[str]:
-        """A namespace of a test's own."""
         name = f"sftriage-test-{secrets.token_hex(4)}"
         self.kubectl("create", "namespace", name)
         try:
@@ -96,12 +90,7 @@ class Cluster:
         finally:
             self.kubectl("delete", "namespace", name, "--wait=false")
 
-    def as_operator(self, folder: Path) -> Path:
-        """A kubeconfig with the token of the operator's service account."""
-        return self.as_account(folder, "sftriage-operator")
-
-    def as_account(self, folder: Path, account: str, namespace: str = SYSTEM) -> Path:
-        """A kubeconfig with the token of a service account."""
+    def as_account(self, folder: Path, account: str = "sftriage-operator", namespace: str = SYSTEM) -> Path:
         config = yaml.safe_load(self.kubectl("config", "view", "--raw", "--minify", "--flatten").stdout)
         config["users"][0]["user"] = {"token": self._token(account, namespace)}
         path = folder / f"kubeconfig-{account}"
@@ -143,16 +132,13 @@ class OwnCluster(Cluster):
             raise
 
     def start(self) -> None:
-        """Start the server, beside its etcd; once it is ready."""
         self._start("kube-apiserver", *self._apiserver())
         wait_until(self._ready, 60)
 
     def stop(self) -> None:
-        """End the server, and leave what it stored."""
         self._end(self._running.pop())
 
     def close(self) -> None:
-        """End all of it, and remove what it stored."""
         while self._running:
             self._end(self._running.pop())
         shutil.rmtree(self.folder)
@@ -163,17 +149,8 @@ class OwnCluster(Cluster):
 
     def _write_kubeconfig(self, token: str) -> None:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "tls-server-name": "kubernetes.default.svc"}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "own", "cluster": {**cluster, "certificate-authority": f"{self.folder}/certs/apiserver.crt"}}
-            ],
-            "users": [{"name": "me", "user": {"token": token}}],
-            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "me"}}],
-            "current-context": "own",
-        }
-        self.kubeconfig.write_text(yaml.safe_dump(config))
+        cluster["certificate-authority"] = f"{self.folder}/certs/apiserver.crt"
+        self.kubeconfig.write_text(yaml.safe_dump(kubeconfig(cluster, {"token": token})))
         self.kubeconfig.chmod(0o600)
 
     def _etcd(self) -> list[str]:
@@ -223,30 +200,21 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-@contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """The server that is named, or one of our own."""
-    if named := os.environ.get(ANY):
-        yield Cluster(Path(named))
-        return
-    own = OwnCluster(Path(os.environ[OWN]))
-    try:
-        yield own
-    finally:
-        own.close()
-
-
-@contextlib.contextmanager
-def prepared(*what: str) -> Iterator[Cluster]:
-    """The same, with folders and files of ``k8s/`` applied, among them the definitions."""
-    with cluster() as one:
-        one.prepare(*what)
+@pytest.fixture(scope="session")
+def server() -> Iterator[Cluster]:
+    """The server of all tests, with the definitions and rights of ``k8s/``, and nothing that runs."""
+    if why := missing():
+        pytest.skip(why)
+    named = os.environ.get(ANY)
+    with contextlib.ExitStack() as held:
+        own = None if named else held.enter_context(contextlib.closing(OwnCluster(Path(os.environ[OWN]))))
+        one = own or Cluster(Path(named or ""))
+        one.prepare("crds", "rbac", "webhook/rbac.yaml")
         yield one
 
 
 @pytest.fixture
 def namespace(server: Cluster) -> Iterator[str]:
-    """A namespace of a test's own, on the server of its module."""
     with server.namespace() as name:
         yield name
 
@@ -258,11 +226,10 @@ class Operators:
         self, server: Cluster, folder: Path, namespace: str, settings: InjectionSettings | None = None
     ) -> None:
         self._folder, self._namespace, self.settings = folder, namespace, settings
-        self._environment = {**os.environ, "KUBECONFIG": str(server.as_operator(folder))}
+        self.environment = {**os.environ, "KUBECONFIG": str(server.as_account(folder))}
         self._held = contextlib.ExitStack()
 
     def start(self, name: str = "operator", *more: str, everywhere: bool = False) -> subprocess.Popen[bytes]:
-        """Start one; it ends with all of them."""
         command = [sys.executable, "-m", "sftriage", "operator"]
         command += [] if everywhere else ["--namespace", self._namespace]
         if self.settings is not None:
@@ -270,7 +237,7 @@ class Operators:
             settings.write_text(yaml.safe_dump(self.settings.plain()))
             command += ["--settings", str(settings), "--grace-seconds", "1"]
         with (self._folder / name).open("ab") as log:
-            process = subprocess.Popen([*command, *more], stdout=log, stderr=log, env=self._environment)
+            process = subprocess.Popen([*command, *more], stdout=log, stderr=log, env=self.environment)
         self._held.enter_context(ended(process))
         return process
 
@@ -283,11 +250,9 @@ class Operators:
             assert process.poll() is None, self.said()
 
     def said(self, name: str = "operator") -> str:
-        """What one of them has said."""
         return (self._folder / name).read_text()
 
     def close(self) -> None:
-        """End all of them."""
         self._held.close()
 
 
@@ -295,7 +260,6 @@ CAPTURE_ID = "w100-149-r2-slow-rank-1"
 
 
 def made(kind: str, name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
-    """An object of ours."""
     return {"apiVersion": "sftriage.dev/v1alpha1", "kind": kind, "metadata": {"name": name, **metadata}, "spec": spec}
 
 
@@ -313,7 +277,6 @@ def put_status(server: Cluster, namespace: str, plural: str, name: str, status: 
 
 
 def stored_trace(folder: Path, url: str) -> tuple[RemoteStore, Manifest]:
-    """A store with one trace, and its manifest."""
     trace = folder / "exported.json"
     trace.write_text('{"traceEvents": []}')
     run = LocalStore(folder / "run")
@@ -328,7 +291,6 @@ def stored_trace(folder: Path, url: str) -> tuple[RemoteStore, Manifest]:
 
 
 def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest, place: str = "") -> str:
-    """A TraceCapture whose trace is stored; its name."""
     why = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
     body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})
     server.create(body, namespace)
@@ -340,8 +302,6 @@ def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Mani
 
 
 class Laptop:
-    """Somebody's own machine, with a kubeconfig."""
-
     def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
         self.home, self._namespace = home, namespace
         own = {"KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "XDG_CACHE_HOME": str(home / "cache")}

@@ -104,8 +104,6 @@ class Place:
 
 
 class Container:
-    """One container of a pod."""
-
     def __init__(self, spec: Mapping[str, Any], log: Path) -> None:
         self.spec, self.name, self.restarts = spec, str(spec["name"]), 0
         self.sidecar = spec.get("restartPolicy") == "Always"
@@ -129,7 +127,6 @@ class Container:
 
     @property
     def said(self) -> str:
-        """What it has written so far, over all restarts."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self, command: list[str], script: Callable[[int], str]) -> None:
@@ -151,7 +148,6 @@ class Container:
             lines.readline()
 
     def end(self, grace_s: float) -> None:
-        """Send SIGTERM to its first process, and kill it once the time is over."""
         deadline = time.monotonic() + grace_s
         self._signal(signal.SIGTERM)
         while self.running and time.monotonic() < deadline:
@@ -159,7 +155,6 @@ class Container:
         self.kill()
 
     def kill(self) -> None:
-        """End it now; with the first of a process namespace, all others of it end."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.kill()
@@ -172,8 +167,6 @@ class Container:
 
 
 class Pod:
-    """A pod that runs, or has run, in its own thread."""
-
     def __init__(self, body: Mapping[str, Any], folder: Path, objects: Objects, place: Place) -> None:
         self.body, self.phase = body, "Pending"
         self._spec, self._folder, self._objects, self._place = body["spec"], folder, objects, place
@@ -195,7 +188,6 @@ class Pod:
         self._thread.start()
 
     def wait(self, deadline_s: float = DEADLINE_S) -> str:
-        """Wait until it has ended; its phase."""
         assert self._over.wait(deadline_s), f"the pod has not ended\n{self.said}"
         return self.phase
 
@@ -218,13 +210,11 @@ class Pod:
         self._thread.join()
 
     def volume(self, name: str) -> Path:
-        """A volume's folder."""
         volume = self._volumes.get(name, {})
         return Path(volume["hostPath"]["path"]) if "hostPath" in volume else self._folder / "volumes" / name
 
     @property
     def said(self) -> str:
-        """What all of its containers have written."""
         return "\n".join(f"--- {one.name}\n{one.said}" for one in self.containers.values())
 
     def _begin_pause(self) -> subprocess.Popen[str]:
@@ -260,7 +250,6 @@ class Pod:
             self._over.set()
 
     def _begun(self) -> bool:
-        """Run init containers in order, then start the others; whether the pod goes on."""
         for one in self._init:
             self._kept.append(one)
             self._keep(until=lambda one=one: one.running if one.sidecar else self._finished(one))  # type: ignore[misc]
@@ -278,7 +267,6 @@ class Pod:
             time.sleep(_TICK_S)
 
     def _finished(self, one: Container) -> bool:
-        """Whether a container has ended for good."""
         if one.exit_code is None or one.sidecar:
             return False
         policy = self._spec.get("restartPolicy", "Always")
@@ -298,7 +286,6 @@ class Pod:
             one.end(max(deadline - time.monotonic(), min(_SHORTEST_GRACE_S, self._grace_s)))
 
     def _fill(self) -> None:
-        """Make the volumes, with the files of Secrets, ConfigMaps and the service account."""
         if self._objects.account is not None and self._spec.get("automountServiceAccountToken", True):
             self._volumes[_ACCOUNT] = {"name": _ACCOUNT}
         for name, volume in self._volumes.items():
@@ -313,7 +300,6 @@ class Pod:
                 os.chown(path / file, -1, self._group or 0)
 
     def _files(self, volume: Mapping[str, Any]) -> dict[str, tuple[bytes, int]]:
-        """Contents and mode of a volume's files."""
         if volume["name"] == _ACCOUNT:
             return {name: (value, 0o644) for name, value in (self._objects.account or {}).items()}
         for kind in {"secret", "configMap"} & volume.keys():

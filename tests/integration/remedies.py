@@ -21,22 +21,18 @@ spec:
 
 
 def on_record(run: Path, kind: str) -> list[dict[str, Any]]:
-    """What there is of a kind, by now."""
     return entries(run / "decisions.jsonl", kind) if (run / "decisions.jsonl").exists() else []
 
 
 def remedies(run: Path) -> list[dict[str, Any]]:
-    """What was done about stragglers."""
     return on_record(run, "remedy")
 
 
 def states(run: Path) -> list[tuple[str, str, int]]:
-    """The same in short."""
     return [(one["state"], one["reason"], one["rank"]) for one in remedies(run)]
 
 
 def say(path: Path, text: str) -> None:
-    """From now on, a file that the job reads says this."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ import pytest
 
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, missing, prepared, put_status, stored_trace
+from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, put_status, stored_trace
 from tests.integration.processes import wait_until
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 SOON_S = 60.0
 REPORT = {
@@ -32,12 +29,6 @@ REPORT = {
     "captures_total": 1,
     "cost": {"stragglers_s": 12.5},
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds") as one:
-        yield one
 
 
 @pytest.fixture

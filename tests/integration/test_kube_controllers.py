@@ -21,16 +21,13 @@ from sftriage.runtime.hub_server import is_up, nats_server
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.hubs import free_port
-from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, missing, prepared
+from tests.integration.kube import ANY, Cluster, Operators, OwnCluster
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
 
-pytestmark = [
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-    pytest.mark.skipif(bool(os.environ.get(ANY)), reason="a cluster in which something runs makes pods of its own"),
-]
+pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
@@ -56,12 +53,6 @@ spec:
       capture: {profiler: stacks, steps: 3, max_seconds: 20, control_ranks: 0}
   limits: {captures_per_run: 3, overhead_budget: 100%}
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds", "rbac") as one:
-        yield one
 
 
 class Job:
@@ -93,7 +84,6 @@ class Job:
             raise
 
     def _begin(self, namespace: str) -> None:
-        """Have the operator make the job's objects, and bring them here."""
         self.server.create(yaml.safe_load(POLICY), namespace)
         self.operators.start()
         self.training = TrainingJob(self.server, namespace)
@@ -164,7 +154,6 @@ class Job:
         return found[0].get("status", {}) if found else {}
 
     def ask(self, name: str, **spec: Any) -> None:
-        """Ask for a capture as a person."""
         body = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
         about = {"name": name}
         said = {"job": self.ref.name, "reason": "why?", "requested_by": {"username": "jane"}, **spec}

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,25 +18,16 @@ from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
-from tests.integration.kube import K8S, Cluster, missing, prepared, put_status
+from tests.integration.kube import K8S, put_status
 from tests.integration.processes import wait_until
 from tests.scenario import row
 from tests.unit.conftest import manifest_of
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 NOW_S = 1_800_000_000.0
 HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds") as one:
-        yield one
-
-
 def documented(kind: str = "TriagePolicy") -> dict[str, str]:
-    """Every object of a kind that a page of the documentation has whole."""
     pages = {page.stem: page.read_text() for page in sorted((K8S.parent / "docs").glob("*.md"))}
     blocks = {name: re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) for name, text in pages.items()}
     return {
@@ -174,7 +164,6 @@ GOOD = yaml.safe_load(find("default").read_text())
 
 
 def wrong(path: str, value: object) -> dict:
-    """The default policy with one thing changed."""
     changed = copy.deepcopy(GOOD)
     *above, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     inner = changed

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from sftriage.kube.webhook import issued
-from tests.integration.kube import K8S, Cluster, Laptop, missing, prepared
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds") as one:
-        yield one
-
+from tests.integration.kube import K8S, Laptop
 
 LABELS = {"batch.kubernetes.io/job-name": "train"}
 
@@ -109,7 +100,7 @@ def test_an_installation_that_does_not_work_is_looked_through(server, namespace,
 def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):
     """GIVEN a person without rights THEN that is said, and what they may not look at is not called wrong."""
     server.kubectl("apply", "-f", str(K8S / "rbac"))
-    as_operator = server.as_operator(tmp_path)
+    as_operator = server.as_account(tmp_path)
     findings = Laptop(as_operator, laptop.home, namespace).json("doctor", code=1)
     states = {one["code"]: one["state"] for one in findings}
     assert states["rights"] == "wrong"
@@ -117,8 +108,9 @@ def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, lap
     assert "create tracecaptures" in next(one["says"] for one in findings if one["code"] == "rights")
 
 
-def test_an_operator_is_found_wherever_it_was_installed(server, namespace, laptop, tmp_path):
+def test_an_operator_is_found_wherever_it_was_installed(server, namespace, laptop, tmp_path, request):
     """GIVEN sftriage in a namespace of its owner's choosing, as a chart has it, THEN it and its rights are found."""
+    request.addfinalizer(lambda: server.prepare("rbac"))
     with server.namespace() as chosen:
         for file in ("rbac/operator.yaml", "operator/deployment.yaml", "webhook/deployment.yaml"):
             text = (K8S / file).read_text().replace("sftriage-system", chosen)

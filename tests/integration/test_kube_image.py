@@ -34,7 +34,6 @@ class Stage:
 
 
 def stages(text: str) -> list[Stage]:
-    """The stages of a Dockerfile."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     found: list[Stage] = []
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
@@ -90,7 +89,6 @@ def context(folder: Path) -> Path:
 
 
 def ran(name: str, script: str, folder: Path, mounts: dict[str, Path], user: int = 0) -> str:
-    """Run a script as a stage would; what it said."""
     volumes = [{"name": f"v{number}", "hostPath": {"path": str(path)}} for number, path in enumerate(mounts.values())]
     where = [{"name": f"v{number}", "mountPath": path} for number, path in enumerate(mounts)]
     container = {

@@ -16,24 +16,15 @@ from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
-from tests.integration.kube import ANY, K8S, Cluster, Operators, missing, prepared
+from tests.integration.kube import ANY, K8S, Cluster, Operators
 from tests.integration.processes import DEADLINE_S, wait_until
 
-pytestmark = [
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-    pytest.mark.skipif(bool(os.environ.get(ANY)), reason="a cluster in which something runs makes pods of its own"),
-]
+pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
 
 SOON_S = 60.0
 LEASE = "sftriage-system/sftriage-operator"
 DEFAULTS = InjectionSettings()
 OBJECTS = ("serviceaccount", "rolebinding", "configmap", "service", "networkpolicy", "secret", "deployment")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds", "rbac") as one:
-        yield one
 
 
 SETTINGS = InjectionSettings(image="registry.example/sftriage@sha256:12")
@@ -75,13 +66,11 @@ class TrainingJob:
         self.server.kubectl("create", *where, "--validate=false", "-f", "-", text=json.dumps(pod))
 
     def end_pod(self, number: int, phase: str = "Succeeded") -> None:
-        """Have a pod end, as a kubelet says it."""
         path = f"/api/v1/namespaces/{self.ref.namespace}/pods/{self.ref.name}-{number}"
         body = {**json.loads(self.server.kubectl("get", "--raw", path).stdout), "status": {"phase": phase}}
         self.server.kubectl("replace", "--raw", f"{path}/status", "-f", "-", text=json.dumps(body))
 
     def objects(self) -> dict[str, Any]:
-        """What there is of its controller, by kind."""
         found, selector = {}, f"sftriage.dev/job={self.ref.object_name}"
         for kind in OBJECTS:
             items = self.server.get(kind, "-l", selector, namespace=self.ref.namespace)["items"]
@@ -90,12 +79,10 @@ class TrainingJob:
         return found
 
     def policies(self) -> list[str]:
-        """The policies that its controller is given, in order."""
         data = self.objects().get("configmap", {}).get("data", {})
         return [parse(text, name).policy.metadata.name for name, text in sorted(data.items())]
 
     def injected(self) -> tuple[str, str]:
-        """What its report says of whether sftriage is in its pods."""
         found = self.server.kubectl(
             *("get", "trep", self.ref.object_name, "-n", self.ref.namespace, "-o", "json"), check=False
         )

@@ -15,28 +15,11 @@ import yaml
 from sftriage.policy.in_force import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import (
-    OPERATOR,
-    Cluster,
-    Operators,
-    OwnCluster,
-    captured,
-    missing,
-    prepared,
-    stored_trace,
-)
+from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured, stored_trace
 from tests.integration.processes import wait_until
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 DEFAULT = yaml.safe_load(find("default").read_text())
 SOON_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds", "rbac") as one:
-        yield one
 
 
 @pytest.fixture
@@ -50,7 +33,6 @@ def policy(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def standing(server: Cluster, namespace: str) -> dict[str, tuple[str, ...]]:
-    """Each policy's conditions, of those that were looked at as they are now."""
     found = server.get("triagepolicies", namespace=namespace)["items"]
     return {
         one["metadata"]["name"]: tuple(
@@ -132,7 +114,7 @@ def test_whoever_writes_at_the_same_time_loses_nothing(server, namespace, operat
     assert served["spec"]["limits"]["captures_per_hour"] == 11
 
 
-@pytest.mark.skipif(bool(os.environ.get("SFTRIAGE_TEST_KUBECONFIG")), reason="a server of others is not ended here")
+@pytest.mark.skipif(OWN not in os.environ or ANY in os.environ, reason="a server of others is not ended here")
 def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     """GIVEN a server that soon forgets WHEN it ends and comes back, and watches expire THEN nothing is missed."""
     rules, audit = tmp_path / "audit.yaml", tmp_path / "audit.log"
@@ -141,7 +123,7 @@ def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     )
     flags = ["--watch-cache=false", "--etcd-compaction-interval=1s"]
     flags += [f"--audit-policy-file={rules}", f"--audit-log-path={audit}"]
-    own = OwnCluster(Path(os.environ["SFTRIAGE_TEST_KUBE_BIN"]), *flags)
+    own = OwnCluster(Path(os.environ[OWN]), *flags)
     with contextlib.closing(own), own.namespace() as namespace:
         own.prepare("crds", "rbac")
         operator = Operators(own, tmp_path, namespace)
@@ -170,7 +152,7 @@ def listed(audit: Path) -> int:
 
 def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
     """GIVEN the operator's own token THEN it reads no secrets, changes no policies, gives only our rights."""
-    mine = Cluster(server.as_operator(tmp_path))
+    mine = Cluster(server.as_account(tmp_path))
     allowed = {
         "list triagepolicies": "yes",
         "watch tracecaptures": "yes",
@@ -215,11 +197,10 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
         refused = mine.kubectl(*role, "--clusterrole=cluster-admin", check=False)
         assert "attempting to grant RBAC permissions not currently held" in refused.stderr
         mine.kubectl(*role, "--clusterrole=sftriage-controller")
-    assert OPERATOR.endswith("sftriage-operator")
 
 
 def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
-    config = yaml.safe_load(server.as_operator(tmp_path).read_text())
+    config = yaml.safe_load(server.as_account(tmp_path).read_text())
     config["users"][0]["user"] = {"token": "nobody's"}
     kubeconfig = tmp_path / "kubeconfig-nobody"
     kubeconfig.write_text(yaml.safe_dump(config))
@@ -255,23 +236,18 @@ def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, 
     assert "options of torch do nothing where the profiler is nsys" in message
 
 
-def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(server, namespace, operator):
+def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(
+    server, namespace, operator, laptop
+):
     """GIVEN a policy in force, one that conflicts, and one that nobody has looked at THEN each is told as it is."""
-    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig), "COLUMNS": "200"}
-
-    def listed_by(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sftriage", "kube", "policy", "-n", namespace, *options]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-    empty = listed_by()
-    assert (empty.returncode, empty.stdout, empty.stderr) == (0, "", f"sftriage: no policy in namespace {namespace}\n")
+    empty = laptop("policy")
+    assert (empty.stdout, empty.stderr) == ("", f"sftriage: no policy in namespace {namespace}\n")
     server.create(policy("a"), namespace)
     server.create(policy("b"), namespace)
     with operator.running():
         becomes(server, namespace, {"a": FINE, "b": CONFLICT})
     server.create(policy("c"), namespace)
-    table = listed_by()
-    assert table.returncode == 0
+    table = laptop("policy")
     lines = [line.split("│") for line in table.stdout.splitlines() if line.startswith("│")]
     assert [[one.strip() for one in line[2:5]] for line in lines if line[2].strip()] == [
         ["a", "1", "yes"],
@@ -280,7 +256,7 @@ def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_
     ]
     assert "a second rule named 'slow-rank'; the first is spec.rules[0] of a" in table.stdout
     assert "nobody has looked at some of them as they are now" in table.stderr
-    rows = json.loads(listed_by("--json").stdout)
+    rows = laptop.json("policy")
     assert [(one["policy"], one["accepted"]["reason"], one["conflicted"]["reason"]) for one in rows] == [
         ("a", "Valid", "InForce"),
         ("b", "Valid", "Conflicts"),
@@ -290,13 +266,11 @@ def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_
 
 @pytest.fixture
 def traces(tmp_path) -> tuple[RemoteStore, Manifest]:
-    """A store that hosts share, with one capture, and its manifest."""
     (tmp_path / "traces").mkdir()
     return stored_trace(tmp_path, str(tmp_path / "traces"))
 
 
 def with_finalizer(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest) -> str:
-    """A TraceCapture whose trace is in a store, whose finalizer is there; its name."""
     name = captured(server, namespace, store, manifest)
     finalizers = wait_until(
         lambda: server.get("tracecapture", name, namespace=namespace)["metadata"].get("finalizers"), SOON_S

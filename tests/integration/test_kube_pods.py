@@ -9,8 +9,6 @@ import base64
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,17 +20,17 @@ import yaml
 
 from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import job_of
-from tests.integration.kube import K8S, OWN, SYSTEM, OwnCluster, missing, stored_trace
+from tests.integration.kube import ANY, K8S, SYSTEM, Laptop, Operators, OwnCluster, stored_trace
 from tests.integration.kube import captured as with_trace
 from tests.integration.namespaces import Hosts, hosts_of
 from tests.integration.pods import Image, Objects, Place, Pod, running
 from tests.integration.pods import missing as no_containers
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, environment_of, served
 from tests.integration.test_auto_seams import POLICY
 from tests.unit.kube.pods import JOBSET, pod
 
-_WHY = missing() or no_containers() or ("" if os.environ.get(OWN) else f"{OWN} names no programs of an API server")
+_WHY = no_containers() or (f"something runs in the cluster of {ANY}" if ANY in os.environ else "")
 pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -81,13 +79,6 @@ class Forwarded:
         self._loop.close()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[OwnCluster]:
-    with contextlib.closing(OwnCluster(Path(os.environ[OWN]))) as one:
-        one.prepare("crds", "rbac")
-        yield one
-
-
 class Platform:
     """A cluster with nodes, a store, and an operator, and nobody who runs pods but the test."""
 
@@ -117,33 +108,18 @@ class Platform:
     def place(self, number: int) -> Place:
         return Place(f"node-{'abc'[number]}", self.hosts.addresses[number], self.hosts.names[number])
 
-    @contextlib.contextmanager
-    def run(self, body: Mapping[str, Any], number: int, objects: Objects) -> Iterator[Pod]:
-        """Run a pod on a node."""
+    def run(self, body: Mapping[str, Any], number: int, objects: Objects) -> contextlib.AbstractContextManager[Pod]:
         folder = self.folder / str(body["metadata"]["name"])
-        with running(body, folder, objects=objects, place=self.place(number)) as one:
-            yield one
+        return running(body, folder, objects=objects, place=self.place(number))
 
-    @contextlib.contextmanager
-    def operator(self, environment: Mapping[str, str]) -> Iterator[Path]:
-        """The operator, as its own service account; where it says what it does."""
-        (self.folder / "settings.yaml").write_text(yaml.safe_dump(SETTINGS.plain()))
-        command = [sys.executable, "-m", "sftriage", "operator", "--namespace", self.namespace]
-        command += ["--settings", str(self.folder / "settings.yaml")]
-        own = {**os.environ, **environment, "KUBECONFIG": str(self.server.as_operator(self.folder))}
-        path = self.folder / "operator.log"
-        with (
-            path.open("wb") as log,
-            subprocess.Popen(command, stdout=log, stderr=log, env=own) as process,
-            ended(process),
-        ):
-            yield path
-            assert process.poll() is None, path.read_text()
+    def operator(self, environment: Mapping[str, str]) -> contextlib.AbstractContextManager[object]:
+        operators = Operators(self.server, self.folder, self.namespace, SETTINGS)
+        operators.environment |= environment
+        return operators.running()
 
 
 @pytest.fixture
 def platform(server, tmp_path) -> Iterator[tuple[Platform, dict[str, str]]]:
-    """It, and what opens its store from this machine."""
     with (
         served() as store,
         hosts_of(3) as hosts,
@@ -173,7 +149,6 @@ def trainer(number: int, namespace: str, labels: Mapping[str, str], variables: M
 
 
 def injected(body: dict[str, Any]) -> dict[str, Any]:
-    """A pod as the webhook has it, which changes nothing the second time."""
     found = job_of(body)
     assert found is not None
     done = applied(body, injection(body, found, SETTINGS, VERSION).patch)
@@ -182,8 +157,6 @@ def injected(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Started:
-    """A job whose pods run, with its controller on a node of its own."""
-
     def __init__(self, cluster: Platform, bodies: list[dict[str, Any]], pods: contextlib.ExitStack) -> None:
         server, namespace = cluster.server, cluster.namespace
         name = bodies[0]["metadata"]["labels"]["sftriage.dev/job"]
@@ -217,7 +190,6 @@ class Started:
         return "\n".join(one.said for one in (*self.trains, self.controls))
 
     def ends(self) -> None:
-        """The job ends well, whatever its sidecars do."""
         assert [one.wait(DEADLINE_S) for one in self.trains] == ["Succeeded"] * len(self.trains), self.said
 
     def capture(self, cluster: Platform) -> Any:
@@ -281,22 +253,14 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, 
         stored = job.capture(cluster)
     assert stored["status"]["host"]
     # AND one command brings it to the laptop, and another one says why it was made
-    laptop = {**os.environ, **credentials, "KUBECONFIG": str(server.kubeconfig), "XDG_CACHE_HOME": str(tmp_path / "c")}
-
-    def asked(*arguments: str) -> Any:
-        command = [sys.executable, "-m", "sftriage", "kube", *arguments, "-n", namespace, "--json"]
-        done = subprocess.run(
-            command, env=laptop, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    fetched = asked("get", "--job", "resnet", "--rank", str(SLOW))
+    laptop = Laptop(server.kubeconfig, tmp_path, namespace)
+    laptop.environment |= credentials
+    fetched = laptop.json("get", "--job", "resnet", "--rank", SLOW)
     assert (tmp_path / fetched["path"]).stat().st_size == fetched["size_bytes"] > 0
     assert fetched["capture"]["stage"] == "data"
-    (report,) = asked("status", "resnet")
+    (report,) = laptop.json("status", "resnet")
     assert report["captures"] >= 1
-    assert asked("traces", "resnet")["captures"]
+    assert laptop.json("traces", "resnet")["captures"]
 
 
 FAILS_ONCE = 'if mkdir /out/failed 2>/dev/null; then timeout -s KILL 15 "$@"; exit 1; fi; exec "$@"'

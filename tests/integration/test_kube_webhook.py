@@ -24,11 +24,9 @@ from sftriage.kube.injecting import SITE
 from sftriage.kube.jobs import job_of
 from sftriage.kube.webhook import issued
 from tests.integration.hubs import free_port
-from tests.integration.kube import K8S, Cluster, missing, prepared
+from tests.integration.kube import K8S, Cluster
 from tests.integration.processes import ended, wait_until
 from tests.unit.kube.pods import JOBS, pod
-
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 SOON_S = 60.0
 HOST = "127.0.0.1"
@@ -38,12 +36,6 @@ CAPTURE = {
     "metadata": {"name": "look"},
     "spec": {"job": "resnet", "rank": 3, "reason": "why", "profiler": "stacks"},
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Cluster]:
-    with prepared("crds", "rbac", "webhook/rbac.yaml", "certificates/rbac.yaml") as one:
-        yield one
 
 
 class Webhook:
@@ -115,21 +107,18 @@ def webhook(server, tmp_path) -> Iterator[Webhook]:
     server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
 
 
-def created(server: Cluster, body: Any, namespace: str) -> tuple[dict[str, Any], str]:
-    """A pod as a person makes it: as the server has it, and what kubectl warns of."""
-    # (the configuration takes a moment to be known to the server: until then pods are made as they are)
-    done = server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=json.dumps(body))
+def created(server: Cluster, body: Any, namespace: str, *options: str) -> tuple[dict[str, Any], str]:
+    """A pod as the server has it, and what kubectl warns of."""
+    done = server.kubectl("create", *options, "-n", namespace, "-o", "json", "-f", "-", text=json.dumps(body))
     return json.loads(done.stdout), done.stderr
 
 
 def asked(server: Cluster, namespace: str) -> None:
-    """Wait until the server asks the webhook."""
-    body = pod({"sftriage.dev/job-name": "probe"}, name="probe")
-
+    # (the configuration takes a moment to be known to the server: until then pods are made as they are)
     def injected() -> bool:
-        text = json.dumps(body)
-        done = server.kubectl("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-", text=text)
-        return "initContainers" in json.loads(done.stdout)["spec"] or "sftriage" in done.stderr
+        body = pod({"sftriage.dev/job-name": "probe"}, name="probe")
+        found, said = created(server, body, namespace, "--dry-run=server")
+        return "initContainers" in found["spec"] or "sftriage" in said
 
     wait_until(injected, SOON_S)
 
@@ -202,7 +191,6 @@ class Other(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
-    """Somebody else's webhook, which is asked after ours."""
     made = issued([HOST], datetime.now(timezone.utc))
     for name, content in made.items():
         (folder / name).write_bytes(content)
@@ -236,16 +224,10 @@ def test_a_container_that_another_webhook_adds_afterwards_is_watched_too(server,
         body = {**pod({"job-name": "resnet"}), "apiVersion": "v1"}
 
         def watched() -> bool:
-            text = json.dumps(body)
-            done = server.kubectl("create", "--dry-run=server", "-n", namespace, "-o", "json", "-f", "-", text=text)
-            spec = json.loads(done.stdout)["spec"]
+            spec = created(server, body, namespace, "--dry-run=server")[0]["spec"]
             assert len(spec["initContainers"]) == 2
-            paths = [
-                one["value"]
-                for each in spec["containers"]
-                for one in each.get("env", ())
-                if one["name"] == "PYTHONPATH"
-            ]
+            variables = [one for each in spec["containers"] for one in each.get("env", ())]
+            paths = [one["value"] for one in variables if one["name"] == "PYTHONPATH"]
             return [one["name"] for one in spec["containers"]] == ["train", "late"] and paths == [SITE, SITE]
 
         wait_until(watched, SOON_S)
@@ -314,7 +296,7 @@ def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webho
 
 def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(server, tmp_path):
     """GIVEN the manifests as they are WHEN one is made THEN all webhooks trust it; a second time none is."""
-    server.kubectl("apply", "-f", str(K8S / "webhook" / "webhook.yaml"))
+    server.prepare("webhook/webhook.yaml", "certificates/rbac.yaml")
     environment = {**os.environ, "KUBECONFIG": str(server.as_account(tmp_path, "sftriage-certificates"))}
 
     def run(*options: str, code: int = 0) -> str:

@@ -48,7 +48,6 @@ class Job:
         self.both = [self.start(number, *command, *FORKED, RANKS_A_HOST, JOB, spec) for number in range(2)]
 
     def start(self, number, *command):
-        """Start a command of ours on a host."""
         host = self.directory / f"host-{number}"
         host.mkdir(exist_ok=True)
         whole = ["env", "-C", host, sys.executable, "-m", "sftriage", *command]
@@ -62,7 +61,6 @@ class Job:
         wait_until(lambda: len(on_record(self.run, "taken_over")) > known)
 
     def judged(self, more):
-        """Wait until so many windows more are judged."""
         known = len(on_record(self.run, "window"))
         wait_until(lambda: len(on_record(self.run, "window")) >= known + more)
 
@@ -78,7 +76,6 @@ class Job:
 
 @pytest.fixture
 def begin(tmp_path, environment):
-    """Start a job, by what its policy says of remedies. All of it ends with the test."""
     with two_hosts() as hosts:
         yield lambda policy=MITIGATE: Job(hosts, tmp_path, environment, policy)
 

@@ -19,8 +19,6 @@ MITIGATE = "  mitigate: {remedies: [pipeline], min_saving: 2%, steps: 8}\n"
 
 @pytest.fixture
 def begin(start, tmp_path):
-    """Start the job under triage, by a policy, with its links delayed; its run directory, and the file of delays."""
-
     def begin(policy, delays, **spec):
         (tmp_path / "policy.yaml").write_text(policy)
         say(tmp_path / "delays", json.dumps(delays))
@@ -37,7 +35,6 @@ def tried(run):
 
 
 def in_force(run):
-    """Whether something is in force in each group that gradients or results go around in."""
     found = {}
     for path in find_switches(Path(json.loads((run / "run.json").read_text())["rings"])):
         with SwitchFile(path) as file:

@@ -19,7 +19,6 @@ MITIGATE = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
 
 @pytest.fixture
 def begin(start, tmp_path):
-    """Start the job under triage, by a policy; who watches it, and its run directory. All of it ends with the test."""
     with ExitStack() as ending:
 
         def begin(policy, **spec):

@@ -24,7 +24,6 @@ SPEC = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": DELAYS, "mi
 
 
 def trained(environment, **spec):
-    """What a pipeline whose middle link is delayed says of each of its rounds."""
     command = [*FORKED, "4", JOB, json.dumps(SPEC | spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,17 @@ def made(kind: str, name: str, spec: Any, status: Any = None, **metadata: Any) -
     return body if status is None else {**body, "status": status}
 
 
+def kubeconfig(cluster: Any, user: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "own", "cluster": cluster}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "own", "context": {"cluster": "own", "user": "me"}}],
+        "current-context": "own",
+    }
+
+
 def refused(kind: str, part: str, value: Any) -> str:
     """Why a server would refuse a part of an object; "" where it takes it."""
     validator = jsonschema.Draft4Validator(_SCHEMAS[kind][part])

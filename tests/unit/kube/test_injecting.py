@@ -256,22 +256,16 @@ def test_what_is_no_training_job_comes_out_as_it_is(body):
     assert (found.body, found.templates) == (body, 0)
 
 
+JOB_OF_ONE = made("batch/v1", "Job", {"template": TEMPLATE})
 REFUSED = {
     "a TrainJob": (
         made("trainer.kubeflow.org/v1alpha1", "TrainJob", {}),
         "TrainJob resnet: a TrainJob has no pod templates",
     ),
     "a CronJob": (made("batch/v1", "CronJob", {}), "named once it is made"),
-    "a Job without a name": (
-        {**made("batch/v1", "Job", {"template": TEMPLATE}), "metadata": {"generateName": "x-"}},
-        "sftriage.dev/job-name",
-    ),
+    "a Job without a name": ({**JOB_OF_ONE, "metadata": {"generateName": "x-"}}, "sftriage.dev/job-name"),
     "two groups": (
-        made(
-            "leaderworkerset.x-k8s.io/v1",
-            "LeaderWorkerSet",
-            {"replicas": 2, "leaderWorkerTemplate": {"workerTemplate": TEMPLATE}},
-        ),
+        made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"replicas": 2, **LEADERS}),
         "each of its replicas is a job",
     ),
 }
@@ -284,7 +278,7 @@ def test_a_job_whose_name_nobody_knows_yet_is_refused_in_words(body, said):
 
 
 def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_path):
-    job, other = made("batch/v1", "Job", {"template": TEMPLATE}), AS_IT_IS["a Service"]
+    job, other = JOB_OF_ONE, AS_IT_IS["a Service"]
     both = {"apiVersion": "v1", "kind": "List", "items": [job, other]}
     path, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump_all([both, None, other]))
@@ -303,7 +297,7 @@ def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_
 
 
 def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
-    text = yaml.safe_dump(made("batch/v1", "Job", {"template": TEMPLATE}))
+    text = yaml.safe_dump(JOB_OF_ONE)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     out = sftriage("kube", "inject", "-f", "-").out
     assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
@@ -321,10 +315,10 @@ def test_a_file_that_is_none_is_said_in_a_line(sftriage, tmp_path, text):
 
 def test_an_old_cluster_is_said(sftriage, tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(made("batch/v1", "Job", {"template": TEMPLATE})))
+    path.write_text(yaml.safe_dump(JOB_OF_ONE))
     outcome = sftriage("kube", "inject", "-f", str(path), "--server-version", "v1.28.3")
     assert "Kubernetes 1.28 has no sidecars that end with their pod" in outcome.err
-    assert yaml.safe_load(outcome.out) == made("batch/v1", "Job", {"template": TEMPLATE})
+    assert yaml.safe_load(outcome.out) == JOB_OF_ONE
     assert sftriage("kube", "inject", "-f", str(path), "--server-version", "new").code == 2
 
 

@@ -13,6 +13,7 @@ from sftriage.kube.diagnosis import Certificate, certificate
 from sftriage.kube.listing import best, is_of, job_row, of_step, progress_of, stored_of, trace_row
 from sftriage.kube.objects import KINDS
 from sftriage.kube.webhook import issued
+from tests.unit.kube.objects import kubeconfig as config_of
 from tests.unit.kube.objects import made
 
 
@@ -125,14 +126,7 @@ def test_how_far_a_capture_is(body, state, over):
     assert (found, is_over, bool(words)) == (state, over, True)
 
 
-CONFIG = {
-    "apiVersion": "v1",
-    "kind": "Config",
-    "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
-    "users": [{"name": "u", "user": {"token": "x"}}],
-    "contexts": [{"name": "k", "context": {"cluster": "c", "user": "u"}}],
-    "current-context": "k",
-}
+CONFIG = config_of({"server": "https://127.0.0.1:1"}, {"token": "x"})
 
 
 def test_the_definitions_are_printed_for_kubectl(sftriage):
@@ -176,7 +170,7 @@ def test_a_context_that_is_not_in_the_kubeconfig_is_refused(sftriage, kubeconfig
 def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, kubeconfig):
     with socket.create_server(("127.0.0.1", 0)) as held:
         server = f"https://127.0.0.1:{held.getsockname()[1]}"
-    kubeconfig.write_text(yaml.safe_dump({**CONFIG, "clusters": [{"name": "c", "cluster": {"server": server}}]}))
+    kubeconfig.write_text(yaml.safe_dump(config_of({"server": server}, {})))
     refused_in_a_line(sftriage("kube", "policy"), 1, "sftriage: the cluster cannot be reached: ")
 
 
