@@ -25,8 +25,8 @@ from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decisi
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
+from sftriage.runs.decisions import WindowRow, row_of
 from sftriage.runs.directory import RunDirectory, RunInfo, create
-from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore

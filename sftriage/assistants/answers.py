@@ -19,19 +19,18 @@ from sftriage import __version__
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
-from sftriage.reports.texts import explanation_lines, manifest_lines, markdown
+from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.captures import Damaged
-from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
+from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
-from sftriage.runs.report import run_report
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.stores import shown
+from sftriage.web.report import markdown, run_report
 from sftriage.words.decisions import caused
 from sftriage.words.run import QUESTIONS, reproduced_words
 
@@ -405,7 +404,6 @@ class RunLookup:
         return found
 
     def run_and_view(self, name: str) -> tuple[RunDirectory, View]:
-        """The run of that name, and what is known of it now: see `run` and `view`."""
         run = self.run(name)
         return run, self.view(run)
 

@@ -22,9 +22,10 @@ from sftriage.policy.quantities import size_bytes
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import losses_of
 from sftriage.reduce.stages import Names, load_names
-from sftriage.reports.tables import (
+from sftriage.reports.texts import (
     agreement_table,
     confirmation_sentence,
+    finding_lines,
     frontier_table,
     shares_table,
     stages_table,
@@ -32,7 +33,6 @@ from sftriage.reports.tables import (
     trace_values,
     windows_table,
 )
-from sftriage.reports.texts import finding_lines
 from sftriage.runs.directory import find_run
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.recordings import detection_of, load_recording

@@ -16,7 +16,7 @@ from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.model.captures import ManualRequest, ProfilerChoice
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.words.amounts import place
+from sftriage.words.verdicts import place
 
 INTERRUPTED = 128 + 2
 """What a shell says of a command that Ctrl-C ended."""

@@ -23,7 +23,7 @@ from sftriage.commands.output import JobOutput, notices
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
-from sftriage.words.amounts import place
+from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import JobController

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sftriage.commands.options import RunOption, argument, option
 from sftriage.commands.output import lists, notices, print_json, write
-from sftriage.reports.tables import decisions_table
+from sftriage.reports.texts import decisions_table
 from sftriage.runs.directory import find_run
 
 

@@ -15,10 +15,9 @@ from sftriage.commands.options import option
 from sftriage.commands.output import notices, print_json, results, write
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause, parse_fault
 from sftriage.errors import UsageError
-from sftriage.reports.tables import frontier_table
-from sftriage.words.amounts import milliseconds, place, size, some_ranks, span
+from sftriage.reports.texts import frontier_table
 from sftriage.words.decisions import caused, cost_sentence
-from sftriage.words.verdicts import verdict_sentence
+from sftriage.words.verdicts import milliseconds, place, size, some_ranks, span, verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console

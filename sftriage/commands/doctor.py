@@ -14,7 +14,7 @@ from sftriage.commands.output import print_json, results, say, write
 from sftriage.runs.directory import find_run
 from sftriage.runs.liveness import running_ranks
 from sftriage.runtime.doctor import JobFound, examine, try_job
-from sftriage.words.amounts import counted
+from sftriage.words.verdicts import counted
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 

@@ -34,7 +34,7 @@ from sftriage.policy.in_force import shipped
 from sftriage.reports.watch_lines import clean
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore, checked_url
-from sftriage.words.amounts import span
+from sftriage.words.verdicts import span
 
 NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
 EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Those of all namespaces.")]

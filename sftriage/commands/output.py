@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sftriage.commands.cli import ReaderGone
 from sftriage.model.windows import plain
-from sftriage.words.amounts import counted, place
+from sftriage.words.verdicts import counted, place
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

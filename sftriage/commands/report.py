@@ -15,9 +15,9 @@ from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lateness import HeatMap, control_of
-from sftriage.runs.report import RunReport, capture_report, run_named, run_report
 from sftriage.runs.source import RunSource
-from sftriage.words.amounts import clock_time, place
+from sftriage.web.report import RunReport, capture_report, flames_of, html, markdown, run_named, run_report
+from sftriage.words.verdicts import clock_time, place
 
 
 def report(
@@ -70,11 +70,8 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
         raise UsageError(view.problem)
     told = run_report(view)
     if form == "md":
-        from sftriage.reports.texts import markdown
-
         return markdown(told, made)
     from sftriage.web.charts import StepRange, timeline
-    from sftriage.web.report import flames_of, html
     from sftriage.web.run_page import heat_steps
 
     axis = StepRange().axis(view.rows)
@@ -96,11 +93,7 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
     where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
     told: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
-        from sftriage.reports.texts import markdown
-
         return markdown(told, made)
-    from sftriage.web.report import flames_of, html
-
     lanes = None
     if source is not None and view is not None:
         asked = view.asked_by(manifest.capture_id)

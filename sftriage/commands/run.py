@@ -21,7 +21,7 @@ from sftriage.commands.options import argument, option
 from sftriage.commands.output import JobOutput
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
-from sftriage.words.amounts import place
+from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
     from sftriage.runtime.copies import Keeping

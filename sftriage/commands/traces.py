@@ -35,8 +35,7 @@ from sftriage.commands.ui import serve_page
 from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageError
 from sftriage.model.captures import Profiler
 from sftriage.policy import quantities
-from sftriage.reports.tables import captures_table, decisions_table
-from sftriage.reports.texts import manifest_lines
+from sftriage.reports.texts import captures_table, decisions_table, manifest_lines
 from sftriage.runs.captures import (
     StoredState,
     cause_values,
@@ -58,7 +57,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.trainer.sampler import NAME as STACKS_NAME
-from sftriage.words.amounts import place, size, span
+from sftriage.words.verdicts import place, size, span
 
 if TYPE_CHECKING:
     from sftriage.reduce.opening import Program, StoredFile

@@ -15,7 +15,7 @@ from sftriage.commands.options import CapturesChoice, option
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
-from sftriage.words.amounts import place
+from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -30,7 +30,7 @@ from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_gro
 from sftriage.model.windows import JobStatus
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.rings import ReadCounts, joined_statuses
-from sftriage.words.amounts import counted
+from sftriage.words.verdicts import counted
 
 log = logging.getLogger("sftriage")
 

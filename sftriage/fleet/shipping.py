@@ -37,7 +37,7 @@ from sftriage.fleet.wire import (
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 from sftriage.trainer.layout import RingInfo
-from sftriage.words.amounts import size
+from sftriage.words.verdicts import size
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

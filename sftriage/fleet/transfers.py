@@ -25,7 +25,7 @@ from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore, Upload
 from sftriage.traces.uploading import Sender
-from sftriage.words.amounts import size
+from sftriage.words.verdicts import size
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -31,7 +31,7 @@ from sftriage.kube.jobs import (
 )
 from sftriage.kube.objects import GROUP, KINDS, Body, condition, status_of
 from sftriage.traces.remote import RemoteStore, checked_url
-from sftriage.words.amounts import clock, lasted
+from sftriage.words.verdicts import clock, lasted
 
 SYSTEM = "sftriage-system"
 """The namespace that `k8s/` installs sftriage in. A chart is installed anywhere."""

@@ -58,8 +58,8 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import NAMING
 from sftriage.policy.contradictions import in_capture
+from sftriage.runs.decisions import RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource, View
 from sftriage.sinks.stream import Sink

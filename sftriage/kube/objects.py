@@ -19,8 +19,8 @@ from sftriage.policy.contradictions import in_capture
 from sftriage.policy.parsing import path_text
 from sftriage.policy.schema import Name, PolicyModel, ProfilerRun, Rank, Stage
 from sftriage.traces.manifest import FileName, Sha256
-from sftriage.words.amounts import clock
 from sftriage.words.run import Face
+from sftriage.words.verdicts import clock
 
 Body = Mapping[str, Any]
 """An object as the API server has it."""

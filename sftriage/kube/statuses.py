@@ -42,17 +42,16 @@ from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import RemedyChanged
 from sftriage.policy.in_force import PolicySet
 from sftriage.policy.parsing import MAX_SHOWN, LoadedPolicy, PolicyError, Problem, parse
-from sftriage.runs.following import WindowRow
+from sftriage.runs.decisions import WindowRow
 from sftriage.runs.glance import Glance, advice_of_run, captures_cost_s, glance_of, remedy_line, tried_in
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest, first_problem
-from sftriage.words.amounts import clock
 from sftriage.words.decisions import caused
 from sftriage.words.kube import NEWS, REPRODUCED, capture_sentence, removal_sentence
 from sftriage.words.kube import POLICIES as POLICY_WORDS
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 from sftriage.words.run import NOTHING, link_name, remedy_told, reproduced_words
-from sftriage.words.verdicts import explained
+from sftriage.words.verdicts import clock, explained
 
 
 def policy_text(body: Body, metadata: Mapping[str, Any]) -> str:

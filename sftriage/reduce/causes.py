@@ -27,8 +27,8 @@ from sftriage.reduce.samples import (
     spots,
 )
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo, StageProfile
-from sftriage.words.amounts import milliseconds
 from sftriage.words.decisions import COUNTED, COUNTED_STEP, DOES, HOST_STEP, NEXT_STEP
+from sftriage.words.verdicts import milliseconds
 
 LEAST_FRACTION = 0.04
 """Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""

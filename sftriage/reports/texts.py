@@ -1,27 +1,293 @@
-"""Why a window was decided as it was, a manifest, a report in Markdown, and a replayed policy: as lines of text."""
+"""What commands print of verdicts, decisions, captures, traces and replayed policies: tables and lines of text.
+
+Functions take records and give rich tables or strings; nothing here prints.
+"""
 
 from __future__ import annotations
 
-import re
+import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
 from sftriage.model.captures import Decision, Outcome
+from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
-from sftriage.words import decisions
-from sftriage.words.amounts import counted, milliseconds, size, some_ranks, span
-from sftriage.words.run import QUESTIONS, remedy_told
-from sftriage.words.verdicts import explain, system_sentence, verdict_sentence, when, where, who
+from sftriage.words import decisions, verdicts
+from sftriage.words.run import remedy_told
+from sftriage.words.verdicts import every, milliseconds, numbers, size, span, verdict_sentence, where, who
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sftriage.controller.replay import ReplayedDecision
     from sftriage.model.events import RemedyChanged, WindowJudged
-    from sftriage.model.verdicts import Verdict
-    from sftriage.runs.report import RunReport
+    from sftriage.reduce.stages import Reduction
+    from sftriage.reduce.together import Agreement
+    from sftriage.runtime.reducing import Confirmation
+    from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.manifest import Findings, Manifest
+    from sftriage.traces.stores import StoreCondition
+
+LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
+OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
+
+
+def titled(title: str, left: Sequence[str], right: Sequence[str] = (), **options: Any) -> Table:
+    """A table with a title over its left edge, whose ``left`` columns come first, and the ``right`` are numbers."""
+    table = Table(title=title, title_justify="left", **options)
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
+    return table
+
+
+def frontier_table(verdict: Verdict) -> Table:
+    """Where a window's exposed time went, stage by stage."""
+    clock = f", {verdict.clock} clock" if verdicts.CLOCKS[verdict.clock] else ""
+    title = f"Frontier, {span(verdict.first_step, verdict.last_step)}{clock}"
+    table = titled(title, ["stage"], ["advance", "share", "leader"])
+    for stage, advance_s in verdict.advances_s.items():
+        share, leader = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0, verdict.leaders[stage]
+        led = "(together)" if stage in verdict.sync else "" if leader is None else f"rank {leader}"
+        table.add_row(stage, milliseconds(advance_s), f"{share:.0%}", led)
+    table.add_section()
+    table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
+    return table
+
+
+def windows_table(judged: Iterable[Verdict]) -> Table:
+    """A line a window."""
+    seen = list(judged)
+    table = Table(title="Windows", title_justify="left")
+    started_again = _started_again(one.attempt for one in seen)
+    for column in (*started_again, "steps", "verdict", "a step", "suspect", "gain", "how often"):
+        table.add_column(column, justify="right" if column in ("a step", "gain", "how often") else "left")
+    for verdict in seen:
+        label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
+        for suspect in verdict.suspects[:1]:
+            how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
+            named = f"{who(suspect)}, {where(suspect)}{'' if verdict.named else ' (candidate)'}"
+            suspected = [named, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
+        table.add_row(
+            *(str(verdict.attempt + 1) for _ in started_again),
+            numbers(verdict.first_step, verdict.last_step),
+            Text(label, LABEL_STYLES[verdict.label]),
+            milliseconds(verdict.step_s),
+            *suspected,
+        )
+    return table
+
+
+def _started_again(attempts: Iterable[int]) -> tuple[str, ...]:
+    return ("attempt",) if any(attempts) else ()
+
+
+_Cell = Callable[["CaptureRow"], str]
+_FOLDED = {"job": 12, "cause": 32}
+_DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "created (UTC)"})
+
+
+def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
+    """A line a decision, as `decision_values` gives them."""
+    started_again = _started_again(one["attempt"] for one in decided)
+    table = titled("Decisions", ["time (UTC)", *started_again, "steps", "label", "outcome", "reason"])
+    for decision in decided:
+        became = [
+            f"rank {one['rank']}: {one['state']}" + (f", {one['detail']}" if one["detail"] else "")
+            for one in decision["results"]
+        ]
+        table.add_row(
+            f"{verdicts.moment(decision['time_s']):%H:%M:%S}",
+            *(str(decision["attempt"] + 1) for _ in started_again),
+            numbers(decision["first_step"], decision["last_step"]),
+            Text(decision["label"], LABEL_STYLES.get(decision["label"], "")),
+            Text(decision["outcome"], OUTCOME_STYLES[decision["outcome"]]),
+            "; ".join([decision["words"], *became]),
+        )
+    return table
+
+
+def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:
+    """A line a capture, with its run where there are several, and its host where that is another one than this.
+
+    Ids of captures and runs are copied: none is ever broken.
+
+    Args:
+        rows: the captures.
+        conditions: whether each is there as it was put; the column is there once one is not.
+        width: characters in a line; what finds no room there is left to `sftriage traces show`.
+    """
+    several = len({(row.job, row.run) for row in rows}) > 1
+    states = {
+        (row.store, row.reference): condition.state if condition else ""
+        for row, condition in zip(rows, conditions, strict=True)
+    }
+    columns: dict[str, _Cell] = {
+        **({"job": lambda row: row.job, "run": lambda row: row.run} if several else {}),
+        "capture": lambda row: row.capture_id,
+        **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
+        "rank": lambda row: str(row.rank),
+        **({"host": lambda row: row.host} if {row.host for row in rows} - {socket.gethostname()} else {}),
+        "suspect stage": _stage_of,
+        **({"cause": lambda row: row.why_slow.short if row.why_slow else ""} if any(row.cause for row in rows) else {}),
+        "captured steps": lambda row: numbers(row.first_step, row.last_step),
+        "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
+        "size": lambda row: size(row.size_bytes),
+        "because of window": _window_of,
+        "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
+    }
+    # Every cell has a space on either side, and a line.
+    left, widths = width - 1, {name: _width(name, map(cell, rows)) for name, cell in columns.items()}
+    if left < sum(needed + 3 for name, needed in widths.items() if name not in _DISPENSABLE):
+        return _captures_list(rows, columns)
+    chosen: dict[str, int] = {}
+    for name, needed in widths.items():
+        if name not in _DISPENSABLE or needed + 3 <= left:
+            left -= needed + 3
+            chosen[name] = needed
+    table = Table(title="Captures", title_justify="left")
+    for name, needed in chosen.items():
+        # What is left over goes to names that would otherwise take two lines.
+        more = max(0, len(name) - needed)
+        more = more if more <= left else 0
+        left -= more
+        right = name in ("rank", "size")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", width=needed + more)
+    for row in rows:
+        table.add_row(*(columns[str(column.header)](row) for column in table.columns))
+    return table
+
+
+def _stage_of(row: CaptureRow) -> str:
+    if row.role == "control":
+        return "(control)"
+    return decisions.stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
+
+
+def _window_of(row: CaptureRow) -> str:
+    return "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
+
+
+def _width(name: str, cells: Iterable[str]) -> int:
+    widest = max(map(cell_len, cells), default=0)
+    return max(min(widest, _FOLDED.get(name, widest)), *map(len, name.split()))
+
+
+def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Table:
+    """The same where a line has no room for a table: some lines a capture, and nothing of them is cut off."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column("name")
+    table.add_column("value", overflow="fold")
+    for row in rows:
+        for name, cell in columns.items():
+            if text := cell(row):
+                table.add_row(name, text)
+        table.add_section()
+        table.add_row()
+    return table
+
+
+ORIGINS = {
+    "sftriage": "marked by sftriage",
+    "names": "told by the names of the field",
+    "map": "told by the map of names",
+}
+
+
+def trace_values(one: Reduction) -> dict[str, Any]:
+    """A reduction as JSON values."""
+    trace, steps = one.trace, one.steps
+    return {
+        "source": trace.source,
+        "rank": trace.rank,
+        "world_size": trace.world_size,
+        "job": trace.job,
+        "capture_id": trace.capture_id,
+        "origin": one.origin,
+        "stages": one.schema.stages,
+        "sync": one.schema.sync,
+        "steps": steps.number_N.tolist(),
+        "start_ns": steps.start_N.tolist(),
+        "step_ns": (steps.end_N - steps.start_N).tolist(),
+        "durations_ns": one.durations_ns_NS.tolist(),
+        "mean_s": one.mean_s,
+        "absolute": trace.absolute,
+        "notes": one.notes,
+    }
+
+
+def stages_table(one: Reduction) -> Table:
+    """What each stage of a trace took."""
+    steps = one.steps
+    whose = "a trace of no known rank" if one.trace.rank is None else f"rank {one.trace.rank}"
+    title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
+    caption = {"caption": one.trace.source, "caption_justify": "left"}
+    table = titled(title, ["stage"], ["mean", "least", "most", "share"], **caption)
+    lasts_N = steps.end_N - steps.start_N
+    for stage, its_N in zip(one.schema.stages, one.durations_ns_NS.T, strict=True):
+        name = f"{stage} (sync)" if stage in one.schema.sync else stage
+        table.add_row(name, *_times(its_N), f"{its_N.mean() / lasts_N.mean():.0%}")
+    table.add_section()
+    table.add_row("step", *_times(lasts_N), "100%")
+    return table
+
+
+def _times(ns_N: NDArray[Any]) -> list[str]:
+    return [milliseconds(float(value) * 1e-9) for value in (ns_N.mean(), ns_N.min(), ns_N.max())]
+
+
+def agreement_table(agreement: Agreement) -> Table:
+    """Trace against signal, stage by stage."""
+    title = f"Rank {agreement.rank}, trace against signal, steps {agreement.first_step} to {agreement.last_step}"
+    table = titled(title, ["stage"], ["trace", "signal", "difference", "allowed"])
+    table.add_column("agrees")
+    for one in agreement.stages:
+        times = (milliseconds(one.trace_s), milliseconds(one.signal_s), f"{one.difference_s * 1e3:+.2f} ms")
+        table.add_row(
+            one.stage, *times, milliseconds(one.allowed_s), Text("yes") if one.agrees else Text("no", "bold red")
+        )
+    return table
+
+
+def confirmation_sentence(confirmation: Confirmation) -> str:
+    """Whether the heavy trace agrees with the coarse signal."""
+    parts = []
+    for agreement in confirmation.ranks:
+        off = [one for one in agreement.stages if not one.agrees]
+        asked = next((one for one in agreement.stages if one.stage == agreement.stage), None)
+        said = f"rank {agreement.rank}: {agreement.agrees}"
+        if asked is not None:
+            said += f", {asked.stage} {milliseconds(asked.trace_s)} against {milliseconds(asked.signal_s)}"
+        if off:
+            said += f"; apart: {', '.join(f'{one.stage} {one.difference_s * 1e3:+.1f} ms' for one in off)}"
+        parts.append(said)
+    if confirmation.verdict is not None:
+        same = "the same" if confirmation.verdicts_agree else f"another: {verdict_sentence(confirmation.verdict)}"
+        parts.append(f"the signal's verdict on these steps is {same}")
+    return f"agrees: {confirmation.agrees} ({'; '.join(parts)})"
+
+
+def shares_table(findings: Findings) -> Table:
+    """What took the suspect stage's time, as self time."""
+    rank = "" if findings.suspect.rank is None else f" of rank {findings.suspect.rank}"
+    beside = "control" if findings.beside == "rank" else "other steps"
+    numbers = ["self", beside, "calls"] if findings.control else ["self", "calls"]
+    table = titled(f"What filled {findings.stage}{rank}, self time a step", ["name", "what"], numbers)
+    table.columns[0].overflow = "fold"
+    for share in findings.shares:
+        control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
+        what = f"{share.kind}, waits" if share.waits else share.kind
+        calls = f"{share.calls:.1f}" if share.calls else ""
+        table.add_row(share.name, what, milliseconds(share.self_s), *control, calls)
+    return table
 
 
 def resolves(verdict: Verdict, decision: Decision) -> str:
@@ -36,7 +302,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     ``remedies`` are what had been done about stragglers by then.
     """
     verdict, decision = event.verdict, event.decision
-    explanation = explain(verdict)
+    explanation = verdicts.explain(verdict)
     yield verdict_sentence(verdict)
     # (what is asked of nothing is no threshold)
     amounts = {"s": milliseconds, "fraction": "{:.1%}".format, "log odds": "{:.1f}".format}
@@ -46,8 +312,9 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     if verdict.suspects:
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} of each slow step ({first.share:.1%})"
-        yield f"{'Suspect:  ' if verdict.named else 'Candidate:'} {who(first)}, {where(first)}, {when(first)}: {gain}"
-        if done := system_sentence(verdict):
+        named = f"{who(first)}, {where(first)}, {verdicts.when(first)}"
+        yield f"{'Suspect:  ' if verdict.named else 'Candidate:'} {named}: {gain}"
+        if done := verdicts.system_sentence(verdict):
             yield f"System:    {done}"
     if verdict.suspects and explanation.runner_up is None:
         yield "Runner-up: nobody else would save much if mended alone"
@@ -107,7 +374,9 @@ def _reproduced(manifest: Manifest) -> str:
         return "it cannot be told whether the fault was there"
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
-    there = f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}"
+    there = (
+        f"{found.answer}: {whose} was in {found.steps_with} of {verdicts.counted(found.steps, 'captured step')}{due}"
+    )
     before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
     over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
     return f"{there}; the suspect took {over} than its peers ({before})"
@@ -117,7 +386,7 @@ def _why(manifest: Manifest) -> str:
     trigger = manifest.trigger
     if trigger.label == "asked":
         return "a person asked for it"
-    ranks, stage = some_ranks(trigger.ranks), decisions.stage_suspected(trigger.label, trigger.stage)
+    ranks, stage = verdicts.some_ranks(trigger.ranks), decisions.stage_suspected(trigger.label, trigger.stage)
     return (
         f"{ranks} in {stage} cost {milliseconds(trigger.gain_s)} a step "
         f"({trigger.share:.0%}), in {span(trigger.window.first_step, trigger.window.last_step)}"
@@ -153,58 +422,6 @@ def finding_lines(findings: Findings) -> list[str]:
     if most:
         lines.append(f"on the device: {', '.join(f'{one.words} {milliseconds(one.device_s)}' for one in most)}")
     return lines
-
-
-_MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
-
-
-def markdown(report: RunReport, made: str) -> str:
-    """A report for a chat or a pull request; ``made`` says by what and when."""
-    return "\n".join([*_head(report), *_found_lines(report), f"_{_text(made)}_", ""])
-
-
-def _text(words: str) -> str:
-    return _MEANS_SOMETHING.sub(r"\\\1", words)
-
-
-def _head(report: RunReport) -> Iterator[str]:
-    yield f"# {_text(report.title)}"
-    yield ""
-    yield ", ".join(f"{name} {_text(value)}" for name, value in report.about)
-    yield ""
-    glance = report.glance
-    if glance is None:
-        return
-    yield f"**{_text(glance.headline)}.** {_text(glance.sentence)}"
-    if glance.cause is not None:
-        yield from ("", f"**{_text(decisions.caused(glance.cause))}**")
-    yield ""
-    for one in glance.answers:
-        yield f"- **{QUESTIONS[one.question]}** {_text('; '.join((one.text, *one.more)))}"
-    if glance.steps:
-        yield from ("", "## What to do next", "")
-        for number, step in enumerate(glance.steps, start=1):
-            yield f"{number}. {_text(step.text)}{f' `{step.command}`' if step.command else ''}"
-    yield ""
-
-
-def _found_lines(report: RunReport) -> Iterator[str]:
-    if (frontier := report.frontier) is not None:
-        yield f"## Where a step's time went, steps {frontier.first_step:,} to {frontier.last_step:,}"
-        yield from ("", "| stage | advance | share |", "| --- | ---: | ---: |")
-        for stage, advance_s in frontier.advances_s.items():
-            share = advance_s / frontier.exposed_s if frontier.exposed_s else 0.0
-            yield f"| {_text(stage)} | {milliseconds(advance_s)} | {share:.0%} |"
-        yield from (f"| **step** | {milliseconds(frontier.exposed_s)} | 100% |", "")
-    for one in report.captures:
-        yield from (f"## {_text(one.title)}", "")
-        if one.why:
-            yield from (_text(one.why), "")
-        for name, words in one.facts:
-            yield f"- **{name}:** {_text(words)}"
-        yield from (f"- **fetch it:** `{one.fetch}`", "")
-    if report.left_out:
-        yield from (f"And {report.left_out:,} captures before these.", "")
 
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
@@ -267,7 +484,7 @@ class ReplayReport:
         first, last = group[0].decision, group[-1].decision
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
-        count = counted(len(group), "window") if first.label != "stalled" else "stall"
+        count = verdicts.counted(len(group), "window") if first.label != "stalled" else "stall"
         about = decisions.reason_sentence(first)
         if first.label == "suspect" and first.outcome != "capture":
             named = group[0].verdict.suspects[0]
@@ -289,10 +506,10 @@ class ReplayReport:
             yield "No window: the recording is shorter than the warm-up and one window."
             return
         lasted = _elapsed(max(one.time_s for one in self.replayed) - self.start_s)
-        made = [counted(self._captures, "capture")]
+        made = [verdicts.counted(self._captures, "capture")]
         if self._messages:
-            made.append(counted(self._messages, "notification"))
-        yield f"{counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(made)}."
+            made.append(verdicts.counted(self._messages, "notification"))
+        yield f"{verdicts.counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(made)}."
         yield ""
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"

@@ -15,44 +15,19 @@ from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGive
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import Damaged
-from sftriage.runs.decisions import DecisionGroup, groups_of
+from sftriage.runs.decisions import CaptureStatus, DecisionGroup, RequestRow, WindowRow, groups_of, picked
 from sftriage.runs.directory import run_so_far
-from sftriage.runs.following import RequestRow, WindowRow, picked
-from sftriage.runs.glance import Glance, glance_of, telling_row
-from sftriage.runs.report import MAX_CAPTURES, Frontier, frontier_of
+from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of, telling_row
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.words.amounts import clock_time, counted, place
 from sftriage.words.decisions import caused, ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import pause_sentence, remedy_told, ring_sentence, triage_off
+from sftriage.words.verdicts import clock_time, counted, place
 
 MAX_DECISIONS = 20
 
 State = Literal["waiting", "warming_up", "going", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureView:
-    """A capture that was asked for, and how it stands.
-
-    ``state`` is a `CaptureState`, or ``damaged`` where what is stored is none.
-    ``asked_by`` is the person who asked, "" where a policy did; ``reproduced`` says whether the fault was in it;
-    ``upload`` is how far it is on its way to a store elsewhere, "" where it goes to none.
-    """
-
-    capture_id: str
-    rank: int | None
-    role: str
-    state: str
-    detail: str = ""
-    first_step: int | None = None
-    last_step: int | None = None
-    size_bytes: int = 0
-    asked_by: str = ""
-    reproduced: str = ""
-    upload: str = ""
-    upload_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +46,7 @@ class Picture:
     telling: WindowRow | None = None
     frontier: Frontier | None = None
     decisions: tuple[DecisionGroup, ...] = ()
-    captures: tuple[CaptureView, ...] = ()
+    captures: tuple[CaptureStatus, ...] = ()
     captured: int = 0
 
 
@@ -93,23 +68,22 @@ def picture(view: View, place: str) -> Picture:
     )
 
 
-def captures_of(view: View) -> tuple[CaptureView, ...]:
+def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     """Every requested capture, newest first; then those in the store that this run did not request."""
     asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
     asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
     asked.sort(key=lambda entry: entry[0])
     known = {
-        one.capture_id: CaptureView(one.capture_id, one.rank, one.role, "running", asked_by=by)
-        for _, by, one in reversed(asked)
+        one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
     }
     stored = {one.capture_id: one for one in view.captures}
     for one in view.captures:
         rank = None if isinstance(one, Damaged) else one.capture.rank
-        known.setdefault(one.capture_id, CaptureView(one.capture_id, rank, "suspect", "stored"))
+        known.setdefault(one.capture_id, CaptureStatus(one.capture_id, rank, "suspect", "stored"))
     return tuple(_as_it_stands(view, one, stored.get(one.capture_id)) for one in known.values())
 
 
-def _as_it_stands(view: View, one: CaptureView, stored: Manifest | Damaged | None) -> CaptureView:
+def _as_it_stands(view: View, one: CaptureStatus, stored: Manifest | Damaged | None) -> CaptureStatus:
     if (sent := view.uploads.get(one.capture_id)) is not None:
         one = replace(one, upload=sent.state, upload_reason=sent.reason)
     result = view.became.get(one.capture_id)
@@ -300,7 +274,7 @@ def events(told: WatchPosition, view: View) -> tuple[WatchPosition, list[dict[st
     return all_of(view), values
 
 
-def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
+def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus]]:
     if len(view.rows) < told.windows or len(view.asks) < told.asks:
         told = WatchPosition()
     new = view.became.keys() - told.ended
@@ -343,7 +317,7 @@ def _captured(asked: Sequence[CaptureRequest]) -> str:
     return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
 
 
-def _ended_said(one: CaptureView, result: CaptureResult) -> str:
+def _ended_said(one: CaptureStatus, result: CaptureResult) -> str:
     if one.state == "damaged":
         return f"No trace of rank {result.rank}: what is stored is damaged: {one.detail}."
     return ended_sentence(result, one.size_bytes)

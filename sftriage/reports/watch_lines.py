@@ -22,19 +22,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sftriage.reports.tables import LABEL_STYLES, OUTCOME_STYLES
-from sftriage.runs.decisions import DecisionGroup
-from sftriage.runs.following import NamedSuspect
+from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
+from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect
 from sftriage.runs.glance import losses_words, on_devices
 from sftriage.runs.source import STALE_S
 from sftriage.traces.manifest import CONTROL
-from sftriage.words.amounts import ago, counted, milliseconds, moment, size, span
 from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
+from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, span
 
 if TYPE_CHECKING:
-    from sftriage.reports.watch import CaptureView, Picture
-    from sftriage.runs.report import Frontier
+    from sftriage.reports.watch import Picture
+    from sftriage.runs.glance import Frontier
 
 WIDE = 60
 """Columns from which on a line says more than the least."""
@@ -312,7 +311,7 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
     return line
 
 
-def _capture(one: CaptureView) -> Text:
+def _capture(one: CaptureStatus) -> Text:
     line = Text("  ").append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
     rank = "" if one.rank is None else f"  rank {one.rank}"
     line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
@@ -399,7 +398,6 @@ class Screen:
 
     @property
     def terminated(self) -> bool:
-        """SIGTERM has come."""
         return signal.SIGTERM in self._signals
 
     def wait(self, timeout_s: float) -> bool:

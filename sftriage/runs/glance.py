@@ -20,13 +20,12 @@ from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
-from sftriage.runs.following import DISTURBED, CaptureStatus, Note, RequestRow, WindowRow, statuses
+from sftriage.runs.decisions import DISTURBED, CaptureStatus, Note, RequestRow, WindowRow, statuses
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
-from sftriage.words.amounts import hours_of_ranks, lasted, milliseconds, rank_hours, span
 from sftriage.words.decisions import caused
-from sftriage.words.verdicts import explained
+from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, rank_hours, span
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
@@ -369,11 +368,8 @@ def _causes(view: View, stands: Glance) -> Iterator[CauseInfo]:
 def _captured(view: View, stands: Glance) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
     captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
-    captures += [f"rank {one.rank}: under way" for one in stands.captures if one.result is None]
-    more = []
-    for one in stands.lost:
-        detail = f", {one.result.detail}" if one.result is not None and one.result.detail else ""
-        more.append(f"rank {one.rank}: {one.state}{detail}")
+    captures += [f"rank {one.rank}: under way" for one in stands.captures if one.state == "running"]
+    more = [f"rank {one.rank}: {', '.join(filter(None, (one.state, one.detail)))}" for one in stands.lost]
     if stands.face != "healthy" and newest.outcome != "capture":
         # (the reasons of a verdict are in how sure it is)
         done = words.decision_phrase(
@@ -523,3 +519,55 @@ def advice_values(advice: remedies.Advice) -> dict[str, Any]:
             for one in advice.remedies
         ],
     }
+
+
+FRONTIER_WINDOWS = 5
+"""Windows that the frontier is the mean of."""
+
+TREND_WINDOWS = 120
+
+MAX_CAPTURES = 20
+"""Captures that are listed, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
+
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
+    a step took in each of more windows, oldest first.
+    """
+
+    first_step: int
+    last_step: int
+    windows: int
+    exposed_s: float
+    advances_s: Mapping[str, float]
+    trend_s: tuple[float, ...]
+
+
+def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
+    """The frontier of the newest windows of the newest attempt that have one; None where none has.
+
+    Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
+    """
+    recent: list[WindowRow] = []
+    for row in reversed(rows):
+        if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
+            break
+        # A step that hangs has no frontier yet.
+        if row.stages and (not recent or row.stages == recent[0].stages):
+            recent.append(row)
+    if not recent:
+        return None
+    taken = recent[:FRONTIER_WINDOWS][::-1]
+    of_stages = zip(*(row.advances_s for row in taken), strict=True)
+    advances_s = {stage: sum(values) / len(taken) for stage, values in zip(recent[0].stages, of_stages, strict=True)}
+    return Frontier(
+        first_step=taken[0].first_step,
+        last_step=taken[-1].last_step,
+        windows=len(taken),
+        exposed_s=sum(advances_s.values()),
+        advances_s=advances_s,
+        trend_s=tuple(row.step_s for row in reversed(recent)),
+    )

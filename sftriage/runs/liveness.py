@@ -128,7 +128,6 @@ class WatcherLook:
     _found: Watcher = field(default_factory=Watcher)
 
     def at(self, now_s: float, rings: Path) -> Watcher:
-        """Who watches it. ``now_s`` is on a clock that only goes on."""
         if not 0.0 <= now_s - self._at_s < LOOK_S:
             self._at_s, self._found = now_s, watcher_of(self.run, rings)
         return self._found
@@ -195,7 +194,6 @@ def _holds(pid: int, lock: Path) -> bool:
 
 
 def _took_over(pid: int, rings: Path) -> bool:
-    """Whether a process is not the one that started the trainers' launcher."""
     launcher = launcher_of(rings)
     if launcher is None:
         return False
@@ -239,7 +237,6 @@ class TelemetryLook:
         return {rank: self._hosts[attempt, rank] for rank in ranks if (attempt, rank) in self._hosts}
 
     def at(self, attempt: int | None) -> RankCoverage:
-        """The ranks of one attempt, or of the newest there is."""
         try:
             seen = (self.directory.stat().st_mtime_ns, attempt)
             if seen != self._seen:

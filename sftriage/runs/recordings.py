@@ -192,7 +192,6 @@ class _Unread:
         self._held: dict[int, StepArrays] = {}
 
     def held(self) -> Mapping[int, StepArrays]:
-        """The next steps of each rank that has any."""
         for rank in [rank for rank in self._unread if rank not in self._held]:
             steps = next(self._unread[rank], None)
             if steps:
@@ -202,7 +201,6 @@ class _Unread:
         return self._held
 
     def up_to(self, last: int) -> list[StepArrays]:
-        """All steps up to this one, rank by rank."""
         taken: list[StepArrays] = []
         more = True
         while more:

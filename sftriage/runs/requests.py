@@ -21,8 +21,8 @@ from sftriage.runs.decisions import decided_in, states_in
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.liveness import WatcherLook
-from sftriage.words.amounts import place
 from sftriage.words.decisions import decision_values
+from sftriage.words.verdicts import place
 
 log = logging.getLogger("sftriage")
 

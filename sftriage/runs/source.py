@@ -18,8 +18,8 @@ from sftriage.model.events import CostMeasured
 from sftriage.policy.state import Losses
 from sftriage.runs import liveness
 from sftriage.runs.captures import CaptureShelf, Damaged
+from sftriage.runs.decisions import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
-from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore, Upload
@@ -141,7 +141,6 @@ class RunSource:
 
     @property
     def directory(self) -> Path | None:
-        """The run directory, once it is found."""
         return None if self._opened is None else self._opened.run.path
 
     def view(self) -> View:

@@ -15,8 +15,8 @@ from sftriage.errors import InputError
 from sftriage.model.events import WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import MOST_FRACTION, Window
+from sftriage.runs.decisions import DISTURBED
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.following import DISTURBED
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.verdict.accounting import Settings, complete_steps, segments, timed
@@ -24,7 +24,7 @@ from sftriage.verdict.units import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.windows.gather import Shape
-from sftriage.words.amounts import milliseconds, some_ranks
+from sftriage.words.verdicts import milliseconds, some_ranks
 
 SHOWN_WORKERS = 4
 

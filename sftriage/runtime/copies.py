@@ -21,7 +21,7 @@ from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import CaptureKey, Store
 from sftriage.traces.uploading import Uploader, UploadProgress
-from sftriage.words.amounts import place
+from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
     from sftriage.policy.in_force import PolicyFiles

@@ -32,7 +32,7 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.seams.patches import NAMES
 from sftriage.trainer.seams.steps import STAGES
 from sftriage.windows.rings import Ring
-from sftriage.words.amounts import counted
+from sftriage.words.verdicts import counted
 
 State = Literal["ok", "limited", "missing"]
 

@@ -24,7 +24,7 @@ from sftriage.runtime.launcher import Launcher
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import Ring
-from sftriage.words.amounts import counted
+from sftriage.words.verdicts import counted
 
 ROOM_BYTES = 1 << 20
 """What a rank's ring takes at most, and some more."""

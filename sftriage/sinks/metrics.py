@@ -131,7 +131,6 @@ class StepTally:
         self._clock: Clock = "host"
 
     def last_step(self, attempt: int) -> int | None:
-        """The last step of an attempt that has been counted; None where there is none."""
         return self._last.last_step if self._last is not None and attempt == self._attempt else None
 
     def take(self, window: Window, clock: Clock = "host") -> tuple[NDArray[np.float64], NDArray[np.bool_]] | None:

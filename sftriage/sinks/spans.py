@@ -175,7 +175,6 @@ class Telling(SpanExporter):
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hand spans over; called in the processor's thread."""
         try:
             result = self._exporter.export(spans)
         except Exception as error:

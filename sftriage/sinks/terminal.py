@@ -27,11 +27,10 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words.amounts import counted, milliseconds
 from sftriage.words.decisions import capturing_sentence, caused, ended_sentence, outcome_sentence, reason_sentence
 from sftriage.words.news import WITHIN_S, RecentLines, news_of
 from sftriage.words.run import disk_failed_sentence, disk_sentence, pause_sentence, remedy_told
-from sftriage.words.verdicts import verdict_sentence
+from sftriage.words.verdicts import counted, milliseconds, verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +100,6 @@ class LineSink(Sink):
         self.say(ended_sentence(result, stored_bytes))
 
     def finish(self) -> None:
-        """The job is over: what waited to be said of it is."""
         if self._waits:
             self.say(self._waits)
 

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Literal
 import msgspec
 
 from sftriage.errors import InputError
-from sftriage.words.amounts import counted
+from sftriage.words.verdicts import counted
 
 PIECE_BYTES = 1 << 17  # of the event list, decoded at once: its events should stay in the processor's cache
 MAX_VALUE_BYTES = 64 << 20  # of one event, or of all that is before or behind the events

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.verdicts import Label
-from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.decisions import RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap
 from sftriage.traces.manifest import Findings, StageProfile
 
@@ -46,7 +46,6 @@ class Axis:
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch], max_columns: int = MAX_COLUMNS) -> Axis | None:
-        """As fine an axis of these steps as there is room for; None of none."""
         if not stretches:
             return None
         each = 1
@@ -62,7 +61,6 @@ class Axis:
         return next((one for one in self.stretches if one.attempt == attempt), None)
 
     def column(self, attempt: int, step: int) -> int | None:
-        """The column that a step is in; None of one that is not on the axis."""
         one = self.stretch(attempt)
         if one is None or not one.first_step <= step <= one.last_step:
             return None
@@ -224,7 +222,6 @@ class StepRange:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> StepRange:
-        """What an address asks for; what was left empty is not asked for."""
         asked = {
             name: int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
             for name in _WORDS
@@ -248,7 +245,6 @@ class StepRange:
         return self == StepRange()
 
     def select(self, rows: Sequence[WindowRow]) -> tuple[WindowRow, ...]:
-        """The windows that touch it."""
         if self.whole or not rows:
             return tuple(rows)
         first, last = self._ends(rows)
@@ -257,7 +253,6 @@ class StepRange:
         return tuple(row for row in touching if attempt is None or row.attempt == attempt)
 
     def axis(self, rows: Sequence[WindowRow]) -> Axis | None:
-        """The axis that it is drawn on; ``rows`` are the windows that touch it."""
         return axis_of(rows, *self._ends(rows)) if rows else None
 
     def _ends(self, rows: Sequence[WindowRow]) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile
 from sftriage.traces.stores import Store, are_beside, verified
 from sftriage.trainer.sampler import FOLDED_NAME, NAME
 from sftriage.web.page import milliseconds, pieces_of, reading_stored
-from sftriage.words.amounts import size
+from sftriage.words.verdicts import size
 
 MAX_BOXES = 150
 """Of one drawing: the widest."""
@@ -403,7 +403,6 @@ class StackDownloads:
         return known
 
     def folded(self, manifest: Manifest, store: Store) -> Response:
-        """The stacks of a capture as a file of collapsed stacks."""
         if stacks_of(manifest) is None:
             raise HTTPException(404, "In this capture no stacks were sampled.")
         with reading_stored():

@@ -42,8 +42,8 @@ from sftriage.traces.store import LocalStore, read_upload
 from sftriage.traces.stores import CaptureKey, Store, chunks, verified
 from sftriage.web.serving import Access, application
 from sftriage.words import run as words
-from sftriage.words.amounts import ago, clock_time, lasted, moment, size
 from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected
+from sftriage.words.verdicts import ago, clock_time, lasted, moment, size
 
 log = logging.getLogger("sftriage")
 
@@ -115,7 +115,6 @@ class Page(ABC, Generic[Source]):
         return {"version": view.version, "runs": None}
 
     async def events(self, request: Request) -> Response:
-        """Says whenever something has changed, as long as the page listens."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._streams >= MAX_STREAMS:

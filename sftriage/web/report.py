@@ -1,20 +1,194 @@
-"""A report as one file of HTML: pictures inside, readable without a script, and without anything from elsewhere."""
+"""A report of a run or of one capture, to hand on: what it says, in Markdown and as one file of HTML.
+
+Reports go to people who have neither the run directory nor an account on its host: they name directories, and not where
+these are. The file of HTML has its pictures inside, is readable without a script, and asks nobody for anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
+from sftriage.runs.captures import Damaged
+from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
-from sftriage.runs.report import RunReport
+from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import Upload
 from sftriage.traces.stores import Store, beside
 from sftriage.web.charts import Timeline, bars_of
 from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates
+from sftriage.words.decisions import caused
+from sftriage.words.run import QUESTIONS, reproduced_words
+from sftriage.words.verdicts import lasted, milliseconds, place, size, span
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureNote:
+    """One capture: what led to it, ``facts`` about it (what, and in words), and the command that fetches its trace."""
+
+    title: str
+    why: str
+    facts: tuple[tuple[str, str], ...]
+    fetch: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What is reported.
+
+    Attributes:
+        title: of what: a job's run, or one capture.
+        about: what else says which one it is.
+        glance: how the run stands; None of a capture alone.
+        frontier: where the time of its last steps went.
+        captures: the newest first, and ``left_out`` how many more there are.
+    """
+
+    title: str
+    about: tuple[tuple[str, str], ...]
+    captures: tuple[CaptureNote, ...]
+    glance: Glance | None = None
+    frontier: Frontier | None = None
+    left_out: int = 0
+
+
+def run_report(view: View) -> RunReport:
+    """The report of a run as it is now."""
+    name, where = Path(view.directory).name, run_named(Path(view.directory))
+    view = replace(view, directory=where)
+    stored = [one for one in view.captures if isinstance(one, Manifest)]
+    info = view.info
+    about = [("run", name)] if info is None else [("job", info.job), ("run", info.run_id), ("policy", info.policy)]
+    if view.rows:
+        first, last = min(row.first_step for row in view.rows), view.rows[-1].last_step
+        about.append(("judged", f"steps {first:,} to {last:,}, {view.windows:,} windows"))
+    if view.telemetry.world_size:
+        about.append(("ranks", f"{view.telemetry.ranks:,} of {view.telemetry.world_size:,} record"))
+    damaged = sum(isinstance(one, Damaged) for one in view.captures)
+    if damaged:
+        about.append(("damaged", f"{damaged:,} captures cannot be read"))
+    return RunReport(
+        title=name if info is None else f"{info.job}, {info.run_id}",
+        about=tuple(about),
+        glance=glance_of(view),
+        frontier=frontier_of(view.rows) if view.rows else None,
+        captures=tuple(_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
+        left_out=max(0, len(stored) - MAX_CAPTURES),
+    )
+
+
+def run_named(directory: Path) -> str:
+    """A run as `--run` finds it from here: its path from here, or its name; never where it is on this machine."""
+    found = Path(os.path.abspath(directory))  # noqa: PTH100  # `resolve` follows links, which have names too
+    return place(found) if found.is_relative_to(Path.cwd()) else found.name
+
+
+def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> RunReport:
+    """The report of one capture. ``where`` is the option that says where it is: of a run, or of a store."""
+    note = _note(manifest, uploads, where)
+    about = (("job", manifest.job), ("run", manifest.run), ("capture", manifest.capture_id))
+    return RunReport(title=f"{manifest.job}, {note.title[:1].lower()}{note.title[1:]}", about=about, captures=(note,))
+
+
+def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> CaptureNote:
+    capture, trigger = manifest.capture, manifest.trigger
+    upload = uploads.get(manifest.capture_id)
+    if upload is not None and upload.state == "stored":
+        # The copy that more people reach.
+        where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
+    rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "a person asked for it"
+    fault = cost = why = ""
+    if (found := manifest.reproduced) is not None:
+        there = f"in {found.steps_with} of {found.steps} captured steps"
+        over = f"{milliseconds(found.over_s)} over its peers a step"
+        fault = f"{reproduced_words(found.answer, capture.role)}: {there}, {over}"
+    if manifest.cause is not None and manifest.cause.code != "unknown":
+        why = f"{caused(manifest.cause)} {manifest.cause.next_step}"
+    elif manifest.findings is not None:
+        why = manifest.findings.summary
+    if manifest.cost is not None and manifest.cost.cost_s is not None:
+        shared = "" if manifest.cost.captures == 1 else f", shared by {manifest.cost.captures} captures"
+        cost = f"{lasted(max(0.0, manifest.cost.cost_s))} of the job's time{shared}"
+    facts = [
+        ("decided by", f"{rule} (sha256 {trigger.policy_sha256[:12]})"),
+        ("recorded", f"{span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}"),
+        ("fault", fault),
+        ("cause", why),
+        ("cost", cost),
+        ("trace", f"{manifest.artefacts[0].name}, {size(manifest.artefacts[0].size_bytes)}, {capture.profiler}"),
+        ("may contain", manifest.may_contain),
+    ]
+    return CaptureNote(
+        title=f"Capture of rank {capture.rank}, {span(capture.first_step, capture.last_step)}",
+        why=trigger.why,
+        facts=tuple((name, words) for name, words in facts if words),
+        fetch=f"sftriage traces get {manifest.capture_id} {where}",
+        manifest=manifest,
+    )
+
+
+_MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
+
+
+def markdown(report: RunReport, made: str) -> str:
+    """A report for a chat or a pull request; ``made`` says by what and when."""
+    return "\n".join([*_head(report), *_found(report), f"_{_text(made)}_", ""])
+
+
+def _text(words: str) -> str:
+    return _MEANS_SOMETHING.sub(r"\\\1", words)
+
+
+def _head(report: RunReport) -> Iterator[str]:
+    yield f"# {_text(report.title)}"
+    yield ""
+    yield ", ".join(f"{name} {_text(value)}" for name, value in report.about)
+    yield ""
+    glance = report.glance
+    if glance is None:
+        return
+    yield f"**{_text(glance.headline)}.** {_text(glance.sentence)}"
+    if glance.cause is not None:
+        yield from ("", f"**{_text(caused(glance.cause))}**")
+    yield ""
+    for one in glance.answers:
+        yield f"- **{QUESTIONS[one.question]}** {_text('; '.join((one.text, *one.more)))}"
+    if glance.steps:
+        yield from ("", "## What to do next", "")
+        for number, step in enumerate(glance.steps, start=1):
+            yield f"{number}. {_text(step.text)}{f' `{step.command}`' if step.command else ''}"
+    yield ""
+
+
+def _found(report: RunReport) -> Iterator[str]:
+    if (frontier := report.frontier) is not None:
+        yield f"## Where a step's time went, steps {frontier.first_step:,} to {frontier.last_step:,}"
+        yield from ("", "| stage | advance | share |", "| --- | ---: | ---: |")
+        for stage, advance_s in frontier.advances_s.items():
+            share = advance_s / frontier.exposed_s if frontier.exposed_s else 0.0
+            yield f"| {_text(stage)} | {milliseconds(advance_s)} | {share:.0%} |"
+        yield from (f"| **step** | {milliseconds(frontier.exposed_s)} | 100% |", "")
+    for one in report.captures:
+        yield from (f"## {_text(one.title)}", "")
+        if one.why:
+            yield from (_text(one.why), "")
+        for name, words in one.facts:
+            yield f"- **{name}:** {_text(words)}"
+        yield from (f"- **fetch it:** `{one.fetch}`", "")
+    if report.left_out:
+        yield from (f"And {report.left_out:,} captures before these.", "")
+
 
 SHADES = 8
 """So many shades of lateness are told apart in the picture; the first is in time, and not drawn."""
@@ -80,5 +254,5 @@ def html(
         shades=() if heat is None else shades_of(heat),
         lanes=lanes,
         flames=flames,
-        bars={one.capture_id: bars_of(one.manifest.findings) for one in report.captures},
+        bars={one.manifest.capture_id: bars_of(one.manifest.findings) for one in report.captures},
     )

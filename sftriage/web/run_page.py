@@ -19,9 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.runs.captures import Damaged
-from sftriage.runs.decisions import log_of
+from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, log_of, statuses
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.following import CaptureStatus, RequestRow, WindowRow, statuses
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Drawing, RunSource, StartedRun, StartedRuns, View

@@ -143,7 +143,6 @@ class Access:
         return cls(frozenset(known), not is_loopback(host), digest)
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header is right."""
         if self.any_name or host in self.names:
             return True
         found = _HOST.fullmatch(host)

@@ -80,7 +80,6 @@ class StoreView:
     as_of_s: float | None = None
 
     def names(self, field: str) -> tuple[str, ...]:
-        """The values that a field of its captures has: jobs, runs, stages."""
         return tuple(dict.fromkeys(value for row in reversed(self.rows) if (value := getattr(row, field))))
 
 

@@ -75,7 +75,6 @@ class ServedTrace:
 
     @property
     def link(self) -> str:
-        """The viewer's documented deep link to it."""
         return f"{VIEWER}/#!/?url={self.url}" + (f"&{self.opened_at}" if self.opened_at else "")
 
     def wait(self, wait_s: float, say: Callable[[str], None], *, started: bool, away: Callable[[], str]) -> bool:
@@ -102,7 +101,6 @@ class ServedTrace:
         return self.fetched.wait(wait_s - waited_s)
 
     def app(self) -> ASGIApp:
-        """What answers for it, and for nothing else."""
         access = Access(frozenset({f"{HOST}:{self.port}"}))
         methods = (*READING, "OPTIONS")
         return application([Route("/{path:path}", self._answer, methods=methods)], access, methods=methods)

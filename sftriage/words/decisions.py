@@ -17,8 +17,17 @@ from sftriage.model.captures import (
     ReasonCode,
 )
 from sftriage.model.windows import plain
-from sftriage.words.amounts import clock, counted, milliseconds, size, some_ranks, span
-from sftriage.words.verdicts import AFTER_GRADIENTS, BY_SYSTEM, RESOLVES
+from sftriage.words.verdicts import (
+    AFTER_GRADIENTS,
+    BY_SYSTEM,
+    RESOLVES,
+    clock,
+    counted,
+    milliseconds,
+    size,
+    some_ranks,
+    span,
+)
 
 if TYPE_CHECKING:
     from sftriage.model.events import CauseFound

@@ -99,7 +99,6 @@ class RecentLines:
     refused: frozenset[Hashable] = frozenset()
 
     def after(self, found: News) -> tuple[RecentLines, bool]:
-        """The lines after a window, and whether it is printed."""
         if found.urgency == "never":
             return self, False
         since = (self.since or found) if found.urgency == "lasting" else None
@@ -126,11 +125,9 @@ class RecentLines:
         return replace(self, refused=self.refused | {about}), True
 
     def anew(self) -> RecentLines:
-        """The lines once something else was printed, after which any window is news."""
         return RecentLines(refused=self.refused)
 
     def lacks(self, found: News) -> bool:
-        """Whether a window should be printed after all if the job ends with it."""
         return found.standing != self.last and (found.urgency != "lasting" or self._apart(found))
 
     def _apart(self, found: News) -> bool:

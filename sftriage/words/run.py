@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sftriage.model.captures import Parameter, ReasonCode
 from sftriage.model.windows import OTHER
-from sftriage.words.amounts import lasted, milliseconds, span
 from sftriage.words.decisions import RESOLUTIONS, SentenceFields
-from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES
+from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES, lasted, milliseconds, span
 
 if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler

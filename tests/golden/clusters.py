@@ -11,7 +11,7 @@ from sftriage.kube.diagnosis import Certificate, Snapshot, diagnose
 from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.kube.objects import KINDS
-from sftriage.words.amounts import clock
+from sftriage.words.verdicts import clock
 from tests.unit.kube.objects import NOW_S, made
 from tests.unit.kube.pods import pod
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import sftriage
 from sftriage.model.captures import CaptureState, Decision, ReasonCode
-from sftriage.words.amounts import lasted, rank_hours
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
 from sftriage.words.run import afterwards, look_at
-from sftriage.words.verdicts import RESOLVES, system_sentence, verdict_sentence
+from sftriage.words.verdicts import RESOLVES, lasted, rank_hours, system_sentence, verdict_sentence
 from tests.scenario import verdict
 
 CODES = get_args(ReasonCode)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sftriage.assistants.answers import Answers, RunLookup
 from sftriage.model.events import PipelineFigures, RemedyChanged
-from sftriage.reports.tables import decisions_table, windows_table
+from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
 from sftriage.runs.whatif import operations_of, whatif_of
 from sftriage.verdict.accounting import Settings, anchored

@@ -13,7 +13,7 @@ from sftriage.commands import output
 from sftriage.commands.cli import CONTENTS, Command, Entry, Section
 from sftriage.commands.options import MetricsOptions
 from sftriage.errors import UsageError
-from sftriage.reports.tables import titled
+from sftriage.reports.texts import titled
 from sftriage.runtime.local import job_name
 from sftriage.sinks.metering import Metering
 from sftriage.traces.store import LocalStore

@@ -14,8 +14,8 @@ from sftriage.kube.mirror import Mirror, Mirrored
 from sftriage.kube.objects import capture_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Trigger
 from sftriage.model.events import CaptureChanged, ManualRequestDecided
+from sftriage.runs.decisions import request_row, row_of
 from sftriage.runs.directory import RunInfo
-from sftriage.runs.following import request_row, row_of
 from sftriage.runs.requests import left
 from sftriage.runs.source import View
 from sftriage.traces.store import Upload

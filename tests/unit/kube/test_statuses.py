@@ -34,13 +34,13 @@ from sftriage.policy.in_force import find, shipped
 from sftriage.policy.parsing import PolicyError, parse
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import Losses, SuspectLoss
+from sftriage.runs.decisions import row_of
 from sftriage.runs.directory import RunInfo
-from sftriage.runs.following import row_of
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
-from sftriage.words.amounts import clock
 from sftriage.words.run import Face
+from sftriage.words.verdicts import clock
 from tests.scenario import decision, held, row
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused

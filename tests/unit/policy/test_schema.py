@@ -31,7 +31,7 @@ from sftriage.policy.quantities import (
 )
 from sftriage.policy.schema import Capture, TriagePolicy, cron_trigger
 from sftriage.policy.schema import zone as zone_of
-from sftriage.words.amounts import clock
+from sftriage.words.verdicts import clock
 
 from .making import make_policy
 from .test_loading import HEAD, lines_of

@@ -12,8 +12,8 @@ from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
 from sftriage.reports.watch import Picture, WatchPosition, all_of, closing, events, news, opening, picture
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
+from sftriage.runs.glance import frontier_of
 from sftriage.runs.liveness import RankCoverage
-from sftriage.runs.report import frontier_of
 from sftriage.runs.source import View
 from tests.scenario import NOW_S, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY

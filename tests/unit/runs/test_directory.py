@@ -9,7 +9,7 @@ import pytest
 from sftriage.errors import InputError, UsageError
 from sftriage.model.windows import plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create, find_run, read_info, remember
-from sftriage.runs.report import run_named
+from sftriage.web.report import run_named
 
 INFO = RunInfo(
     "20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("torchrun", "x.py"), "p", "0" * 64, "/rings"

@@ -6,8 +6,7 @@ import pytest
 
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged
-from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
-from sftriage.runs.following import request_row, row_of
+from sftriage.runs.decisions import DecisionGroup, captures_in, log_of, request_row, row_of
 from sftriage.runs.glance import captured_words, captures_cost_s, glance_of, outlook
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest, ReproducedInfo
@@ -44,7 +43,7 @@ def test_a_trouble_is_told_from_its_beginning():
 def test_a_capture_that_came_to_nothing_is_no_capture(state):
     rows = [row(30, "suspect", "capture", "rule slow-rank", (request_of("c-1"),))]
     found = outlook(rows, {"c-1": CaptureResult("c-1", 2, state, "the disk is full")})
-    assert (found.face, [one.result.detail for one in found.lost]) == ("suspect", ["the disk is full"])
+    assert (found.face, [one.detail for one in found.lost]) == ("suspect", ["the disk is full"])
 
 
 def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():

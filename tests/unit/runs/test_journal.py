@@ -24,8 +24,7 @@ from sftriage.model.events import (
     encode,
 )
 from sftriage.model.verdicts import Lost, Suspect, Verdict
-from sftriage.runs.decisions import window_of
-from sftriage.runs.following import JournalTail
+from sftriage.runs.decisions import JournalTail, window_of
 from sftriage.runs.journal import Journal, read_journal
 from tests.disks import small_disk
 from tests.scenario import Recorder, decision, request_of, verdict

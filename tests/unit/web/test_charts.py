@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureResult
-from sftriage.runs.following import row_of
+from sftriage.runs.decisions import row_of
 from sftriage.runs.lateness import HeatMap
 from sftriage.traces.manifest import Findings, StageProfile
 from sftriage.web.charts import (
