@@ -9,12 +9,11 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from sftriage.model.captures import CaptureResult, Decision, ManualRequest, Reproduced
+from sftriage.model.captures import CaptureResult, Decision, ManualRequest
 from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     ManualRequestDecided,
-    Place,
     Span,
     WindowJudged,
     WindowSeen,
@@ -74,59 +73,34 @@ def wall(first: int, last: int) -> Span:
     return Span(T0_NS + first * SECOND_NS // 10, T0_NS + (last + 1) * SECOND_NS // 10)
 
 
-def seen(window: Window, unknown: int = -1) -> WindowSeen:
-    steps = range(window.first_step, window.last_step + 1)
-    return WindowSeen(window, {step: wall(step, step) for step in steps if step != unknown})
+def seen(window: Window) -> WindowSeen:
+    return WindowSeen(window, {step: wall(step, step) for step in range(window.first_step, window.last_step + 1)})
 
 
 def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(make, receiver):
-    # GIVEN a run in which a window led to a capture
+    # GIVEN a run in which a window led to a capture (`tests/golden/recorded/spans.txt` has what each span says)
     spans = make()
     spans.take(seen(window(n_steps=10)))
     spans.take(judged(requests=[request(ID)]))
     spans.take(seen(window(10, 10)))
     spans.take(judged("healthy", 10))
-    stored = CaptureResult(ID, 2, "stored", first_step=12, last_step=16, size_bytes=99, timings_s={"stop": 0.25})
     spans.take(CaptureChanged(T0_S + 2, CaptureResult(ID, 2, "running")))
-    spans.take(CaptureChanged(T0_S + 3, stored, Reproduced("yes", 5, 5, 0.02, 0.02), 99))
+    spans.take(CaptureChanged(T0_S + 3, CaptureResult(ID, 2, "stored", first_step=12, last_step=16)))
+    # AND a cause of a capture that nobody knows
+    spans.take(CauseFound(T0_S + 4, "nobody's", 2, "sleep", True, "Rank 2 sleeps."))
     spans.take(looked(time_s=T0_S + 5))
     spans.close()
     # THEN all of it has arrived, in the one trace that the run's id tells
     by_name = receiver.by_name()
     assert {name: len(found) for name, found in by_name.items()} == {"run": 1, "window": 2, "capture": 1}
     assert {span.trace_id for found in by_name.values() for span in found} == {trace_id_of("run-1").to_bytes(16, "big")}
-    # AND windows and captures are below the run, and the capture is linked to its window
     (run,), (first, second), (capture,) = by_name["run"], by_name["window"], by_name["capture"]
-    assert {first.parent_span_id, second.parent_span_id, capture.parent_span_id} == {run.span_id}
-    assert not run.parent_span_id
     assert [link.span_id for link in capture.links] == [first.span_id]
-    # AND they say when it was, and what
+    # AND they say when it was
     assert (run.start_time_unix_nano, run.end_time_unix_nano) == (T0_NS, T0_NS + 5 * SECOND_NS)
     assert (first.start_time_unix_nano, first.end_time_unix_nano) == wall(0, 9)
-    assert capture.start_time_unix_nano == pytest.approx(T0_NS + SECOND_NS, abs=1000)
-    assert capture.end_time_unix_nano == T0_NS + 3 * SECOND_NS
     # (of a window that names nobody there are only candidates)
-    assert receiver.attributes(first)["sftriage.suspect.ranks"] == [2]
     assert "sftriage.suspect.stage" not in receiver.attributes(second)
-    assert receiver.attributes(capture)["sftriage.capture.reproduced"] == "yes"
-
-
-def test_why_a_rank_was_slow_is_below_its_capture_with_its_line_of_code(make, receiver):
-    # GIVEN a capture that has ended, and one that nobody knows
-    spans = make()
-    spans.take(judged(requests=[request(ID)]))
-    spans.take(CaptureChanged(T0_S + 3, CaptureResult(ID, 2, "stored", first_step=12, last_step=16)))
-    # WHEN it turns out why its rank was slow
-    place = Place("load", "/job/data.py", 57)
-    spans.take(CauseFound(T0_S + 4, ID, 2, "sleep", True, "Rank 2 sleeps.", place, 3, "Look there."))
-    spans.take(CauseFound(T0_S + 4, "nobody's", 2, "sleep", True, "Rank 2 sleeps."))
-    spans.close()
-    # THEN that is one span below the capture's
-    by_name = receiver.by_name()
-    (cause,), (capture,) = by_name["cause"], by_name["capture"]
-    assert cause.parent_span_id == capture.span_id
-    assert cause.start_time_unix_nano == cause.end_time_unix_nano == T0_NS + 4 * SECOND_NS
-    assert receiver.attributes(cause)["code.line.number"] == 57
 
 
 @pytest.mark.parametrize(
