@@ -69,9 +69,76 @@ LastStep = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What may be asked about some places: a method a tool, which an assistant knows by its description."""
+    """What an assistant can ask of the runs in ``root``, or of the run that it is, and of a store, if there is one.
 
-    places: RunLookup
+    Each tool is a method, which an assistant knows by its description.
+    """
+
+    root: Path
+    store: str | None = None
+    _sources: dict[Path, RunSource] = field(default_factory=dict)
+
+    def runs(self) -> list[RunDirectory]:
+        """The runs that are there, newest first. A link that leads elsewhere is none."""
+        if RunDirectory(self.root).info_file.is_file():
+            return [RunDirectory(self.root)]
+        began: dict[Path, str] = {}
+        with contextlib.suppress(OSError):
+            for path in self.root.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    with contextlib.suppress(InputError):
+                        began[path] = read_info(RunDirectory(path)).created_at
+        return [RunDirectory(path) for path in sorted(began, key=lambda path: (began[path], path.name), reverse=True)]
+
+    def run(self, name: str) -> RunDirectory:
+        """The run of that name; the newest where none is named.
+
+        Raises:
+            UsageError: there is none.
+        """
+        runs = self.runs()
+        found = next((run for run in runs if name in ("", run.path.name)), None)
+        if found is None:
+            which = f"no run {shown(name)[:200]}" if name else "no run"
+            raise UsageError(f"there is {which} here; list_runs says which there are")
+        return found
+
+    def run_and_view(self, name: str) -> tuple[RunDirectory, View]:
+        run = self.run(name)
+        return run, self.view(run)
+
+    def view(self, run: RunDirectory) -> View:
+        """A run as it is now; what has been read of it is not read again.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        source = self._sources.setdefault(run.path, RunSource(lambda: run))
+        view = source.view()
+        if view.problem:
+            raise InputError(view.problem)
+        return view
+
+    def stored(self) -> CatalogueCaptures:
+        """The store's captures.
+
+        Raises:
+            UsageError: no store was named when this began.
+        """
+        if self.store is None:
+            raise UsageError("no store is looked at here: `sftriage mcp --store URL` does")
+        return captures_of(None, self.store, None, lambda done, of: None)
+
+    def _about(self, run: RunDirectory) -> dict[str, Any]:
+        try:
+            view = self.view(run)
+        except InputError as error:
+            return {"run": run.path.name, "problem": str(error)}
+        glance = glance_of(view)
+        about = {"run": run.path.name, "goes_on": view.going, "health": glance.face, "says": glance.sentence}
+        if (info := view.info) is not None:
+            about |= {"job": info.job, "began": info.created_at, "policy": info.policy}
+        return {**about, "steps": _steps(view.rows)}
 
     def list_runs(self) -> dict[str, Any]:
         """List the runs that there are, newest first, each with its health in a word and a sentence.
@@ -80,8 +147,8 @@ class Answers:
         healthy, suspect, captured (slow, and there is a trace of it), held (slower, nobody can be named), regressed
         (slower than its own best), throttled, stalled, unknown (nobody watches it any more), warming_up or no_run.
         """
-        there = self.places.runs()
-        listed = [_run(self.places, run) for run in there[:MOST_LISTED]]
+        there = self.runs()
+        listed = [self._about(run) for run in there[:MOST_LISTED]]
         return _fitting({"runs": listed, "left_out": len(there) - len(listed)})
 
     def run_health(self, run: Run = "") -> dict[str, Any]:
@@ -93,13 +160,13 @@ class Answers:
         since the run began: rank_s in seconds of all ranks, rank_hours the same in hours (GPU-hours, if each rank has
         a GPU). Next: explain_window for the numbers, capture_findings for why the rank is slow.
         """
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         glance = glance_of(view)
         losses = [{**plain(one), "rank_hours": one.rank_hours} for one in view.losses.largest[:MOST_NAMED]]
         cost = losses_words(view.losses, on_devices=on_devices(view)) if losses else ""
         return _fitting(
             {
-                **_run(self.places, of),
+                **self._about(of),
                 "answers": {QUESTIONS[one.question]: "; ".join((one.text, *one.more)) for one in glance.answers},
                 "cause": "" if glance.cause is None else caused(glance.cause),
                 "do_next": [" ".join(filter(None, (one.text, one.command))) for one in glance.steps],
@@ -115,7 +182,7 @@ class Answers:
         (gain_ms: what mending it would save in each slow step) or only a candidate, what was decided (capture, hold,
         throttle or ignore) and why, and the ids of captures that it led to.
         """
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         end = max((row.last_step for row in view.rows), default=0) if last_step is None else last_step
         if end < first_step:
             raise UsageError(f"steps {first_step} to {end}: the last one comes before the first")
@@ -138,7 +205,7 @@ class Answers:
         Use it for "why this rank", "why not that one", "why was nothing captured": it has the runner-up, what would
         have changed the label, and what would resolve a hold-off. A step means the last window that holds it.
         """
-        of = self.places.run(run)
+        of = self.run(run)
         event = window_of(of, _one_line(window))
         decision = event.decision
         ranks = sorted({rank for one in event.verdict.suspects for rank in one.ranks[:MOST_NAMED]})
@@ -153,7 +220,7 @@ class Answers:
         Where there is none, `nearest` is the one nearest to it, and `decided` says what was decided about the step.
         A control is a healthy rank that was captured beside the suspect, to compare with. Next: capture_findings.
         """
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         stored = [one for one in view.captures if isinstance(one, Manifest)]
         far = {one.capture_id: CaptureRow.of(one, "", one.capture_id).distance_from(step) for one in stored}
         holding = [one for one in stored if far[one.capture_id] == 0]
@@ -179,10 +246,10 @@ class Answers:
         if in_store:
             if run:
                 raise UsageError("name a run, or ask for the store")
-            rows = list(reversed(self.places.stored().find(CaptureQuery())))
+            rows = list(reversed(self.stored().find(CaptureQuery())))
             listed = [_row(row) for row in rows[:MOST_LISTED]]
             return _fitting({"captures": listed, "left_out": len(rows) - len(listed)}, "captures")
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         listed = [
             {"capture": one.capture_id, "damaged": one.problem} if isinstance(one, Damaged) else _capture(one)
             for one in view.captures[:MOST_LISTED]
@@ -203,10 +270,10 @@ class Answers:
         that the fault is not in explains nothing.
         """
         if in_store:
-            store, reference = self.places.stored().one(_one_line(capture))
+            store, reference = self.stored().one(_one_line(capture))
             manifest, _ = store.look(reference)
         else:
-            manifest = _manifest(self.places.view(self.places.run(run)), capture)
+            manifest = _manifest(self.view(self.run(run)), capture)
         cause = manifest.cause
         steps = [manifest.capture.first_step, manifest.capture.last_step]
         return _fitting(
@@ -226,7 +293,7 @@ class Answers:
         how much of that is due to few workers, M_S to the last pipeline stage. Do not trust it where `unexplained` is
         over 0.05 or under -0.05. For what one suspect has cost since the run began, see run_health.
         """
-        of = self.places.run(run)
+        of = self.run(run)
         shown = whatif_of(operations_in(of.path))
         values = shown.values()
         slow = sorted((one for one in values["workers"] if one["slowdown"]), key=lambda one: -one["slowdown"])
@@ -252,30 +319,18 @@ class Answers:
         where nobody has been slow for long, and `slow_link` where no link of a pipeline is known to be slow. `tried`
         is what has come of what a policy allows the job to do by itself. Nothing here is done to the job.
         """
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         found = advice_of_run(view)
         told = {"says": advice_lines(found), **advice_values(found), "cites": _cites(of, view.rows[-1:])}
         return _fitting(told, "says")
 
     def report(self, run: Run = "") -> str:
         """Write the report of a run in Markdown, to hand on: state, answers, where a step's time went, captures."""
-        of, view = self.places.run_and_view(run)
+        of, view = self.run_and_view(run)
         told = markdown(run_report(view), f"run {of.path.name}")
         if len(told) <= MOST_CHARACTERS:
             return told
         return f"{told[:MOST_CHARACTERS]}\n\n_Cut here; `sftriage report` has the rest._\n"
-
-
-def _run(places: RunLookup, run: RunDirectory) -> dict[str, Any]:
-    try:
-        view = places.view(run)
-    except InputError as error:
-        return {"run": run.path.name, "problem": str(error)}
-    glance = glance_of(view)
-    about = {"run": run.path.name, "goes_on": view.going, "health": glance.face, "says": glance.sentence}
-    if (info := view.info) is not None:
-        about |= {"job": info.job, "began": info.created_at, "policy": info.policy}
-    return {**about, "steps": _steps(view.rows)}
 
 
 def _group(group: DecisionGroup) -> dict[str, Any]:
@@ -370,68 +425,8 @@ def _cut(value: Any) -> Any:
     return [_cut(one) for one in value] if isinstance(value, Iterable) else value
 
 
-@dataclass(frozen=True, slots=True)
-class RunLookup:
-    """The runs that lie in a directory, or the one that it is, and a store, if there is one."""
-
-    root: Path
-    store: str | None = None
-    _sources: dict[Path, RunSource] = field(default_factory=dict)
-
-    def runs(self) -> list[RunDirectory]:
-        """The runs that are there, newest first. A link that leads elsewhere is none."""
-        if RunDirectory(self.root).info_file.is_file():
-            return [RunDirectory(self.root)]
-        began: dict[Path, str] = {}
-        with contextlib.suppress(OSError):
-            for path in self.root.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    with contextlib.suppress(InputError):
-                        began[path] = read_info(RunDirectory(path)).created_at
-        return [RunDirectory(path) for path in sorted(began, key=lambda path: (began[path], path.name), reverse=True)]
-
-    def run(self, name: str) -> RunDirectory:
-        """The run of that name; the newest where none is named.
-
-        Raises:
-            UsageError: there is none.
-        """
-        runs = self.runs()
-        found = next((run for run in runs if name in ("", run.path.name)), None)
-        if found is None:
-            which = f"no run {shown(name)[:200]}" if name else "no run"
-            raise UsageError(f"there is {which} here; list_runs says which there are")
-        return found
-
-    def run_and_view(self, name: str) -> tuple[RunDirectory, View]:
-        run = self.run(name)
-        return run, self.view(run)
-
-    def view(self, run: RunDirectory) -> View:
-        """A run as it is now; what has been read of it is not read again.
-
-        Raises:
-            InputError: it cannot be read.
-        """
-        source = self._sources.setdefault(run.path, RunSource(lambda: run))
-        view = source.view()
-        if view.problem:
-            raise InputError(view.problem)
-        return view
-
-    def stored(self) -> CatalogueCaptures:
-        """The store's captures.
-
-        Raises:
-            UsageError: no store was named when this began.
-        """
-        if self.store is None:
-            raise UsageError("no store is looked at here: `sftriage mcp --store URL` does")
-        return captures_of(None, self.store, None, lambda done, of: None)
-
-
-def server(places: RunLookup) -> MCPServer[Any]:
-    """The server over some places."""
+def server(its: Answers) -> MCPServer[Any]:
+    """The server of some answers."""
     made: MCPServer[Any] = MCPServer("sftriage", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     closed = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
@@ -448,7 +443,6 @@ def server(places: RunLookup) -> MCPServer[Any]:
 
         return made.tool(annotations=closed, structured_output=False)(answered)
 
-    its = Answers(places)
     for answer in (
         *(its.list_runs, its.run_health, its.verdicts, its.explain_window, its.captures_of_step, its.list_captures),
         *(its.capture_findings, its.whatif, its.advise, its.report),

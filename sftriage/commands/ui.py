@@ -194,10 +194,10 @@ def mcp(
     if not runs.is_dir():
         raise UsageError(f"{runs}: no such directory; --runs names the one that `sftriage run` keeps its runs in")
     try:
-        from sftriage.assistants.answers import RunLookup, server
+        from sftriage.assistants.answers import Answers, server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
         raise UsageError("an assistant's server needs the MCP SDK; install sftriage[mcp]") from error
 
-    server(RunLookup(runs.resolve(), store)).run("stdio")
+    server(Answers(runs.resolve(), store)).run("stdio")

@@ -400,9 +400,9 @@ def assistants(root: Path) -> Iterator[str]:
 
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from sftriage.assistants.answers import RunLookup, server
+    from sftriage.assistants.answers import Answers, server
 
-    made = server(RunLookup(root))
+    made = server(Answers(root))
     for tool in asyncio.run(made.list_tools()):
         yield fitted(tool.model_dump(exclude_none=True))
     calls: list[tuple[str, dict[str, Any]]] = [

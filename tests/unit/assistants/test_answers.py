@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sftriage.assistants.answers import MOST_CHARACTERS, Answers, RunLookup
+from sftriage.assistants.answers import MOST_CHARACTERS, Answers
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.in_force import find
 from sftriage.traces.remote import RemoteStore
@@ -14,7 +14,7 @@ HOSTILE = ["..", ".", "../run", "/etc", "run/../run", "run/", "\0", "a" * 5000, 
 
 
 @pytest.fixture
-def places(captured, tmp_path) -> RunLookup:
+def answers(captured, tmp_path) -> Answers:
     """A directory with a run that was captured, a damaged one, what is none, and a link that leads elsewhere."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
@@ -23,37 +23,37 @@ def places(captured, tmp_path) -> RunLookup:
     elsewhere = run_at(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "secret")
     elsewhere.decide(verdict(20, "suspect"))
     (tmp_path / "link").symlink_to(elsewhere.directory.path)
-    return RunLookup(tmp_path)
+    return Answers(tmp_path)
 
 
-def test_the_runs_of_the_directory_are_listed_and_no_others(places):
-    (one,) = Answers(places).list_runs()["runs"]
+def test_the_runs_of_the_directory_are_listed_and_no_others(answers):
+    (one,) = answers.list_runs()["runs"]
     assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
     assert one["says"].startswith("Rank 2 is slow in data")
     # AND a run directory is a place of one run
-    assert [one.path.name for one in RunLookup(places.root / "run").runs()] == ["run"]
+    assert [one.path.name for one in Answers(answers.root / "run").runs()] == ["run"]
 
 
-def test_where_there_is_nothing_it_is_said_why(places):
-    nothing = Answers(places).captures_of_step(5000)
+def test_where_there_is_nothing_it_is_said_why(answers):
+    nothing = answers.captures_of_step(5000)
     assert (nothing["captures"], nothing["nearest"]["capture"], nothing["cites"]["step"]) == ([], "c-1", 5000)
     assert nothing["why_none"]
-    assert Answers(places).verdicts(5000, 6000)["why_none"]
+    assert answers.verdicts(5000, 6000)["why_none"]
     with pytest.raises(UsageError, match="the last one comes before the first"):
-        Answers(places).verdicts(100, 50)
+        answers.verdicts(100, 50)
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "link", "broken", "notes.txt"])
-def test_a_name_leads_nowhere_else(places, name):
+def test_a_name_leads_nowhere_else(answers, name):
     asked = (
-        lambda: Answers(places).run_health(name),
-        lambda: Answers(places).verdicts(0, None, name),
-        lambda: Answers(places).explain_window("120", name),
-        lambda: Answers(places).captures_of_step(162, name),
-        lambda: Answers(places).list_captures(name, False),
-        lambda: Answers(places).capture_findings("c-1", name, False),
-        lambda: Answers(places).whatif(name),
-        lambda: Answers(places).report(name),
+        lambda: answers.run_health(name),
+        lambda: answers.verdicts(0, None, name),
+        lambda: answers.explain_window("120", name),
+        lambda: answers.captures_of_step(162, name),
+        lambda: answers.list_captures(name, False),
+        lambda: answers.capture_findings("c-1", name, False),
+        lambda: answers.whatif(name),
+        lambda: answers.report(name),
     )
     for ask in asked:
         with pytest.raises(UsageError, match="there is no run") as refused:
@@ -62,18 +62,18 @@ def test_a_name_leads_nowhere_else(places, name):
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "../captures/c-1", "c-1/manifest.json"])
-def test_a_capture_is_one_of_the_run_or_of_the_store(places, name, tmp_path):
+def test_a_capture_is_one_of_the_run_or_of_the_store(answers, name, tmp_path):
     with pytest.raises(UsageError):
-        Answers(places).capture_findings(name)
+        answers.capture_findings(name)
     with pytest.raises(UsageError):
-        Answers(places).explain_window(name)
+        answers.explain_window(name)
     with pytest.raises(SftriageError):
-        Answers(RunLookup(places.root, str(tmp_path / "shared"))).capture_findings(name, "", True)
+        Answers(answers.root, str(tmp_path / "shared")).capture_findings(name, "", True)
     with pytest.raises(UsageError, match="no store is looked at"):
-        Answers(places).list_captures("", True)
+        answers.list_captures("", True)
 
 
-def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, store, tmp_path, monkeypatch):
+def test_the_captures_of_a_store_are_found_by_job_and_run(answers, captured, store, tmp_path, monkeypatch):
     # GIVEN a store elsewhere to which the capture was uploaded
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "shared").mkdir()
@@ -84,10 +84,10 @@ def test_the_captures_of_a_store_are_found_by_job_and_run(places, captured, stor
         file = captured.directory.path / "captures" / "c-1" / one.name
         remote.put_artefact("c-1", one, file.read_bytes())
     remote.put_manifest(manifest)
-    shared = RunLookup(places.root, url)
-    (row,) = Answers(shared).list_captures("", True)["captures"]
+    shared = Answers(answers.root, url)
+    (row,) = shared.list_captures("", True)["captures"]
     assert (row["rank"], row["steps"]) == (2, [160, 164])
-    assert Answers(shared).capture_findings(row["capture"], "", True)["cites"]["captures"] == ["c-1"]
+    assert shared.capture_findings(row["capture"], "", True)["cites"]["captures"] == ["c-1"]
 
 
 def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
@@ -95,27 +95,27 @@ def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
     for number in range(300):
         of = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
         run.decide(of, "hold", "because " * 400)
-    places = RunLookup(tmp_path)
-    found = Answers(places).verdicts(0, None)
+    answers = Answers(tmp_path)
+    found = answers.verdicts(0, None)
     assert 0 < len(found["newest_first"]) < 300
     assert len(found["newest_first"]) + found["left_out"] == 300
     for answer in (
         found,
-        Answers(places).run_health(),
-        Answers(places).captures_of_step(700),
-        Answers(places).list_runs(),
+        answers.run_health(),
+        answers.captures_of_step(700),
+        answers.list_runs(),
     ):
         assert len(json.dumps(answer)) <= MOST_CHARACTERS
-    assert len(Answers(places).report()) <= MOST_CHARACTERS + 100
+    assert len(answers.report()) <= MOST_CHARACTERS + 100
 
 
-def test_nothing_is_written(places):
+def test_nothing_is_written(answers):
     def state():
-        return {str(path): path.stat().st_mtime_ns for path in places.root.rglob("*")}
+        return {str(path): path.stat().st_mtime_ns for path in answers.root.rglob("*")}
 
     before = state()
-    Answers(places).run_health()
-    Answers(places).captures_of_step(162)
-    Answers(places).capture_findings("c-1")
-    Answers(places).whatif()
+    answers.run_health()
+    answers.captures_of_step(162)
+    answers.capture_findings("c-1")
+    answers.whatif()
     assert state() == before

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sftriage.assistants.answers import Answers, RunLookup
+from sftriage.assistants.answers import Answers
 from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
@@ -574,11 +574,11 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
 
 def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, slow):
     # GIVEN such a run WHEN it is glanced at THEN the command is among what to do next
-    places = RunLookup(slow.parent)
+    places = Answers(slow.parent)
     steps = [one.command for one in glance_of(places.view(places.run("run"))).steps]
     assert f"sftriage advise {slow}" in steps
     # AND an assistant is told, with what it stands on
-    told = Answers(places).advise("run")
+    told = places.advise("run")
     assert told["best"] == "rebalance"
     assert told["cites"]["ranks"] == [2]
     assert told["says"][0].startswith("Rank 2 holds up 4 ranks")
