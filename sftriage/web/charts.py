@@ -120,8 +120,14 @@ class TimelineColumn:
     width: int = 1
 
 
-def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis) -> tuple[TimelineColumn, ...]:
-    """The windows at the steps that they are drawn at; where several fall into a column of the axis, as their mean."""
+def columns_of(
+    rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis, advances: Mapping[int, Sequence[float]] = {}
+) -> tuple[TimelineColumn, ...]:
+    """The windows at the steps that they are drawn at; where several fall into a column of the axis, as their mean.
+
+    ``advances`` are what the stages took in the steps of a column, by its number. Where they are known, the column
+    shows them: windows overlap, so a step is in the mean of several, and a fault that begins in it shows as a slope.
+    """
     of_column: dict[int, list[int]] = {}
     for n, (row, (first, last)) in enumerate(zip(rows, newest_steps(rows), strict=True)):
         there = axis.stretch(row.attempt)
@@ -134,35 +140,18 @@ def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis) -> 
                 of_column.setdefault(column, []).append(n)
     drawn: list[TimelineColumn] = []
     before: tuple[int, list[int]] = (-2, [])
-    for column, numbers in sorted(of_column.items()):
-        if before == (column - 1, numbers) and drawn[-1].attempt == rows[numbers[-1]].attempt:
+    for at, numbers in sorted(of_column.items()):
+        there = axis.stretch(rows[numbers[-1]].attempt)
+        if not advances and before == (at - 1, numbers) and there is not None and drawn[-1].attempt == there.attempt:
             drawn[-1] = replace(drawn[-1], width=drawn[-1].width + 1)
         else:
-            drawn.append(_mean_of([rows[n] for n in numbers], stages, column))
-        before = (column, numbers)
-    return tuple(drawn)
-
-
-def _stepwise(
-    columns: Sequence[TimelineColumn],
-    axis: Axis,
-    advances: Mapping[int, Sequence[float]],
-) -> tuple[TimelineColumn, ...]:
-    """Windows drawn by their steps: a column for each of the axis's whose own ``advances`` are known, by its number.
-
-    Windows overlap, so a step is in the mean of several, and a fault that begins in one shows as a slope.
-    """
-    drawn: list[TimelineColumn] = []
-    for one in columns:
-        there = axis.stretch(one.attempt)
-        for at in range(one.at, one.at + one.width):
-            if there is None or (own := advances.get(at)) is None:
-                drawn.append(replace(one, at=at, width=1))
-                continue
+            drawn.append(_mean_of([rows[n] for n in numbers], stages, at))
+        if at in advances and there is not None:
             first = (there.first_step // axis.column_steps + at - there.at) * axis.column_steps
-            last, stages_s = min(first + axis.column_steps - 1, there.last_step), tuple(map(float, own))
-            of_step = replace(one, first_step=max(first, there.first_step), last_step=last, at=at, width=1)
-            drawn.append(replace(of_step, advances_s=stages_s, exposed_s=sum(stages_s)))
+            first, last = max(first, there.first_step), min(first + axis.column_steps - 1, there.last_step)
+            own = tuple(advances[at])
+            drawn[-1] = replace(drawn[-1], first_step=first, last_step=last, advances_s=own, exposed_s=sum(own))
+        before = (at, numbers)
     return tuple(drawn)
 
 
@@ -337,16 +326,12 @@ def timeline(
     stages = tuple(dict.fromkeys(stage for of_row in kinds for stage in of_row))
     if axis is None or not stages:
         return None
-    columns = columns_of(rows, stages, axis)
     advances = _own_advances(axis, stages, heat) if heat is not None and rows[-1].clock == "host" else {}
-    highest_s = max((column.exposed_s for column in columns), default=0.0)
-    top_s = _nice(highest_s)
-    if advances:
-        columns = _stepwise(columns, axis, advances)
-        times_s = sorted(column.exposed_s for column in columns)
-        # A few steps that are very long leave the others their height.
-        highest_s, usual_s = times_s[-1], times_s[int(0.95 * (len(times_s) - 1))]
-        top_s = _nice(min(highest_s, MAX_OVER * usual_s) if usual_s else highest_s)
+    columns = columns_of(rows, stages, axis, advances)
+    times_s = sorted(column.exposed_s for column in columns) or [0.0]
+    # A few steps that are very long leave the others their height.
+    highest_s, usual_s = times_s[-1], times_s[int(0.95 * (len(times_s) - 1))] if advances else 0.0
+    top_s = _nice(min(highest_s, MAX_OVER * usual_s) if usual_s else highest_s)
     total_s = sum(column.exposed_s * column.width for column in columns) or 1.0
     series, below = [], [0.0] * len(columns)
     for number, stage in enumerate(stages):
