@@ -1,6 +1,7 @@
 """What the page about a run and that about a store have in common: only what a manifest names leaves, and unchanged."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.web.asking import FORGED, UPWARDS, harmless
+from tests.unit.web.asking import FORGED, UPWARDS, harmless, text_of
 from tests.unit.web.stored import shelf_at
 
 TRACE = "trace.json.gz"
@@ -104,3 +105,29 @@ def test_a_file_that_is_not_what_it_was_is_not_served(site, becomes):
         path.write_bytes(bytes(len(content)) if becomes == "other bytes" else content + b"x")
     answer = site.get(f"{site.capture}/files/{TRACE}")
     assert (answer.status, b"root:" in answer.body) == (422, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "not JSON", "not a manifest"),
+        (lambda text: "[" * 100_000, "not a manifest"),
+        (lambda text: "{}", "not a manifest"),
+        (lambda text: "\udcff", "not a manifest"),
+        (lambda text: "x" * (5 << 20), "(not a|no) manifest"),
+        (lambda text: text.replace('"c-1"', '"c-9"'), "is the manifest of (resnet/run-1/)?c-9"),
+        (lambda text: text.replace("trace.json.gz", "../../run.json"), "not a manifest"),
+        (lambda text: text.replace("trace.json.gz", "manifest.json"), "not a manifest"),
+        (lambda text: text.replace('"size_bytes": ', '"size_bytes": 1'), "it had"),
+        (lambda text: text.replace('"resnet"', '"\\u001b[31m"'), "not a manifest"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99"),
+    ],
+)
+def test_a_hostile_manifest_is_refused_in_words(site, change, said):
+    # GIVEN a manifest that somebody has laid hands on WHEN its page, its file and the overview are asked for
+    path = site.directory / "manifest.json"
+    path.write_text(change(path.read_text()), errors="surrogateescape")
+    page, file, overview = (site.get(one) for one in (site.capture, f"{site.capture}/files/{TRACE}", "/"))
+    # THEN it is not shown and not served, the page says why, and everything else goes on
+    assert (page.status, file.status, overview.status) == (422, 422, 200)
+    assert re.search(said, text_of(page))
