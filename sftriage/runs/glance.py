@@ -25,7 +25,7 @@ from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
 from sftriage.words.decisions import caused
-from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, rank_hours, span
+from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, span
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
@@ -286,7 +286,7 @@ def _cost(view: View, stands: Glance, telling: WindowRow, lost_s: float | None) 
         lost_s = telling.exposed_s
     if stands.face != "healthy" and lost_s is not None:
         if ranks := view.telemetry.world_size:
-            more.append(rank_hours(lost_s, ranks, on_devices=on_devices(view)))
+            more.append(f"{hours_of_ranks(lost_s * ranks, on_devices=on_devices(view))} ({ranks:,} ranks)")
         if telling.suspects and telling.label != "stalled":
             more.append(f"{milliseconds(telling.suspects[0].gain_s)} of each slow step")
     if view.losses.by_suspect:

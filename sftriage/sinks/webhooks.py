@@ -40,7 +40,7 @@ from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks.stream import Sink, keep_newest
 from sftriage.words.decisions import caused, decision_values, reason_sentence
 from sftriage.words.run import remedy_told
-from sftriage.words.verdicts import verdict_sentence
+from sftriage.words.verdicts import span, verdict_sentence
 
 _MAX_TEXT = 3000
 
@@ -66,7 +66,7 @@ class Message:
             "type": f"dev.sftriage.{self.kind}",
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "datacontenttype": "application/json",
-            "subject": steps_of(self.decision),
+            "subject": span(self.decision.first_step, self.decision.last_step),
             "data": {"job": job, "run": run, "rules": list(self.decision.notify), **self.data},
         }
         return json.dumps(event, allow_nan=False).encode()
@@ -89,7 +89,7 @@ def explained(found: CauseFound, decision: Decision) -> Message:
     """A cause, about the decision that was sent before."""
     data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
     data |= {"cause": _cause_values(found)}
-    text = f"Why, of {steps_of(decision)}: {caused(found)} {found.next_step}"
+    text = f"Why, of {span(decision.first_step, decision.last_step)}: {caused(found)} {found.next_step}"
     return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
 
 
@@ -112,12 +112,6 @@ def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
     names = ("code", "sure", "sentence", "place", "compared_with", "next_step")
     values = {} if cause is None else msgspec.to_builtins(cause)
     return {name: values[name] for name in names} if values else None
-
-
-def steps_of(decision: Decision) -> str:
-    """The steps of a decision, in words."""
-    first, last = decision.first_step, decision.last_step
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 log = logging.getLogger("sftriage")
@@ -300,7 +294,7 @@ class Webhooks(Sink):
         for webhook in _of(self._rules(), decision.notify):
             if webhook not in self._queues:
                 self._queues[webhook] = _Queue(webhook, self)
-            self._queues[webhook].put((steps_of(decision), make))
+            self._queues[webhook].put((span(decision.first_step, decision.last_step), make))
 
     def close(self) -> None:
         """Deliver what is waiting. The end stays where it is if this is called again."""

@@ -103,11 +103,6 @@ def lasted(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
 
 
-def rank_hours(seconds: float, ranks: int, *, on_devices: bool) -> str:
-    """What time lost by all ranks comes to."""
-    return f"{hours_of_ranks(seconds * ranks, on_devices=on_devices)} ({ranks:,} ranks)"
-
-
 def hours_of_ranks(rank_s: float, *, on_devices: bool) -> str:
     """Seconds of ranks in hours: of GPUs, where they run on some."""
     hours, unit = rank_s / 3600.0, "GPU-hours" if on_devices else "rank-hours"
