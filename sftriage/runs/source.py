@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -283,16 +283,10 @@ class Followed:
 
 
 class StartedRuns:
-    """Looks for runs, every so often. Its methods may be called from any thread.
+    """Looks for runs, every so often. Its methods may be called from any thread."""
 
-    Args:
-        find: the runs there are, newest first.
-    """
-
-    def __init__(self, find: Callable[[], Iterable[RunDirectory]] = started_runs) -> None:
-        self._find = find
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[Path, int], RunInfo] = {}
         self._found = Followed()
         self._due_s = float("-inf")
 
@@ -300,18 +294,18 @@ class StartedRuns:
         """The runs as they are now, or were a moment ago."""
         with self._lock:
             if time.monotonic() >= self._due_s:
-                runs = tuple(run for one in islice(self._find(), MAX_LISTED) if (run := self._started(one)) is not None)
+                runs = tuple(run for one in islice(started_runs(), MAX_LISTED) if (run := _started(one)) is not None)
                 last, newest = self._found.newest, runs[0] if runs else None
                 switched = last is not None and newest is not None and last.directory != newest.directory
                 self._found = Followed(runs, last if switched else self._found.before)
                 self._due_s = time.monotonic() + LOOK_S
             return self._found
 
-    def _started(self, run: RunDirectory) -> StartedRun | None:
-        try:
-            about = run.path, run.info_file.stat().st_mtime_ns
-            info = self._known.get(about) or self._known.setdefault(about, read_info(run))
-        except (InputError, OSError):
-            return None
-        rings = Path(info.rings)
-        return StartedRun(run.path, info, liveness.watcher_of(run, rings).state if rings.is_dir() else "left")
+
+def _started(run: RunDirectory) -> StartedRun | None:
+    try:
+        info = read_info(run)
+    except InputError:
+        return None
+    rings = Path(info.rings)
+    return StartedRun(run.path, info, liveness.watcher_of(run, rings).state if rings.is_dir() else "left")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -30,7 +30,6 @@ from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored
-from sftriage.web.serving import Access
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
 
 HEAT_PATIENCE_S = 1.0
@@ -257,18 +256,15 @@ class RunsPage(Page[StartedRuns]):
     """The pages about runs. Whoever looks at ``/`` is shown a newer run as soon as there is one."""
 
     layout, blank = "base.html", View("none")
+    _opening = threading.Lock()
 
-    def __init__(
-        self,
-        source: StartedRuns,
-        access: Access,
-        now_s: Callable[[], float] = time.time,
-        stopping: threading.Event | None = None,
-    ) -> None:
-        super().__init__(source, access, now_s, stopping)
-        self._opening = threading.Lock()
-        self._open: OrderedDict[tuple[str, str], RunPage] = OrderedDict()
-        self._waiting = self._page_of(RunSource(lambda: None))
+    @cached_property
+    def _open(self) -> OrderedDict[tuple[str, str], RunPage]:
+        return OrderedDict()
+
+    @cached_property
+    def _waiting(self) -> RunPage:
+        return self._page_of(RunSource(lambda: None))
 
     def _routes(self) -> list[BaseRoute]:
         newest = Route("/", lambda request: self._newest().overview(request))
