@@ -37,6 +37,9 @@ class RankLog:
         broken: why nothing can be kept here, whatever the disk takes.
     """
 
+    broken: RingError | None = None
+    _log: StepLog | None = None
+
     def __init__(
         self,
         steps: Path,
@@ -50,10 +53,8 @@ class RankLog:
         self._kind, self._do, self._say = kind, do, say
         self._make = partial(StepLog, steps, info, kind=kind, kept=kept, there=there)
         self._lane = f"{kind} of {info.rank}.{info.attempt}"
-        self._log: StepLog | None = None
-        self.broken: RingError | None = None
         self._do(self._open, self._lane)
-        self.info = info if (log := self._opened()) is None else log.info
+        self.info = info if self._log is None else self._log.info
 
     def take(self, steps: StepArrays, blocks: Set[int], cohort: str) -> None:
         """Keep steps of the rank, which is of a cohort by now; ``blocks`` of them stay where others are thinned."""
@@ -76,12 +77,9 @@ class RankLog:
             except RingError as error:
                 self._fails(error)
 
-    def _opened(self) -> StepLog | None:
-        return self._log
-
     def _append(self, steps: StepArrays, blocks: frozenset[int], cohort: str) -> None:
         self._open()
-        if (log := self._opened()) is None:
+        if (log := self._log) is None:
             return
         try:
             if log.info.schema != self.info.schema:
@@ -325,9 +323,8 @@ class RankRings:
         try:
             yield
         except Exception as error:
-            self._give_up(
-                path, str(error) if isinstance(error, RingError) else f"{path}: {type(error).__name__}: {error}"
-            )
+            known = isinstance(error, RingError)
+            self._give_up(path, str(error) if known else f"{path}: {type(error).__name__}: {error}")
 
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""

@@ -135,7 +135,11 @@ class Annotations:
     def _find(self, manifest: Manifest, control: Manifest | None, attempt: int) -> None:
         samples, its = self._samples(manifest), None if control is None else self._samples(control)
         if manifest.sampled:
-            findings = self._found_in_samples(manifest, samples, control, its, attempt)
+            mine = self._sampled(manifest, samples, attempt)
+            theirs = None if control is None or its is None else self._sampled(control, its, attempt)
+            named = manifest.trigger.stage
+            stage = named if named is not None and named in mine.stages else slowest(mine, theirs)
+            findings = find_sampled(mine, stage, theirs, known_faulty(manifest))
         else:
             one, other = self._reduced(manifest), None
             if control is not None and not control.sampled:
@@ -156,24 +160,9 @@ class Annotations:
             self._told[manifest.capture_id] = (cause.code, missing)
             self._causes.append((manifest, cause, missing))
 
-    def _found_in_samples(
-        self,
-        manifest: Manifest,
-        samples: StackSamples | None,
-        control: Manifest | None,
-        its: StackSamples | None,
-        attempt: int,
-    ) -> Findings:
+    def _sampled(self, manifest: Manifest, samples: StackSamples | None, attempt: int) -> SampledRank:
         if samples is None:
             raise InputError("its stacks cannot be read")
-        one = self._sampled(manifest, samples, attempt)
-        other = None if control is None or its is None else self._sampled(control, its, attempt)
-        stage = manifest.trigger.stage
-        if stage not in one.stages:
-            stage = slowest(one, other)
-        return find_sampled(one, stage, other, known_faulty(manifest))
-
-    def _sampled(self, manifest: Manifest, samples: StackSamples, attempt: int) -> SampledRank:
         source = str(self.store.path(manifest.capture_id, SAMPLES_NAME))
         steps = captured_steps(self._steps.logs, manifest, attempt)
         if not steps:
