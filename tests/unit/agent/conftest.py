@@ -1,5 +1,7 @@
 """An agent on real rings: monitors in this process write them, as trainers would."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sftriage.agent import agent as module
@@ -17,18 +19,10 @@ def places(tmp_path):
     return made
 
 
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(module, "monotonic", clock := Clock())
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(module, "monotonic", lambda: clock.now_s)
     return clock
 
 

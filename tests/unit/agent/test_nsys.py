@@ -5,24 +5,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.agent import nsys_rank
-from sftriage.agent.nsys import (
-    parse_version,
-    report_of,
-    session_of,
-    start_flags,
-)
-from sftriage.agent.nsys_rank import (
-    bare_environment,
-    nsys_command,
-    trainer_command,
-    trainer_environment,
-)
+from sftriage.agent.nsys import parse_version, report_of, session_of, start_flags
+from sftriage.agent.nsys_rank import bare_environment, nsys_command, trainer_command, trainer_environment
 from sftriage.agent.nsys_report import (
     REMOVED,
     ReportContents,
@@ -36,19 +27,6 @@ from sftriage.agent.nsys_report import (
 from sftriage.base.process import Finished
 from sftriage.errors import CaptureError
 from tests.integration.test_nsys_failing import make_export
-
-
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [
-        ("NVIDIA Nsight Systems version 2022.4.2.1-df9881f\n", (2022, 4, 2)),
-        ("NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0", (2025, 3, 2)),
-        ("NVIDIA Nsight Systems version 2021.4.1.73-08591f7", (2021, 4, 1)),
-        ("warning: something\nNVIDIA Nsight Systems version 2026.5", (2026, 5, 0)),
-    ],
-)
-def test_a_version_is_read(said, version):
-    assert parse_version(said) == version
 
 
 @pytest.mark.parametrize(
@@ -86,17 +64,21 @@ def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen
 
 
 @pytest.mark.parametrize(
-    ("said", "report"),
+    ("parse", "said", "found"),
     [
-        ("Generating '/tmp/nsys-report-1.qdstrm'\nGenerated:\n    /run/x.qdstrm\n", "/run/x.qdstrm"),
-        ("Generated:\n    /run/x.nsys-rep\n", "/run/x.nsys-rep"),
-        ("Generated:\n    /run/with space/x.qdstrm\n    /run/with space/x.nsys-rep\n", "/run/with space/x.nsys-rep"),
-        ("Generating '/tmp/nsys-report-1.qdstrm'\n", None),
-        ("", None),
+        (parse_version, "NVIDIA Nsight Systems version 2022.4.2.1-df9881f\n", (2022, 4, 2)),
+        (parse_version, "NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0", (2025, 3, 2)),
+        (parse_version, "NVIDIA Nsight Systems version 2021.4.1.73-08591f7", (2021, 4, 1)),
+        (parse_version, "warning: something\nNVIDIA Nsight Systems version 2026.5", (2026, 5, 0)),
+        (report_of, "Generating '/tmp/nsys-report-1.qdstrm'\nGenerated:\n    /run/x.qdstrm\n", "/run/x.qdstrm"),
+        (report_of, "Generated:\n    /run/x.nsys-rep\n", "/run/x.nsys-rep"),
+        (report_of, "Generated:\n    /run/a b/x.qdstrm\n    /run/a b/x.nsys-rep\n", "/run/a b/x.nsys-rep"),
+        (report_of, "Generating '/tmp/nsys-report-1.qdstrm'\n", None),
+        (report_of, "", None),
     ],
 )
-def test_where_the_report_went_is_read(said, report):
-    assert report_of(said) == report
+def test_its_version_and_where_its_report_went_are_read(parse, said, found):
+    assert parse(said) == found
 
 
 OURS = {
@@ -344,10 +326,7 @@ def contents(**changes):
     ],
 )
 def test_a_report_is_checked_against_what_was_promised(found, promised, traces, reason):
-    if reason is None:
-        check(found, promised, traces)
-        return
-    with pytest.raises(CaptureError, match=reason):
+    with nullcontext() if reason is None else pytest.raises(CaptureError, match=reason):
         check(found, promised, traces)
 
 
