@@ -8,9 +8,10 @@ thread stood, and what it did there. A rank that is slow in all its local stages
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from sftriage.model.captures import LeftOpen
 from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
@@ -20,9 +21,9 @@ from sftriage.reduce.samples import (
     Spot,
     StackSamples,
     ThreadSamples,
-    WorkerSamples,
     code_of,
     how,
+    meanwhile,
     place,
     spots,
 )
@@ -550,52 +551,24 @@ def _as_one(samples: StackSamples, stage: str) -> StackSamples | None:
 
     A sample stands for the time before it, and so for what the training thread did at its own next sample.
     """
-    rows = [row for worker in samples.workers if worker.time_ns_W for row in _rows(samples, worker, stage)]
+    frames, places = samples.frames, zip(samples.stage_N, samples.training.stacks_N, strict=True)
+    waits = tuple(_WAITED_FOR if its == stage and _any(frames, stack, _WAITS) else "" for its, stack in places)
+    rows: list[tuple[Any, ...]] = []
+    for worker in samples.workers:
+        if worker.time_ns_W:
+            its = meanwhile(replace(samples, stage_N=waits), worker)
+            # (the outermost is the worker's loop, which takes what it is to do from a queue)
+            stacks = (() if _any(frames, stack[1:2], _NO_TASK) else stack for stack in its.training.stacks_N)
+            # One without a stack keeps its samples from those of the worker before.
+            rows.append((worker.time_ns_W[0] - worker.period_ns, samples.step_N[0], "", 0, (), -1, -1, -1, -1))
+            ran = (column for one in (its.training, its.sampler) for column in (one.run_ns_N, one.waited_ns_N))
+            rows += zip(its.time_ns_N, its.step_N, its.stage_N, its.since_ns_N, stacks, *ran, strict=True)
     if not rows:
         return None
-    time_ns, step, at, since_ns, stack, times, own = zip(*rows, strict=True)
-    return StackSamples(
-        frames=samples.frames,
-        period_ns=samples.period_ns,
-        time_ns_N=time_ns,
-        step_N=step,
-        stage_N=at,
-        since_ns_N=since_ns,
-        training=_thread(stack, times),
-        others=(),
-        sampler=_thread((), own),
-    )
-
-
-_Row = tuple[int, int, str, int, tuple[int, ...], tuple[int, int], tuple[int, int]]
-
-
-def _rows(samples: StackSamples, worker: WorkerSamples, stage: str) -> Iterator[_Row]:
-    """A worker's samples, after one without a stack that keeps them from those of the worker before."""
-    main, unknown = worker.threads[0], (-1, -1)
-    yield worker.time_ns_W[0] - worker.period_ns, samples.step_N[0], "", 0, (), unknown, unknown
-    for row, time_ns in enumerate(worker.time_ns_W):
-        at = bisect_left(samples.time_ns_N, time_ns)
-        if at == len(samples.time_ns_N):
-            return
-        waits = samples.stage_N[at] == stage and _any(samples.frames, samples.training.stacks_N[at], _WAITS)
-        stack = main.stacks_N[row]
-        yield (
-            time_ns,
-            samples.step_N[at],
-            _WAITED_FOR if waits else "",
-            samples.since_ns_N[at],
-            # (the outermost is the worker's loop, which takes what it is to do from a queue)
-            () if _any(samples.frames, stack[1:2], _NO_TASK) else stack,
-            (main.run_ns_N[row], main.waited_ns_N[row]),
-            (worker.sampler.run_ns_N[row], worker.sampler.waited_ns_N[row]),
-        )
+    time_ns_N, step_N, stage_N, since_ns_N, stacks_N, *times = zip(*rows, strict=True)
+    main, sampler = ThreadSamples("", stacks_N, *times[:2]), ThreadSamples("", (), *times[2:])
+    return StackSamples(frames, samples.period_ns, time_ns_N, step_N, stage_N, since_ns_N, main, (), sampler)
 
 
 def _any(frames: Sequence[Frame], stack: Sequence[int], pattern: re.Pattern[str]) -> bool:
     return any(pattern.search(f"{frames[one].file} {frames[one].function}") for one in stack)
-
-
-def _thread(stacks: Sequence[tuple[int, ...]], times_ns: Sequence[tuple[int, int]]) -> ThreadSamples:
-    run_ns, waited_ns = zip(*times_ns, strict=True)
-    return ThreadSamples("", tuple(stacks), run_ns, waited_ns)
