@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sftriage.model.captures import Reproduced
 from sftriage.reduce.opening import FirstView, StackSlice, StackTrack, StackTracks, lay_out, tracks_of
-from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, WorkerSamples
+from sftriage.reduce.samples import Frame, StackSamples, WorkerSamples
 from sftriage.traces.manifest import ReproducedInfo
+from tests.unit.reduce.test_samples import thread
 
 
 def marks(start_us, steps):
@@ -161,26 +162,11 @@ FRAMES = tuple(Frame(name, f"/job/{name}.py", 7, f"{name}()") for name in ("main
 MAIN, LOAD, DECODE, STEP = range(4)
 
 
-def thread(stacks, name="MainThread"):
-    unknown = (-1,) * len(stacks)
-    return ThreadSamples(name, tuple(stacks), unknown, unknown)
-
-
 def samples(*stacks, stages=(), since=(), steps=(), workers=()):
     """Samples of one thread, one every 10 ns from 100 ns on."""
-    n = len(stacks)
-    return StackSamples(
-        frames=FRAMES,
-        period_ns=10,
-        time_ns_N=tuple(range(100, 100 + 10 * n, 10)),
-        step_N=tuple(steps) or (1,) * n,
-        stage_N=tuple(stages) or ("data",) * n,
-        since_ns_N=tuple(since) or (0,) * n,
-        training=thread(stacks),
-        others=(),
-        sampler=thread([()] * n),
-        workers=workers,
-    )
+    n, times_ns = len(stacks), tuple(range(100, 100 + 10 * len(stacks), 10))
+    columns = times_ns, tuple(steps) or (1,) * n, tuple(stages) or ("data",) * n, tuple(since) or (0,) * n
+    return StackSamples(FRAMES, 10, *columns, thread(stacks, times_ns), (), thread((), times_ns), workers)
 
 
 def told(slices):
@@ -216,8 +202,9 @@ def test_a_stage_has_no_stack_from_before_it_began():
 def test_a_worker_is_a_process_of_its_own_with_its_own_times():
     # GIVEN a worker with two threads, sampled at other times than its trainer
     called = "DataLoader worker 3 (pid 70)"
-    threads = thread([(LOAD,)], called), thread([(STEP,)], f"{called}: QueueFeederThread")
-    worker = WorkerSamples(3, 70, 4e-9, (50,), threads, thread([()]))
+    named = ((LOAD, called), (STEP, f"{called}: QueueFeederThread"))
+    threads = tuple(thread([(frame,)], (50,), name=name) for frame, name in named)
+    worker = WorkerSamples(3, 70, 4e-9, (50,), threads, thread((), (50,)))
     # WHEN they are laid out THEN its tracks come last
     training, *others = tracks_of(samples((MAIN,), workers=(worker,))).tracks
     assert (training.name, training.process) == ("MainThread", "")

@@ -32,18 +32,14 @@ def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other
     frames = list(dict.fromkeys((*(frame for stack, _ in taken for frame in stack), SPIN)))
     stacks = [tuple(map(frames.index, stack)) for stack, times in taken for _ in range(times)]
     times_ns = [(number + 1) * every_ms * MS for number in range(len(stacks))]
-    spins = [(frames.index(SPIN),)] * len(stacks)
-    return StackSamples(
-        frames=tuple(frames),
-        period_ns=min(every_ms, 5) * MS,
-        time_ns_N=tuple(times_ns),
-        step_N=(step,) * len(stacks),
-        stage_N=(stage,) * len(stacks),
-        since_ns_N=(0,) * len(stacks),
-        training=thread(stacks, times_ns, runs, waits, waits_in=waits_in),
-        others=() if other is None else (thread(spins, times_ns, other, name="statistics"),),
-        sampler=thread((), times_ns, waits=sampler_waits),
+    n, spins = len(stacks), [(frames.index(SPIN),)] * len(stacks)
+    columns = tuple(times_ns), (step,) * n, (stage,) * n, (0,) * n
+    others = () if other is None else (thread(spins, times_ns, other, name="statistics"),)
+    training, sampler = (
+        thread(stacks, times_ns, runs, waits, waits_in=waits_in),
+        thread((), times_ns, waits=sampler_waits),
     )
+    return StackSamples(tuple(frames), min(every_ms, 5) * MS, *columns, training, others, sampler)
 
 
 def test_what_is_first_sampled_after_it_began_counts():
