@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from sftriage.agent.gpus import DEADLINE_S, Gpu, GpuEvidence, gather, in_use_fraction
 from sftriage.commands.options import RunOption, argument, option
-from sftriage.commands.output import print_json, results, say, write
+from sftriage.commands.output import bare_table, print_json, results, say, table, write
 from sftriage.runs.directory import find_run
 from sftriage.runs.liveness import running_ranks
 from sftriage.runtime.doctor import JobFound, examine, try_job
@@ -51,24 +50,16 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for one in findings:
-            table.add_row(one.what, Text(one.state, _STYLES[one.state]), Text(one.detail))
-        results().print(table)
+        results().print(bare_table((one.what, Text(one.state, _STYLES[one.state]), one.detail) for one in findings))
     if any(one.what == "rings" and one.state == "missing" for one in findings):
         raise typer.Exit(1)
 
 
 def _show(found: JobFound) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("seam", "seen", "share"):
-        table.add_column(name, justify="left" if name == "seam" else "right")
-    for seam in found.seams:
-        table.add_row(seam.name, f"{seam.fired}", "" if seam.share is None else f"{seam.share:.0%}")
-    results().print(table)
-    others = [
-        f"{name} {share:.0%}" for name, share in found.stages.items() if name not in {s.name for s in found.seams}
-    ]
+    shares = {one.name: "" if one.share is None else f"{one.share:.0%}" for one in found.seams}
+    seams = [(one.name, f"{one.fired}", shares[one.name]) for one in found.seams]
+    results().print(table(("seam", "seen", "share"), seams, ("seen", "share"), box=None, padding=(0, 2, 0, 0)))
+    others = [f"{name} {share:.0%}" for name, share in found.stages.items() if name not in shares]
     lines = {
         "steps": f"{counted(found.steps, 'step')} of {counted(found.ranks, 'rank')}",
         "by hand": "the script makes a Monitor, which is used" if found.by_hand else "",
@@ -81,11 +72,7 @@ def _show(found: JobFound) -> None:
     }
     for one in found.captures:
         lines[f"capture: {one.profiler}"] = "works" if one.works else f"does not: {one.why_not}"
-    about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for what, text in lines.items():
-        if text:
-            about.add_row(what, Text(text))
-    results().print("", about)
+    results().print("", bare_table((what, text) for what, text in lines.items() if text))
     for gap in found.missing:
         write("", f"missing: {gap.what}", *(f"    {line}" for line in gap.lines))
 
@@ -106,30 +93,28 @@ def evidence(
     if found.problem:
         say(found.problem)
     if found.gpus:
-        results().print(_gpus_table(found))
+        _print_gpus(found)
     for remark in found.remarks:
         write(f"- {remark}")
     if found.gpus and not found.remarks:
         results().print("Nothing out of the ordinary.")
 
 
-def _gpus_table(found: GpuEvidence) -> Table:
-    table = Table(title=f"GPUs, driver {found.driver or '?'}", title_justify="left")
-    for column in ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors"):
-        table.add_column(column, justify="left" if column in ("model", "limited by") else "right")
-    for gpu in found.gpus:
-        ranks = [str(place.rank) for place in found.ranks if place.gpu == gpu.uuid]
-        table.add_row(str(gpu.index), ", ".join(ranks) or "-", gpu.name or "-", *_cells(gpu))
-    for place in found.ranks:
-        if place.gpu is None:
-            table.add_row("?", str(place.rank), place.how)
-    return table
+def _print_gpus(found: GpuEvidence) -> None:
+    titles = ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors")
+    rows = [_cells(gpu, [str(place.rank) for place in found.ranks if place.gpu == gpu.uuid]) for gpu in found.gpus]
+    rows += [("?", str(place.rank), place.how) for place in found.ranks if place.gpu is None]
+    right = tuple(title for title in titles if title not in ("model", "limited by"))
+    results().print(table(titles, rows, right, title=f"GPUs, driver {found.driver or '?'}", title_justify="left"))
 
 
-def _cells(gpu: Gpu) -> tuple[str, ...]:
+def _cells(gpu: Gpu, ranks: list[str]) -> tuple[str, ...]:
     reasons = [name for name, share in (gpu.clock_reasons or {}).items() if share]
     clock, limit, used = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, in_use_fraction(gpu)
     return (
+        str(gpu.index),
+        ", ".join(ranks) or "-",
+        gpu.name or "-",
         "-" if clock is None else f"{clock:,.0f} MHz" if limit is None else f"{clock:,.0f} of {limit:,.0f} MHz",
         ", ".join(reasons) or "-",
         "-" if used is None else f"{used:.0%} of {(gpu.memory_total_bytes or 0) / 2**30:,.0f} GiB",

@@ -7,23 +7,22 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 from rich.text import Text
 
 from sftriage.commands.capture import INTERRUPTED
 from sftriage.commands.options import JsonOption, argument, option
-from sftriage.commands.output import lists, notices, print_json, results, say, tell, write
+from sftriage.commands.output import bare_table, lists, notices, print_json, results, say, table, tell, write
 from sftriage.commands.traces import Copying, Showing, copied_out, shown_in_program
 from sftriage.errors import CaptureError, IntegrityError, UsageError
 from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
-from sftriage.kube.diagnosis import diagnose, gather
+from sftriage.kube.diagnosis import Finding, diagnose, gather
 from sftriage.kube.injecting import read_settings
 from sftriage.kube.listing import TraceRow
 from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
@@ -75,17 +74,17 @@ def policies(
     if not rows:
         say(f"no policy {_within(namespace)}")
         return
-    table = Table("namespace", "policy", "rules", "in force", "why")
-    for row in rows:
-        accepted, conflicted = row["accepted"], row["conflicted"]
-        force = {"True": "no" if conflicted["status"] == "True" else "yes", "False": "no"}
-        told = conflicted if accepted["status"] == "True" else accepted
-        rules = "" if row["rules"] is None else str(row["rules"])
-        known = force.get(accepted["status"], "not known")
-        table.add_row(*map(Text, (row["namespace"], row["policy"], rules, known, told["message"])))
-    lists().print(table)
+    lists().print(table(("namespace", "policy", "rules", "in force", "why"), map(_policy_cells, rows)))
     if any(row["accepted"]["status"] == "Unknown" for row in rows):
         say("nobody has looked at some of them as they are now: `sftriage operator` does")
+
+
+def _policy_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    accepted, conflicted = row["accepted"], row["conflicted"]
+    force = {"True": "no" if conflicted["status"] == "True" else "yes", "False": "no"}
+    why = conflicted if accepted["status"] == "True" else accepted
+    rules = "" if row["rules"] is None else str(row["rules"])
+    return row["namespace"], row["policy"], rules, force.get(accepted["status"], "not known"), why["message"]
 
 
 def _row(body: dict[str, Any]) -> dict[str, Any]:
@@ -226,23 +225,20 @@ def status(
     if as_json:
         print_json(rows)
     elif rows:
-        lists().print(_jobs_table(rows))
+        numbers = ("since step", "lost s", "captures")
+        titles = ("namespace", "job", "health", "suspect", *numbers, "summary")
+        lists().print(table(titles, map(_job_cells, rows), numbers))
     else:
         say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}: `sftriage kube doctor`")
     if job is not None and not rows:
         raise typer.Exit(1)
 
 
-def _jobs_table(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = [Column(title, justify="right") for title in ("since step", "lost s", "captures")]
-    table = Table("namespace", "job", "health", "suspect", *columns, "summary")
-    for row in rows:
-        health = (row["health"] or "not known") + (", not watched" if row["watched"] is False else "")
-        since = "" if row["since_step"] is None else str(row["since_step"])
-        lost = "" if row["lost_s"] is None else f"{row['lost_s']:.0f}"
-        numbers = since, lost, str(row["captures"])
-        table.add_row(*map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"])))
-    return table
+def _job_cells(row: dict[str, Any]) -> Iterable[str]:
+    health = (row["health"] or "not known") + (", not watched" if row["watched"] is False else "")
+    since = "" if row["since_step"] is None else str(row["since_step"])
+    numbers = since, "" if row["lost_s"] is None else f"{row['lost_s']:.0f}", str(row["captures"])
+    return map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"]))
 
 
 def traces(
@@ -281,7 +277,8 @@ def traces(
             + ("" if reports else ", and no report: `sftriage kube doctor`")
         )
         return
-    lists().print(_traces_table(shown))
+    titles = ("name", "rank", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
+    lists().print(table(titles, map(_trace_cells, shown), ("rank",)))
     if any(row.store for row in shown):
         tell(f"`sftriage kube get NAME -n {namespace}` fetches one, and `sftriage kube open` shows it.")
 
@@ -291,14 +288,10 @@ def _where(row: TraceRow) -> str:
     return f"{row.name}, rank {row.rank}" + ("" if of is None else f", {span(*of)}")
 
 
-def _traces_table(rows: Sequence[TraceRow]) -> Table:
-    texts = ("stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
-    table = Table("name", Column("rank", justify="right"), *texts)
-    for row in rows:
-        because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
-        cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
-        table.add_row(*map(clean, (row.name, str(row.rank), *cells)))
-    return table
+def _trace_cells(row: TraceRow) -> Iterable[str]:
+    because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
+    cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
+    return map(clean, (row.name, str(row.rank), *cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,10 +516,11 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for one in findings:
-            do = ("\n", ("do:", "bold"), f" {clean(one.do)}") if one.do else ()
-            table.add_row(one.code, Text(one.state, _STYLES[one.state]), Text.assemble(clean(one.says), *do))
-        results().print(table)
+        results().print(bare_table(map(_finding_cells, findings)))
     if any(one.state == "wrong" for one in findings):
         raise typer.Exit(1)
+
+
+def _finding_cells(one: Finding) -> tuple[str, Text, Text]:
+    do = ("\n", ("do:", "bold"), f" {clean(one.do)}") if one.do else ()
+    return one.code, Text(one.state, _STYLES[one.state]), Text.assemble(clean(one.says), *do)

@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Column, Table
 
 from sftriage.commands.cli import ReaderGone
 from sftriage.model.windows import plain
@@ -75,6 +76,19 @@ def lists() -> Console:
 def notices() -> Console:
     """The console for progress and notices."""
     return _Plain(stderr=True)
+
+
+def table(titles: Sequence[str], rows: Iterable[Iterable[Any]], right: Sequence[str] = (), **options: Any) -> Table:
+    """A table of these rows, in which the columns of ``right`` are numbers."""
+    made = Table(*(Column(title, justify="right" if title in right else "left") for title in titles), **options)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def bare_table(rows: Iterable[Iterable[Any]]) -> Table:
+    """A table without titles and lines."""
+    return table((), rows, box=None, show_header=False, padding=(0, 2, 0, 0))
 
 
 def print_json(value: Any) -> None:
