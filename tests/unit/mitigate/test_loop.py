@@ -230,6 +230,9 @@ def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a
             assert job.told[-1].switch == job.group.name
 
 
+HEALED = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
+
+
 def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
     """A job whose pipeline has been as it is for long."""
     job = Job(allowed, straggler=None, **options)
@@ -257,14 +260,13 @@ def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
 def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
     # GIVEN a healthy pipeline on a busy machine, where now this link seems to be slow and now that one, or none
     job = Job(None, straggler=None)
-    well = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
-    first, none, second = (STAGES[0]._replace(back_s=0.03), *well[1:]), well, STAGES
+    first, none, second = (STAGES[0]._replace(back_s=0.03), *HEALED[1:]), HEALED, STAGES
     for stages in (first, second, first, none, second, second, none) * 3:
         job.group = replace(PIPELINE, stages=stages)
         # THEN nobody is named
         job.turn(SLOW_STEPS)
         assert not job.told
-        job.group = replace(PIPELINE, stages=well)
+        job.group = replace(PIPELINE, stages=HEALED)
         job.turn()
     # AND one that goes on is, once
     job.group = replace(PIPELINE, stages=second)
@@ -315,10 +317,7 @@ def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if
     # GIVEN a slow link that was named, and no more
     job = pipelined(None)
     assert job.turns(3) == [("advised", "not_allowed")]
-    slow, healed = (
-        job.group,
-        replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)),
-    )
+    slow, healed = job.group, replace(job.group, stages=HEALED)
     # WHEN it heals THEN that is said, once, also by a controller that goes on with the run
     for loop in (job.loop, RemedyLoop.resumed(job.told)):
         job.loop, job.told, job.group = loop, [], healed
@@ -349,8 +348,7 @@ def test_each_group_has_its_remedy_and_one_at_a_time_is_tried():
     # AND a controller that goes on by what is on record wants the same
     assert RemedyLoop.resumed(job.told).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
     # WHEN the first link heals THEN it alone is undone
-    healed = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
-    job.group = replace(job.group, stages=healed)
+    job.group = replace(job.group, stages=HEALED)
     job.turns(5)
     assert states(job.told)[4:] == [("undone", "gone", PIPELINE.name)]
     assert [one.value != 0 for one in (job.group, *job.beside)] == [False, True]
@@ -362,7 +360,7 @@ def test_a_trial_is_begun_anew_where_steps_change_by_what_is_undone_meanwhile():
     job.turns(33)
     assert [one.state for one in job.told] == ["trying", "kept", "trying"]
     # WHEN what the first one was for is gone THEN the trial's steps are not to be compared any more
-    job.group = replace(job.group, stages=tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES))
+    job.group = replace(job.group, stages=HEALED)
     job.turns(4)
     assert [one[:2] for one in states(job.told)[3:]] == [
         ("undone", "gone"),
