@@ -114,9 +114,9 @@ class NatsFleet:
         return self._hosts.copy()
 
     def rows(self) -> Sequence[Rows]:
-        """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""
+        """See `Fleet`: steps that come twice are reported once, and so is the silence of ranks."""
         self._take_in()
-        told = self._rows.due(
+        due = self._rows.due(
             self._clock(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
         )
         for host in self._hosts.values():
@@ -126,8 +126,8 @@ class NatsFleet:
             newest, away = host.newest.rows, tuple(host.away(self._generations))
             if away:
                 empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
-                told.append(replace(empty, generation=self._generations.newest, away=away))
-        return told
+                due.append(replace(empty, generation=self._generations.newest, away=away))
+        return due
 
     def statuses(self) -> JobStatus | None:
         """See `Fleet`; None while the hub is away, and nobody knows."""
@@ -149,7 +149,7 @@ class NatsFleet:
         return self._orders.reports()
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """See `Fleet`: as their hosts have told last, those of which all hosts have."""
+        """See `Fleet`: as their hosts have reported last, those that all hosts have reported."""
         return self._groups.statuses()
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
@@ -168,7 +168,7 @@ class NatsFleet:
         if self._gpus is None or self._gpus[0] != tuple(ranks):
             newest = self._generations.newest
             having = {self._who_has(rank, newest)[0] for rank in ranks} - {""}
-            answers = [self._hub.later(self._ask_gpus(agent, tuple(ranks))) for agent in having]
+            answers = [self._hub.later(self._request_gpus(agent, tuple(ranks))) for agent in having]
             self._gpus = tuple(ranks), answers
         answers = self._gpus[1]
         if not all(answer.done() for answer in answers):
@@ -177,7 +177,7 @@ class NatsFleet:
         return of_all([answer.result() for answer in answers]) if answers else GpuFindings(time.time())
 
     def settled(self, agent: str, position: int) -> None:
-        """See `Fleet`. The hub is told with what is wanted next: a window settles what a thousand agents have sent."""
+        """See `Fleet`. The hub hears it with what is wanted next: a window settles what a thousand agents have sent."""
         host = self._hosts.get(agent)
         while host is not None and host.waiting and host.waiting[0].sequence <= position:
             host.waiting.popleft().rows = False
@@ -200,7 +200,7 @@ class NatsFleet:
     def _answers(self, agent: str) -> bool:
         """Whether a quiet host answers, or still may: a hub on a full disk passes questions on."""
         if agent not in self._called:
-            self._called[agent] = self._hub.later(self._ask_gpus(agent, ()))
+            self._called[agent] = self._hub.later(self._request_gpus(agent, ()))
         if not self._called[agent].done():
             return True
         if self._called[agent].result().problem:
@@ -285,7 +285,7 @@ class NatsFleet:
                 return agent, one
         return "", None
 
-    async def _ask_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:
+    async def _request_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:
         try:
             answer = await self._hub.client.request(self._places.ask(agent), encode(ranks), timeout=GPUS_S)
             return decode_findings(answer.data)
@@ -309,7 +309,7 @@ LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Order:
     """A capture wanted since ``at_s`` of an agent ("": unknown); ``begin_s`` is None once the agent reports on it."""
 
     request: CaptureRequest
@@ -336,7 +336,7 @@ class CaptureOrders:
     ) -> None:
         self._fleet, self._hub, self._places, self._lease = fleet, hub, places, lease
         self._fetching, self._clock, self._refusals = fetching, clock, refusals
-        self._asked: dict[str, _Asked] = {}
+        self._orders: dict[str, _Order] = {}
         self._begun = False
         # What is to be written of each agent, beside what that says; and what was written when.
         self._lock = threading.Lock()
@@ -344,10 +344,10 @@ class CaptureOrders:
         self._written: dict[str, tuple[bytes, float]] = {}
         # Agents of which nothing is wanted.
         self._idle: set[str] = set()
-        # Reports with their messages, which are settled once what was told is on record.
+        # Reports with their messages, which are settled once what they led to is on record.
         self._reports: deque[tuple[Report, AgentMessage | None, bool]] = deque()
-        self._told: list[AgentMessage] = []
-        self._told_before: list[AgentMessage] = []
+        self._reported: list[AgentMessage] = []
+        self._reported_before: list[AgentMessage] = []
         # Captures that are on their way here, and those that have come.
         self._under_way: set[str] = set()
         self._fetched: set[str] = set()
@@ -370,67 +370,67 @@ class CaptureOrders:
         What was reported before the last call is on record by now.
         """
         self._begun, now_s = True, self._clock()
-        for message in self._told_before:
+        for message in self._reported_before:
             message.reports -= 1
-        self._told_before, self._told = self._told, []
+        self._reported_before, self._reported = self._reported, []
         # (of most agents nothing is wanted, and that is written already)
         agents = (agent for agent in over if agent not in self._idle or agent in switches)
         orders: dict[str, list[WantedCapture]] = {agent: [] for agent in agents}
         for one in wanted:
-            asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
-            if not asked.agent:
-                asked.agent, asked.of = self._fleet.place(one)
-            if asked.ended:
+            order = self._orders.get(one.request.capture_id) or self._new_order(one, now_s)
+            if not order.agent:
+                order.agent, order.of = self._fleet.place(one)
+            if order.ended:
                 continue
             if one.request.capture_id in self._under_way:
                 # (that ends by itself: nothing comes to be here that was given up)
                 heard = one.request.capture_id not in self._missing
-                orders.setdefault(asked.agent, []).append(replace(one, process=asked.of, heard=heard))
-            elif asked.begin_s is not None and now_s > asked.begin_s:
-                self._end(asked, "expired", "its host has not begun it in time")
-            elif now_s > asked.end_s:
-                self._end(asked, "expired", "nothing was heard of it from its host, long past its time-box")
-            elif over.get(asked.agent) and not self._pending(asked):
-                self._end(asked, "failed", "the job ended on its host before it did")
-            elif not asked.agent and now_s > asked.at_s + UNHEARD_S:
-                self._end(asked, "failed", "nothing is heard any more of the host that it was asked of")
-            elif asked.agent and self._fleet.gone(asked.agent, asked.of) and not self._pending(asked):
-                self._end(asked, "failed", "its host is gone, and the job has started again without it")
-            elif asked.agent:
-                orders.setdefault(asked.agent, []).append(replace(one, process=asked.of))
+                orders.setdefault(order.agent, []).append(replace(one, process=order.of, heard=heard))
+            elif order.begin_s is not None and now_s > order.begin_s:
+                self._end(order, "expired", "its host has not begun it in time")
+            elif now_s > order.end_s:
+                self._end(order, "expired", "nothing was heard of it from its host, long past its time-box")
+            elif over.get(order.agent) and not self._pending(order):
+                self._end(order, "failed", "the job ended on its host before it did")
+            elif not order.agent and now_s > order.at_s + UNHEARD_S:
+                self._end(order, "failed", "nothing is heard any more of the host that it was asked of")
+            elif order.agent and self._fleet.gone(order.agent, order.of) and not self._pending(order):
+                self._end(order, "failed", "its host is gone, and the job has started again without it")
+            elif order.agent:
+                orders.setdefault(order.agent, []).append(replace(one, process=order.of))
         for agent, some in orders.items():
             self._document(agent, some, switches.get(agent, {}))
         self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
 
     def heard(self, report: Report, message: AgentMessage) -> None:
         message.reports += 1
-        # (before the first look it is not known what an earlier controller has asked for)
+        # (until the first call of `want`, the captures of an earlier controller are not known)
         self._reports.append((report, message, self._begun))
 
     def reports(self) -> list[Report]:
         if not self._begun:
             # Which captures are gone on with is not known yet.
             return []
-        told = []
+        found = []
         for _ in range(len(self._reports)):
             report, message, known = self._reports.popleft()
             if message is not None and self._fleet.holds(message):
-                # Its steps are told first: whether the fault was in them is asked at once.
+                # Its steps are reported first: the controller looks for the fault in them at once.
                 self._reports.append((report, message, known))
                 continue
-            asked = self._asked.get(report.result.capture_id)
-            why = "" if message is None else _unfit(asked, report, message.agent, known)
+            order = self._orders.get(report.result.capture_id)
+            why = "" if message is None else _unfit(order, report, message.agent, known)
             if message is not None and why:
                 self._refusals.note(message.agent, why)
-            elif asked is not None and not asked.ended:
+            elif order is not None and not order.ended:
                 if report.result.state == "stored" and report.result.capture_id not in self._fetched:
                     self._fetch_once(report, message)
                     continue
-                asked.begin_s, asked.ended = None, report.result.state in ENDED
-                told.append(report)
+                order.begin_s, order.ended = None, report.result.state in ENDED
+                found.append(report)
             if message is not None:
-                self._told.append(message)
-        return told
+                self._reported.append(message)
+        return found
 
     def write_again(self) -> None:
         """Write all orders again: the hub has lost them."""
@@ -445,26 +445,26 @@ class CaptureOrders:
         while self._to_write and not self._lease.lost and time.monotonic() < deadline_s:
             time.sleep(LOOK_S)
 
-    def _ask(self, wanted: WantedCapture, now_s: float) -> _Asked:
+    def _new_order(self, wanted: WantedCapture, now_s: float) -> _Order:
         request, begin_s = wanted.request, None
         if wanted.expires_s is not None:
             begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
         end_s = now_s + (wanted.expires_s or 0.0) + request.max_seconds + END_GRACE_S
-        asked = self._asked[request.capture_id] = _Asked(request, *self._fleet.place(wanted), now_s, begin_s, end_s)
+        order = self._orders[request.capture_id] = _Order(request, *self._fleet.place(wanted), now_s, begin_s, end_s)
         # (of one that is gone on with, the host may be yet to be heard of by this controller)
-        if not asked.agent and not wanted.resumed:
-            self._end(asked, "failed", f"no host of the job has rank {request.rank}")
-        return asked
+        if not order.agent and not wanted.resumed:
+            self._end(order, "failed", f"no host of the job has rank {request.rank}")
+        return order
 
-    def _end(self, asked: _Asked, state: CaptureState, why: str) -> None:
-        result = CaptureResult(asked.request.capture_id, asked.request.rank, state, why)
+    def _end(self, order: _Order, state: CaptureState, why: str) -> None:
+        result = CaptureResult(order.request.capture_id, order.request.rank, state, why)
         self._reports.append((Report(result), None, True))
 
-    def _pending(self, asked: _Asked) -> bool:
+    def _pending(self, order: _Order) -> bool:
         """Whether a report of it waits, or its files are on their way."""
-        capture_id = asked.request.capture_id
-        told = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
-        return told or capture_id in self._under_way
+        capture_id = order.request.capture_id
+        waits = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
+        return waits or capture_id in self._under_way
 
     def _fetch_once(self, report: Report, message: AgentMessage | None) -> None:
         capture_id = report.result.capture_id
@@ -474,7 +474,7 @@ class CaptureOrders:
             return
         self._missing.discard(capture_id)
         if message is not None:
-            self._told.append(message)
+            self._reported.append(message)
 
     async def _fetch(self, report: Report, message: AgentMessage | None) -> None:
         report = await self._fetching.fetched(
@@ -494,8 +494,8 @@ class CaptureOrders:
             written, at_s = self._written.get(agent, (b"", 0.0))
             newest = self._to_write[agent][0] if agent in self._to_write else written
             if newest != same or ((orders or switches) and self._clock() > at_s + REFRESH_S):
-                told = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run, switches=switches)
-                self._to_write[agent] = same, encode(told)
+                sent = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run, switches=switches)
+                self._to_write[agent] = same, encode(sent)
 
     async def _write(self) -> None:
         want = None
@@ -517,21 +517,21 @@ class CaptureOrders:
                         del self._to_write[agent]
 
 
-def _unfit(asked: _Asked | None, report: Report, agent: str, known: bool) -> str:
-    if asked is None:
+def _unfit(order: _Order | None, report: Report, agent: str, known: bool) -> str:
+    if order is None:
         return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
-    if asked.agent not in ("", agent):
-        return f"it reports on a capture that was asked of host {asked.agent}"
-    if asked.request.rank != report.result.rank:
-        return f"it reports on a capture of rank {asked.request.rank} as one of rank {report.result.rank}"
+    if order.agent not in ("", agent):
+        return f"it reports on a capture that was asked of host {order.agent}"
+    if order.request.rank != report.result.rank:
+        return f"it reports on a capture of rank {order.request.rank} as one of rank {report.result.rank}"
     return ""
 
 
-def of_all(told: Sequence[GpuFindings]) -> GpuFindings:
+def of_all(findings: Sequence[GpuFindings]) -> GpuFindings:
     """What the drivers of several hosts say, as one."""
     return GpuFindings(
-        min(one.time_s for one in told),
-        tuple(remark for one in told for remark in one.remarks),
-        {rank: gpu for one in told for rank, gpu in one.gpus.items()},
-        "; ".join(dict.fromkeys(one.problem for one in told if one.problem)),
+        min(one.time_s for one in findings),
+        tuple(remark for one in findings for remark in one.remarks),
+        {rank: gpu for one in findings for rank, gpu in one.gpus.items()},
+        "; ".join(dict.fromkeys(one.problem for one in findings if one.problem)),
     )

@@ -1,8 +1,8 @@
-"""One host's end of a fleet: its agent, told what is wanted and telling what is there, over the hub.
+"""One host's end of a fleet: it ships what its agent has over the hub, and has the agent carry out orders.
 
 Rows are read from the rings once those before them are on the hub, and not before: through an outage the rings hold
 what comes, and what they overrun is counted as missed. No more is in memory than one reading of them. A hub that has
-lost what it had is told again what the rings still hold.
+lost what it had gets again what the rings still hold.
 """
 
 from __future__ import annotations
@@ -89,31 +89,31 @@ class HostEnd:
         self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
         begun = self._begun_file = kept.directory / "begun"
-        self._log_leader, self._said_away = log_leader, False
+        self._log_leader, self._logged_away = log_leader, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
         self._reports: deque[Report] = deque()
-        # Who asks about GPUs of which ranks.
-        self._gpu_asks: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
+        # Requests for what GPUs of some ranks show, and where the answers go.
+        self._gpu_requests: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
         # What is on its way: one reading of the rings at most.
         self._outbox: deque[Shipment] = deque()
         self._wake = asyncio.Event()
         self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
-        # By which connection it was last known that the hub has what it was told, up to which message of its stream,
-        # and since when it keeps things for the job; and that it has lost it, and is to be told again.
+        # By which connection the hub was last known to have what it got, up to which message of its stream,
+        # and since when it keeps things for the job; and whether it has lost that, and is to get it again.
         self._known_s: float | None = None
         self._sequence, self._lost = 0, False
         self._kept_since: datetime | None = None
         self._away_since_s = time.monotonic()
         self._log_once = LogOnce(log)
-        # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
+        # Captures refused, since their begin could not be noted; the reports on those that have ended, and when made.
         self._refused: set[str] = set()
         self._has_read = False
-        self._told: dict[str, tuple[Report, float]] = {}
-        # From when on the host's part of the job is over, and whether that was told.
-        self._over_s, self._told_over = float("inf"), False
+        self._reported: dict[str, tuple[Report, float]] = {}
+        # From when on the host's part of the job is over, and whether that was reported.
+        self._over_s, self._over_reported = float("inf"), False
         # When a trace has last moved.
         self._moved_s = 0.0
         self._loop = Loop(
@@ -130,9 +130,9 @@ class HostEnd:
     def finish(self, patience_s: float) -> bool:
         """Send what is left, and that the job has ended here; whether in time, which is extended while traces move."""
         self._over_s = time.monotonic()
-        while not self._told_over and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
+        while not self._over_reported and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)
-        return self._told_over
+        return self._over_reported
 
     def close(self) -> None:
         """Let go of the agent and of the hub; what has not ended is called off."""
@@ -148,14 +148,14 @@ class HostEnd:
         if orders is not None and self._has_read:
             wanted = [self._wanted(one) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
-            self._tell_again({one.request.capture_id: one.heard for one in orders.captures})
+            self._report_again({one.request.capture_id: one.heard for one in orders.captures})
             if orders.switches:
                 self._agent.switch(orders.switches)
         for report in self._agent.reports():
-            self._tell(report)
-        if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
-            self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
-        self._tell_if_away()
+            self._report(report)
+        if self._gpu_requests and (found := self._agent.gpus(self._gpu_requests[0][0])) is not None:
+            self._hub.start(self._hub.client.publish(self._gpu_requests.popleft()[1], encode(found)))
+        self._log_if_away()
         self._every_s = ship_s(max((info.world_size for info in self._agent.infos), default=0))
         if self._lost:
             # The rings are read again, as by another process: older steps of the same one would be passed over.
@@ -191,9 +191,9 @@ class HostEnd:
             if capture_id not in self._refused:
                 self._refused.add(capture_id)
                 why = f"it cannot be noted on {self._name} that it begins: {error.strerror}"
-                self._tell(Report(CaptureResult(capture_id, request.rank, "refused", why)))
+                self._report(Report(CaptureResult(capture_id, request.rank, "refused", why)))
 
-    def _tell(self, report: Report) -> None:
+    def _report(self, report: Report) -> None:
         if report.result.state == "stored":
             self._sending += 1
             self._hub.start(self._send(report))
@@ -202,19 +202,19 @@ class HostEnd:
 
     def _queue(self, report: Report) -> None:
         if report.result.state in ENDED:
-            self._told[report.result.capture_id] = report, time.monotonic()
+            self._reported[report.result.capture_id] = report, time.monotonic()
         self._reports.append(report)
 
-    def _tell_again(self, wanted: Mapping[str, bool]) -> None:
+    def _report_again(self, wanted: Mapping[str, bool]) -> None:
         """Report captures again that are still wanted, unless the controller has heard."""
-        for capture_id, (report, told_s) in list(self._told.items()):
+        for capture_id, (report, reported_s) in list(self._reported.items()):
             if capture_id not in wanted:
-                del self._told[capture_id]
+                del self._reported[capture_id]
             elif wanted[capture_id] or report in self._reports:
                 continue
-            elif time.monotonic() > told_s + TELL_AGAIN_S:
-                del self._told[capture_id]
-                self._tell(report)
+            elif time.monotonic() > reported_s + TELL_AGAIN_S:
+                del self._reported[capture_id]
+                self._report(report)
 
     def _fill(self) -> None:
         # (what has ended and is wanted still, the controller has not heard of)
@@ -253,18 +253,18 @@ class HostEnd:
         if last.over:
             while self._outbox and not self._lost and not self._loop.stopping.wait(POLL_S / 5):
                 pass
-            self._told_over = not self._outbox
+            self._over_reported = not self._outbox
 
-    def _tell_if_away(self) -> None:
+    def _log_if_away(self) -> None:
         now_s = time.monotonic()
         if self._hub.connected_s is not None:
-            if self._said_away:
+            if self._logged_away:
                 log.warning("the hub is back after %.0f s", now_s - self._away_since_s)
-                self._said_away = False
+                self._logged_away = False
             self._log_leader.release()
             self._away_since_s = now_s
-        elif now_s > self._away_since_s + SAY_AFTER_S and not self._said_away and self._log_leader.should_log():
-            self._said_away = True
+        elif now_s > self._away_since_s + SAY_AFTER_S and not self._logged_away and self._log_leader.should_log():
+            self._logged_away = True
             log.warning("%s The job goes on; what its ranks record waits in their rings", self._hub.unreachable())
 
     async def _talk(self) -> None:
@@ -273,10 +273,10 @@ class HostEnd:
                 await self._hub.connect()
                 break
             except HubError as error:
-                self._say(str(error))
+                self._log_problem(str(error))
                 await asyncio.sleep(LOOK_S)
         await self._hub.client.subscribe(self._places.down(self._token), cb=self._heard)
-        await self._hub.client.subscribe(self._places.ask(self._token), cb=self._asked)
+        await self._hub.client.subscribe(self._places.ask(self._token), cb=self._gpu_requested)
         await asyncio.gather(self._publish(), self._look())
 
     async def _publish(self) -> None:
@@ -286,9 +286,9 @@ class HostEnd:
                 await asyncio.sleep(POLL_S)
                 continue
             if self._known_s != since_s:
-                # (what the hub answers to anything says whether it still has what it was told before)
-                told = await self._sent(Shipment(self._token, self._boot_id, self._process))
-                if told and await self._looked_for_loss():
+                # (what the hub answers to anything shows whether it still has what it got before)
+                sent = await self._sent(Shipment(self._token, self._boot_id, self._process))
+                if sent and await self._looked_for_loss():
                     self._known_s = since_s
                 else:
                     await asyncio.sleep(AGAIN_S)
@@ -328,7 +328,7 @@ class HostEnd:
         # (an outage may lie between its making and its sending)
         data = encode(replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
         if len(data) > MAX_MESSAGE_BYTES:
-            self._say(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
+            self._log_problem(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True
         patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
         sending = asyncio.ensure_future(self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s))
@@ -369,28 +369,25 @@ class HostEnd:
         self._moved_s = time.monotonic()
         self._reports.append(report)
 
-    def _is_wanted(self, capture_id: str) -> bool:
-        return self._orders is None or any(one.request.capture_id == capture_id for one in self._orders.captures)
-
     async def _heard(self, message: Msg) -> None:
         self._take(message.data)
 
-    async def _asked(self, message: Msg) -> None:
+    async def _gpu_requested(self, message: Msg) -> None:
         try:
             ranks = decode_ranks(message.data)
             if message.reply:
-                self._gpu_asks.append((ranks, message.reply))
+                self._gpu_requests.append((ranks, message.reply))
         except SftriageError as error:
-            self._say(f"what the controller asks cannot be read: {error}", "ask")
+            self._log_problem(f"what the controller asks cannot be read: {error}", "ask")
 
     def _take(self, data: bytes) -> None:
         try:
             orders = decode_orders(data)
         except SftriageError as error:
-            self._say(f"what the controller wants cannot be read: {error}", "want")
+            self._log_problem(f"what the controller wants cannot be read: {error}", "want")
             return
         if orders.agent not in ("", self._token):
-            self._say(f"what is wanted of {orders.agent} has come here, and is not taken", "another's")
+            self._log_problem(f"what is wanted of {orders.agent} has come here, and is not taken", "another's")
             return
         # (of a controller that has lost its lease, and does not know yet)
         if self._orders is None or orders.epoch >= self._orders.epoch:
@@ -411,7 +408,8 @@ class HostEnd:
             sending = Transfer(report.result, f"sending from {self._name}:", total_bytes, self._moved)
             while not await self._put(capture_id, manifest, some, sending):
                 await asyncio.sleep(SEND_AGAIN_S)
-                if not self._is_wanted(capture_id):
+                orders = self._orders
+                if orders is not None and all(one.request.capture_id != capture_id for one in orders.captures):
                     raise CaptureError("it is waited for no longer")
             report = replace(report, elsewhere=elsewhere)
         except Exception as error:
@@ -463,7 +461,7 @@ class HostEnd:
             return False
         return True
 
-    def _say(self, problem: str, kind: str = "") -> None:
+    def _log_problem(self, problem: str, kind: str = "") -> None:
         # (what all hosts say goes into one output, under SLURM)
         self._log_once("host %s: %s", self._name, problem, key=kind or problem)
 
