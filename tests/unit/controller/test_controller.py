@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from sftriage.verdict.settings import Settings
 
 from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
@@ -15,6 +14,7 @@ from sftriage.model.events import RemedyChanged
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.verdict.accounting import Settings
 from sftriage.verdict.stalls import StallSettings
 from sftriage.windows.rings import status_of
 from sftriage.words.decisions import reason_sentence, resolution
