@@ -235,11 +235,6 @@ class Listing:
                 unfit[reference] = condition
         return cls(tuple(manifests), unfit)
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Why what is unfit is no capture, in words."""
-        return tuple(one.problem for one in self.unfit.values())
-
 
 # What becomes known of a capture once it is stored.
 Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"

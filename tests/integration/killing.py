@@ -87,7 +87,7 @@ class Job:
         """The captures that are listed, all of which are there whole, byte for byte."""
         store = LocalStore(self.directory.path)
         listing = store.manifests()
-        assert listing.problems == ()
+        assert not listing.unfit
         assert {manifest.capture_id for manifest in listing.manifests} == store.ids()
         for manifest in listing.manifests:
             for artefact in manifest.artefacts:

@@ -88,7 +88,7 @@ def manifests(run) -> tuple[Manifest, ...]:
 def whole(store: RemoteStore, directory: Path, leaving: str = "") -> list[str]:
     """What is listed; all of it can be fetched, and is what its manifest says. One may be ``leaving`` meanwhile."""
     listing = store.manifests()
-    assert listing.problems == ()
+    assert not listing.unfit
     for manifest in listing.manifests:
         for artefact in manifest.artefacts:
             try:

@@ -30,7 +30,7 @@ def put(root: Path, trace: Path, capture_id: str) -> None:
 def verified(store: LocalStore, source: bytes, directory: Path) -> int:
     """How many captures are listed; each of them has been fetched, verified and unpacked."""
     listing = store.manifests()
-    assert listing.problems == ()
+    assert not listing.unfit
     for manifest in listing.manifests:
         copy = store.get(manifest.capture_id, TRACE_NAME, directory / "copy.gz", force=True)
         assert gzip.decompress(copy.read_bytes()) == source

@@ -244,7 +244,7 @@ def put(annotations, make_manifest, trace):
 
 def costs_of(annotations: Annotations) -> dict[str, tuple[float | None, int] | None]:
     listing = annotations.store.manifests()
-    assert listing.problems == ()
+    assert not listing.unfit
     return {one.capture_id: one.cost and (one.cost.cost_s, one.cost.captures) for one in listing.manifests}
 
 

@@ -85,9 +85,9 @@ def test_a_hostile_manifest_is_a_problem_and_not_a_capture(objects, whole, conte
     # THEN the good one is listed, and of the other what is the matter, in printable text
     listing = whole.manifests()
     assert listing.manifests == (good,)
-    (said,) = listing.problems
-    assert problem in said
-    assert said.isprintable()
+    (found,) = listing.unfit.values()
+    assert problem in found.problem
+    assert found.problem.isprintable()
     with pytest.raises((InputError, IntegrityError)):
         whole.manifest("resnet/run-1/c-1")
 
@@ -96,7 +96,7 @@ def test_a_manifest_that_is_too_large_is_not_even_read(objects, whole):
     keep(objects, captured())
     objects.put("resnet/run-1/c-1/manifest.json", b" " * (MAX_MANIFEST_BYTES + 1))
     objects.asked.clear()
-    assert "larger than 4 MiB" in whole.manifests().problems[0]
+    assert "larger than 4 MiB" in whole.manifests().unfit["resnet/run-1/c-1"].problem
     assert objects.asked == ["list "]
 
 
@@ -110,7 +110,7 @@ def test_a_manifest_that_is_too_large_is_not_even_read(objects, whole):
 )
 def test_what_lies_elsewhere_is_not_looked_at_and_a_forged_place_is_a_problem(objects, whole, place, problems):
     objects.put(f"{place}/manifest.json", captured().to_json())
-    assert (whole.ids(), len(whole.manifests().problems)) == (frozenset(), problems)
+    assert (whole.ids(), len(whole.manifests().unfit)) == (frozenset(), problems)
     with pytest.raises(UsageError):
         whole.manifest(place)
 
@@ -135,7 +135,7 @@ def test_a_removal_that_is_cut_short_lists_all_of_it_or_nothing(objects, whole, 
         whole.remove("resnet/run-1/c-1")
     # THEN it is there whole, or not at all
     assert len(whole.manifests().manifests) == (fails == "delete manifest.json")
-    assert whole.manifests().problems == ()
+    assert not whole.manifests().unfit
     # AND a second removal leaves nothing
     objects.fails = set()
     whole.remove("resnet/run-1/c-1")

@@ -253,8 +253,8 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
 
     listing = store.manifests()
     assert [manifest.capture_id for manifest in listing.manifests] == ["good"]
-    assert len(listing.problems) == 8
-    said = "\n".join(listing.problems)
+    assert len(listing.unfit) == 8
+    said = "\n".join(one.problem for one in listing.unfit.values())
     for words in (
         *("'stray file' is not", "empty/manifest.json: cannot be opened: No such", "no capture link", "symbolic links"),
         *("manifest of good", "garbage/manifest.json: not a manifest", "piped/manifest.json: not a regular file"),
@@ -425,7 +425,7 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp
     # THEN that is said, and nothing is listed that is not whole
     assert (gone, problem) == ((), "s3://bucket: cannot delete trace.json.gz")
     objects.fails = set()
-    assert store.manifests().problems == ()
+    assert not store.manifests().unfit
     assert store.ids() == {"resnet/run-2/c-1", "resnet/run-3/c-1"}
     # AND the next time the rest goes
     gone, problem = remove(store, catalogue, due(store, RetentionLimits(age_s=1.0), 4e9))

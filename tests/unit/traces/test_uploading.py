@@ -53,7 +53,7 @@ def waited(sender, until: str) -> UploadProgress:
 
 def there(objects) -> tuple[Manifest, ...]:
     listing = RemoteStore(objects).manifests()
-    assert listing.problems == ()
+    assert not listing.unfit
     return listing.manifests
 
 
