@@ -292,8 +292,6 @@ BLOCKS_A_PERIOD = 8
 
 PERIOD_STEPS = BLOCK_STEPS * BLOCKS_A_PERIOD
 
-_S = 1_000_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class KeptSteps:
@@ -308,10 +306,7 @@ class KeptSteps:
 
     def whole(self, world_size: int) -> LogLimits:
         """What is kept of the steps of one rank as they are, or of the readings of its counters."""
-        return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * _S))
-
-    def thinned(self, world_size: int) -> LogLimits:
-        return LogLimits(self.max_bytes // (8 * world_size), round(self.age_s * _S))
+        return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * 1e9))
 
 
 EVERYTHING = KeptSteps(1 << 62, 1e9)
@@ -353,9 +348,9 @@ class StepLog(SegmentedLog):
         kept: KeptSteps | None = None,
         there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
-        self._kept, self._there = kept or EVERYTHING, there
+        self._there = there
         self._thinned: SegmentedLog | None = None
-        limits = self._kept.whole(info.world_size)
+        limits = (kept or EVERYTHING).whole(info.world_size)
         super().__init__(Path(directory), info, kind, MAGICS[kind], slot_bytes, START, limits, self._files(kind))
 
     def append(self, steps: StepArrays, blocks: Set[int] = frozenset()) -> None:
@@ -389,7 +384,7 @@ class StepLog(SegmentedLog):
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
         if self._thinned is None:
-            kind, limits = thinned_kind(self._kind), self._kept.thinned(self.info.world_size)
+            kind, limits = thinned_kind(self._kind), replace(self._limits, max_bytes=self._limits.max_bytes // 2)
             about = self._directory, self.info, kind, self._magic, slot_bytes, START, limits, self._files(kind)
             self._thinned = SegmentedLog(*about)
         with OpenFile(path, os.O_RDONLY) as file:
