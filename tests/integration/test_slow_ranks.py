@@ -26,6 +26,11 @@ spec:
 """
 
 
+def captured(run, rank, stage):
+    found = (one for one in captures(run) if (one.capture.rank, one.trigger.stage) == (rank, stage))
+    return next(found, None)
+
+
 def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_is_held(start, tmp_path):
     # GIVEN a real job of four ranks, in which one after the other becomes slow, in one stage after the other
     run = tmp_path / "run"
@@ -40,12 +45,7 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
         (tmp_path / f"next-{turn}").touch()
         if fault in FOUND:
             # THEN it is named and captured while it is slow
-            of_it = wait_until(
-                lambda fault=fault: [
-                    one for one in captures(run) if (one.capture.rank, one.trigger.stage) == FOUND[fault]
-                ]
-            )
-            made[fault] = of_it[0]
+            made[fault] = wait_until(lambda whom=FOUND[fault]: captured(run, *whom))
         else:
             # AND where the coarse signal cannot tell who it is, the window is held with the reason
             wait_until(lambda fault=fault: [HELD[fault]] in [one["reasons"] for one in verdicts(run)])
@@ -56,10 +56,8 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
     decisions = json.loads(start("decisions", "--run", run, "--json").communicate(timeout=60)[0])
     for manifest in made.values():
         check_linked(run, manifest, decisions, 4)
-        assert named(next(one for one in verdicts(run) if one["last_step"] == manifest.trigger.window.last_step)) == (
-            manifest.capture.rank,
-            manifest.trigger.stage,
-        )
+        of_it = next(one for one in verdicts(run) if one["last_step"] == manifest.trigger.window.last_step)
+        assert named(of_it) == (manifest.capture.rank, manifest.trigger.stage)
     # AND no window is both held and captured, and what is held says what would resolve it
     held = [d for d in decisions if d["outcome"] == "hold"]
     assert all(d["resolves"] and not d["requests"] for d in held)
