@@ -36,6 +36,8 @@ REFUSED = """
     tracse
     traces shwo
     polcy list
+    decisions --run .
+    traces list --run .
     traces list --run slow --rank 7
     traces list --run slow --step 9..3
     traces list --run slow --since soon
@@ -71,6 +73,7 @@ REFUSED = """
     analyze slow --window 0
     analyze slow --stride -1
     analyze slow --window many
+    whatif slow --timeline nowhere/x.json
     whatif none.parquet
     whatif none.npz
     whatif none
@@ -94,6 +97,9 @@ REFUSED = """
     capture --run slow --rank 0 --reason look --max-bytes lots
     demo --cause list
     demo --out new --policy defualt
+    demo --cause garbage:
+    demo --cause garbage:-1
+    demo --cause garbage:x
     demo --cause garbage:4
     demo --cause dust
     demo --cause garbage --fault none

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sftriage.assistants.answers import Answers
 from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
@@ -110,21 +109,6 @@ def test_analysing_writes_nothing(sftriage, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_bad_input_is_one_line_on_stderr_and_exit_2(sftriage, tmp_path):
-    path = tmp_path / "job.npz"
-    np.savez(path, durations_s=np.full((3, 2, 5), np.nan), stages=STAGES, sync=["backward"])
-    err = sftriage("analyze", path).refusal
-    assert err.count("\n") == 1
-    assert "durations_s is not a finite number at step 0, rank 0, stage 0" in err
-
-
-def test_markup_in_a_name_is_text(sftriage, tmp_path):
-    # GIVEN a stage whose name is markup to the terminal's table
-    path = tmp_path / "job.npz"
-    np.savez(path, durations_s=np.full((9, 2, 2), 0.01), stages=["a/b", "c:d"], sync=["c:d"])
-    assert "a/b" in sftriage("analyze", path).out
-
-
 def printed(table):
     console = Console(width=160, force_terminal=False)
     with console.capture() as captured:
@@ -191,12 +175,6 @@ def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftri
         )
         assert spans
         assert all(at + took <= after + 1e-3 for (at, took), (after, _) in pairwise(spans))
-
-
-def test_a_timeline_that_cannot_be_written_is_said(sftriage, traced, tmp_path):
-    path = traced(Job(stages=2, dps=2, steps=3))
-    refusal = sftriage("whatif", path, "--timeline", tmp_path / "missing" / "x.json").refusal
-    assert "No such file or directory" in refusal
 
 
 def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
@@ -466,17 +444,6 @@ def slow(tmp_path):
     return made.directory.path
 
 
-def test_a_program_reads_the_same_in_seconds(sftriage, slow):
-    told = sftriage("advise", slow, "--gradients", "100MB", "--bandwidth", "1", "--json").json
-    assert told["straggler"]["ranks"] == [2]
-    assert told["best"] == "rebalance"
-    stragglar = next(one for one in told["remedies"] if one["code"] == "stragglar")
-    # 4 ranks, 100 MB at 1 GB/s: 4/3 of 100 ms and what 20 ms leave of 2/3 of them, where a ring takes 6/4
-    assert stragglar["saves_s"] == pytest.approx(0.15 - (0.2 / 3 - 0.02 + 0.4 / 3), abs=1e-3)
-    assert stragglar["pays_from_s"] == pytest.approx(0.05, abs=1e-3)
-    assert all(one["says"] and one["taken_for_granted"] for one in told["remedies"])
-
-
 ABOUT = {"time_s": 1e9, "attempt": 0, "step": 240, "where": "it"}
 
 
@@ -570,18 +537,6 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("Nobody has been slow for long enough to be lived with.\n")
     assert "Run stages further ahead (Adaptra). " in outcome.out
-
-
-def test_who_is_there_to_stay_is_said_at_a_glance_and_to_an_assistant(sftriage, slow):
-    # GIVEN such a run WHEN it is glanced at THEN the command is among what to do next
-    places = Answers(slow.parent)
-    steps = [one.command for one in glance_of(places.view(places.run("run"))).steps]
-    assert f"sftriage advise {slow}" in steps
-    # AND an assistant is told, with what it stands on
-    told = places.advise("run")
-    assert told["best"] == "rebalance"
-    assert told["cites"]["ranks"] == [2]
-    assert told["says"][0].startswith("Rank 2 holds up 4 ranks")
 
 
 def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):

@@ -5,7 +5,6 @@ import pytest
 from sftriage.commands.demo import _faults
 from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause
 from sftriage.demo.outcome import found
-from sftriage.errors import UsageError
 from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
 
 SLOW_DISK = CausedFault("slow-disk", 2)
@@ -52,19 +51,6 @@ def test_a_cause_is_on_the_rank_it_says_or_on_one_that_is_drawn(name):
     assert parse_cause(name, iter([1])) == CausedFault(name, 1)
     # AND it says itself as it is parsed
     assert parse_cause(str(CausedFault(name, 3))) == CausedFault(name, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("garbage:", "not NAME or NAME:RANK"),
-        ("garbage:-1", "not NAME or NAME:RANK"),
-        ("garbage:x", "not NAME or NAME:RANK"),
-    ],
-)
-def test_what_is_no_cause_is_refused(text, said):
-    with pytest.raises(UsageError, match=said):
-        parse_cause(text, iter([1]))
 
 
 def test_several_causes_are_on_ranks_of_their_own_as_far_as_there_are_any():
