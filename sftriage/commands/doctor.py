@@ -94,8 +94,7 @@ def evidence(
         say(found.problem)
     if found.gpus:
         _print_gpus(found)
-    for remark in found.remarks:
-        write(f"- {remark}")
+    write(*(f"- {remark}" for remark in found.remarks))
     if found.gpus and not found.remarks:
         results().print("Nothing out of the ordinary.")
 

@@ -350,8 +350,7 @@ def get(
     if of.capture is None:
         because = "" if row.because_of is None else f", because of {span(*row.because_of)}"
         say(f"{_where(row)}{f' in {row.stage}' if row.stage else ''}{because}")
-    for file in files:
-        write(file["path"])
+    write(*(file["path"] for file in files))
 
 
 def open_capture(
@@ -489,8 +488,7 @@ def _tell(body: Body, state: str, over: bool, words: str, *, as_json: bool) -> N
         raise CaptureError(f"{row.name} is {state}{unended}: {words}")
     if not as_json:
         write(row.name)
-        where = f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller"
-        say(where)
+        say(f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller")
 
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}

@@ -244,8 +244,7 @@ def show_trace(capture_id: CaptureArgument, *, of: CapturesChoice, as_json: Json
     upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
     elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
-    for line in [*manifest_lines(manifest), *state, *elsewhere]:
-        write(line)
+    write(*manifest_lines(manifest), *state, *elsewhere)
 
 
 def show_schema() -> None:
@@ -284,8 +283,7 @@ def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, 
     if as_json:
         print_json({**files[0], "files": files})
         return
-    for file in files:
-        write(file["path"])
+    write(*(file["path"] for file in files))
 
 
 def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copying) -> list[dict[str, Any]]:
@@ -447,8 +445,7 @@ def _print_text(trace: StoredFile, as_json: bool) -> None:
     else:
         from sftriage.reports.watch_lines import clean
 
-        for line in text.splitlines():
-            write(clean(line))
+        write(*map(clean, text.splitlines()))
 
 
 def _name_program(trace: StoredFile, program: Program, as_json: bool) -> None:
@@ -524,9 +521,7 @@ def prune_traces(
         left_alone = [{"capture_id": name, "reason": why} for name, why in found.left_alone.items()]
         print_json({"removed": not dry_run, "captures": captures, "left_alone": left_alone})
     else:
-        for one in captures:
-            what = size(one.size_bytes) if one.size_bytes else "damaged"
-            write(f"{one.capture_id}  {what}")
+        write(*(f"{one.capture_id}  {size(one.size_bytes) if one.size_bytes else 'damaged'}" for one in captures))
         if not captures and problem is None:
             notices().print("Nothing to remove.")
     if problem is not None:
@@ -567,7 +562,7 @@ def upload_traces(
         ),
     ] = None,
     drop_local: Annotated[bool, option("--drop-local", "Remove traces here once they are verified there.")] = False,
-    as_json: Annotated[bool, option("--json", "JSON on stdout.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Upload the captures of a run that are not in its store yet, each verified by reading it back.
 

@@ -148,8 +148,7 @@ def serve_page(
             sys.stdout.flush()
         else:
             write(link)
-            said = f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else"
-            tell(said)
+            tell(f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else")
             if start is None and is_loopback(at):
                 tell(tunnel(at, port, os.environ))
         if start is not None:

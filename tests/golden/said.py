@@ -37,7 +37,6 @@ REFUSED = """
     traces shwo
     polcy list
     decisions --run .
-    traces list --run .
     traces list --run slow --rank 7
     traces list --run slow --step 9..3
     traces list --run slow --since soon
@@ -99,7 +98,6 @@ REFUSED = """
     demo --out new --policy defualt
     demo --cause garbage:
     demo --cause garbage:-1
-    demo --cause garbage:x
     demo --cause garbage:4
     demo --cause dust
     demo --cause garbage --fault none
@@ -157,13 +155,10 @@ def four_windows(path: Path) -> RunDirectory:
         for rank, late in late_ms.items():
             durations_NRS[:, rank, 0] += late / 1e3
         durations_NRS[:, :, 1] += durations_NRS[:, :, 0].max(axis=1, keepdims=True) - durations_NRS[:, :, 0]
-        window = Window(StageSchema(("data", "backward", "optimizer"), ("backward",)), first_step, durations_NRS)
-        if first_step == 150:
-            queued_NR = np.zeros((50, 4))
-            queued_NR[:, 0] = 0.03
-            counted_NRC = counted_of({"queued_s": queued_NR, "preempted": 500.0 * queued_NR})
-            window = replace(window, counted_NRC=counted_NRC)
-        controller.take(window, 1_800_000_000.0 + first_step)
+        schema = StageSchema(("data", "backward", "optimizer"), ("backward",))
+        queued_NR = np.outer(np.ones(50), (0.03, 0.0, 0.0, 0.0))
+        counted_NRC = counted_of({"queued_s": queued_NR, "preempted": 500.0 * queued_NR}) if first_step == 150 else None
+        controller.take(Window(schema, first_step, durations_NRS, counted_NRC=counted_NRC), 1.8e9 + first_step)
     journal.close()
     return directory
 
@@ -232,7 +227,6 @@ def _begun() -> Iterator[str]:
 
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
-EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
 NOTHING = Ranks((), (), ())
 
 
@@ -268,7 +262,7 @@ def by_hand(**changed: object) -> Ranks:
 GOOD = by_hand(ready_ns=1)
 LEFT = replace(GOOD, steps=tuple((replace(last, complete=False), last) for (last,) in GOOD.steps))
 COLLECTING = report(collectives={"all_reduce (async) in backward": 4})
-_EXCHANGES = {"sync": ("exchange",), "stages": EXCHANGING}
+_EXCHANGES = {"sync": ("exchange",), "stages": (*STAGES[:3], "exchange", *STAGES[3:])}
 MISSING: dict[str, JobFound] = {
     "all is seen": found_of(ranks(report("0"), report("1"), report("", rounds=0, fired=dict.fromkeys(NAMES, 0)))),
     "no batch, no sync stage": found_of(ranks(report(fired={"data": 0}), sync=())),

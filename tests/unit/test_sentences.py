@@ -440,6 +440,8 @@ def _texts(node: ast.expr) -> Iterator[str]:
             ]
             if any(isinstance(one, ast.Constant) and " " in one.value for one in values):
                 yield "".join(map(str, parts))
+        case ast.Starred(value=ast.GeneratorExp(elt=each)):
+            yield from _texts(each)
         case ast.IfExp() | ast.BoolOp() | ast.BinOp():
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,10 +197,9 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    run = (sys.executable, "-m", "torch.distributed.run", "--no-python", "train")
-    about = run, "job", [find("default")], lambda *_: ()
+    run, nsys = (sys.executable, "-m", "torch.distributed.run", "--no-python"), partial(NsysLaunch, traces="nvtx")
     with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
-        LocalRun(*about, out=tmp_path / "run", nsys=lambda *where: NsysLaunch(*where, "nvtx"))
+        LocalRun(run, "job", [find("default")], lambda *_: (), out=tmp_path / "run", nsys=nsys)
     assert not list((tmp_path / "run").glob("nsys-*"))
 
 
