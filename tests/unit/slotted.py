@@ -1,5 +1,3 @@
-"""Infos of rings."""
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -150,7 +150,6 @@ def test_removing_spares_rings_in_use(tmp_path):
 
 
 SCRIPT = "/run/rank"
-DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize(
@@ -295,7 +294,7 @@ def test_agents_of_nsys_that_outlive_their_ranks_are_ended_with_the_run_and_no_o
         assert [process.poll() for process in (*ours, *others)] == [None] * 5
         # WHEN the run is over, THEN its agents are ended, and the others are not
         remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-run-1", ("nvtx",), tmp_path))
-        assert [process.wait(DEADLINE_S) for process in ours] == [-signal.SIGKILL] * 3
+        assert [process.wait(20.0) for process in ours] == [-signal.SIGKILL] * 3
         # AND so is the shared memory that an agent leaves where it is killed
         assert not left.exists()
         assert [process.poll() for process in others] == [None] * 2

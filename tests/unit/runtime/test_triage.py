@@ -92,9 +92,8 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
     clock = SimpleNamespace(now_s=0.0)
-    fleet = ThisHost(directory, info)
     monkeypatch.setattr("sftriage.runtime.triage.monotonic_ns", lambda: int(clock.now_s * 1e9))
-    triage = Triage(directory, info, load_set(["default"]), fleet)
+    triage = Triage(directory, info, load_set(["default"]), ThisHost(directory, info))
     triage._controller.take(window(0), time.time())
     source = RunSource(lambda: directory)
 
