@@ -35,10 +35,8 @@ def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other
     n, spins = len(stacks), [(frames.index(SPIN),)] * len(stacks)
     columns = tuple(times_ns), (step,) * n, (stage,) * n, (0,) * n
     others = () if other is None else (thread(spins, times_ns, other, name="statistics"),)
-    training, sampler = (
-        thread(stacks, times_ns, runs, waits, waits_in=waits_in),
-        thread((), times_ns, waits=sampler_waits),
-    )
+    training = thread(stacks, times_ns, runs, waits, waits_in=waits_in)
+    sampler = thread((), times_ns, waits=sampler_waits)
     return StackSamples(tuple(frames), min(every_ms, 5) * MS, *columns, training, others, sampler)
 
 
