@@ -24,7 +24,6 @@ BLOCK_BYTES, HEADER_BYTES = 32768, 7
 
 
 def _tensorboard(directory: Path) -> dict[str, dict[int, Any]]:
-    """Scalars and texts by name and step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (place,) = {file.parent for file in directory.rglob("events.out.*")}
@@ -41,7 +40,6 @@ def _tensorboard(directory: Path) -> dict[str, dict[int, Any]]:
 
 
 def _wandb(directory: Path) -> list[dict[str, Any]]:
-    """The rows of an offline run."""
     from wandb.proto import wandb_internal_pb2 as proto
 
     (file,) = directory.rglob("offline-run-*/*.wandb")
@@ -72,7 +70,6 @@ def _records(content: bytes) -> Iterator[bytes]:
 
 
 def _mlflow(directory: Path) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
-    """Metrics by name and step, and tags."""
     from mlflow import MlflowClient
 
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"

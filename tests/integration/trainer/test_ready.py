@@ -17,7 +17,6 @@ JOBS = Path(__file__).parents[1] / "jobs"
 
 
 def run_ranks(job: str, *arguments: object) -> str:
-    """Run a job of two ranks to its end; what they have printed."""
     command = [*FORKED, "2", str(JOBS / job), *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")}
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(JOBS.parents[2])}

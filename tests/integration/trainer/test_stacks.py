@@ -69,8 +69,6 @@ def loader(dataset=None, **options):
 
 
 class Capture:
-    """What was sampled while a block ran."""
-
     def __init__(self, path):
         self._path = path
         self._sampler = StackSampler(lambda: (7, "data", 1), period_s=0.001)

@@ -56,7 +56,6 @@ def journal(tmp_path):
 
 
 def logged(*trackers, of, to):
-    """Log to trackers what is judged of some windows."""
     log = VerdictLog(trackers, to)
     journal = Recorder(to / "decisions.jsonl")
     for judged in of:

@@ -61,7 +61,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(params=["C", "Python"])
 def form(request, monkeypatch: pytest.MonkeyPatch) -> moments.Form:
-    """Each of the two forms that write moments."""
     if request.param == "Python":
         monkeypatch.setattr(moments, "FORM", moments.PYTHON)
         for name in ("step", "stage"):
@@ -72,8 +71,6 @@ def form(request, monkeypatch: pytest.MonkeyPatch) -> moments.Form:
 
 
 class Watched:
-    """A monitor and a reader of its ring."""
-
     def __init__(self, rings: Path, *stages: tuple[str, ...], slots: int = 64, **options: bool) -> None:
         self.monitor = Monitor(*stages, rings=rings, slots=slots, **options)
         self.reader = Ring(rings / "rank-0.0.ring")

@@ -31,7 +31,6 @@ FORMS = ("C", "torch")
 
 @contextlib.contextmanager
 def simulated(form):
-    """A simulated device, in use by torch."""
     if form == "C" and moments.FORM.device is None:
         pytest.skip(moments.WHY_NOT_C)
     made = FakeDevice()

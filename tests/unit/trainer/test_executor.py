@@ -205,7 +205,6 @@ STACKS = {"profiler": "stacks", "options": {"sample_stacks": True}, "warmup_step
 
 
 def until_sampled(rig) -> None:
-    """Stay in the step until the sampler has looked once more."""
     rows = rig.executor._capture.session.sampler._stacks._rows
     before, end_s = len(rows), monotonic() + 20.0
     while len(rows) == before:

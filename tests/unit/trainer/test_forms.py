@@ -32,8 +32,6 @@ OPERATIONS = st.one_of(
 
 
 class PythonMonitor(Monitor):
-    """A monitor without what it inherits from the form in C."""
-
     step, stage = Monitor._step_in_python, Monitor._stage_in_python
 
 

@@ -92,7 +92,6 @@ def watched(clock, watch):
 
 @pytest.fixture
 def model(watched, clock):
-    """Four layers, watched."""
     made = Chain(clock)
     watched.monitor.watch(made)
     return made

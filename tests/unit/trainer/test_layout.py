@@ -125,7 +125,6 @@ def test_texts_are_cut_at_a_whole_character():
 
 
 def train(monitor: Monitor, count: int, *stages: str) -> None:
-    """Take so many steps of stages that lie in each other."""
     for _ in range(count):
         with contextlib.ExitStack() as opened:
             for one in (monitor.step(), *map(monitor.stage, stages)):
@@ -167,7 +166,6 @@ def test_every_step_is_read_or_counted_as_missed(form, bursts):
 
 @cache
 def ring_of(form: str, published: int) -> bytes:
-    """A ring with so many steps in it."""
     with tempfile.TemporaryDirectory() as directory:
         with Monitor(("a",), ("a",), rings=directory, slots=1) as monitor:
             train(monitor, published, "a")

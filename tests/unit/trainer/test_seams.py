@@ -77,7 +77,6 @@ def loader(steps):
 
 
 def train(steps=6, model=None, *, optimizer=None, after=lambda step: None):
-    """An ordinary loop; the loss of each step."""
     model = network() if model is None else model
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
@@ -106,7 +105,6 @@ def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in,
 
 
 def two_optimizers():
-    """Two networks that train against one another."""
     pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (network(), network())]
     for _ in range(6):
         for model, optimizer in pairs:
@@ -499,8 +497,6 @@ def test_a_function_that_calls_a_model_in_its_stride_is_compiled_whole(put_in, r
 
 
 class Twice(nn.Module):
-    """A model that calls itself."""
-
     def __init__(self) -> None:
         super().__init__()
         self.part = network()

@@ -37,7 +37,6 @@ class Profile:
 
 @pytest.fixture
 def prepared(monkeypatch, make_info):
-    """Prepares a session with what the job has of the compiler."""
     monkeypatch.setattr(profiler, "_KinetoProfile", Profile)
     monkeypatch.setattr(sys.modules["torch.autograd.profiler"], "profile", Profile)
 

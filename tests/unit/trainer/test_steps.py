@@ -11,8 +11,6 @@ from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, Ro
 
 
 class Told:
-    """A monitor that keeps what it is told."""
-
     def __init__(self) -> None:
         self.log: list[str] = []
 
