@@ -276,7 +276,6 @@ class Mailbox:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the request taken last was cancelled."""
         return bool(self.live[CANCEL_SEQ] == self._taken)
 
     @property
@@ -335,7 +334,6 @@ class CaptureExecutor:
 
     @property
     def annotating(self) -> bool:
-        """Whether stages are marked in the trace."""
         return self._state == "recording"
 
     def before_step(self, number: int) -> bool:

@@ -184,7 +184,6 @@ class GradientWatch:
             self._stop(f"watch() no longer watches: {error!r}")
 
     def close(self) -> None:
-        """Remove all hooks. A second call does nothing."""
         handles, self._handles = self._handles, {}
         for handle in handles.values():
             handle.remove()

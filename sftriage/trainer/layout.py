@@ -156,6 +156,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 _locked: dict[tuple[int, int], int] = {}
 """Descriptors on which this process holds a lock, by device and inode."""
+os.register_at_fork(after_in_child=_locked.clear)
 
 _PROLOGUE = struct.Struct("=8sIIII")
 _BYTE_ORDER_MARK = 0x01020304
@@ -363,11 +364,6 @@ def close(descriptor: int) -> None:
     elif holder is not None:
         with contextlib.suppress(OSError):
             fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def forget_locks() -> None:
-    """In a forked child: the locks are its parent's."""
-    _locked.clear()
 
 
 def _inode(descriptor: int) -> tuple[int, int]:

@@ -128,7 +128,6 @@ class Log:
         self._next += 1
 
     def boundary(self, code: int) -> None:
-        """A stage is entered or left."""
         with suppress(*_CLOSED):
             if get_ident() == self.owner:
                 self.note(code)

@@ -26,7 +26,7 @@ from sftriage.log import warn
 from sftriage.model.windows import OTHER, StageSchema
 from sftriage.trainer import layout, moments
 from sftriage.trainer.executor import CaptureExecutor
-from sftriage.trainer.layout import RingFile, bounded_text, forget_locks
+from sftriage.trainer.layout import RingFile, bounded_text
 from sftriage.trainer.moments import NEVER, Form, Log
 
 if TYPE_CHECKING:
@@ -193,7 +193,6 @@ class Recording:
             self.fail(error)
 
     def set_watch(self, watch: GradientWatch | None) -> None:
-        """Use this watch for the last gradient from now on; None: none."""
         self.watch = watch
         self._attend()
 
@@ -344,8 +343,7 @@ def cuda_in_use() -> bool:
     """Whether the trainer has initialised CUDA. Imports nothing, and makes no call of the driver."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     # (torch may be half imported, in another thread)
-    is_initialized = getattr(cuda, "is_initialized", None)
-    return is_initialized is not None and bool(is_initialized())
+    return bool(getattr(cuda, "is_initialized", bool)())
 
 
 _FUNCTIONS = (
@@ -576,7 +574,6 @@ def step_now() -> int:
 
 
 def _abandon_all() -> None:
-    forget_locks()
     for recording in list(_recordings):
         recording.abandon()
 

@@ -92,7 +92,6 @@ class StackSampler:
         self._number = WORKERS.begin(self._period_s)
 
     def stop(self) -> None:
-        """Sample no more; the thread ends at once."""
         self._ended.set()
         WORKERS.end(self._number)
 

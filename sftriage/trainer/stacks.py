@@ -274,7 +274,6 @@ class Answering:
         start_thread("answers", self._run)
 
     def close(self) -> None:
-        """End it, and remove its files."""
         for path in (self._asks, self._answer):
             path.unlink(missing_ok=True)
         # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)

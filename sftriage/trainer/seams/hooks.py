@@ -9,7 +9,6 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from sftriage.trainer.seams import models
@@ -43,7 +42,6 @@ class Models:
         self._hooked.clear()
 
     def hook(self, found: list[Any]) -> None:
-        """Have these models report when they are called."""
         seams = self._seams
         if "forward" not in seams.on:
             return
@@ -176,15 +174,12 @@ class _Model:
 
     def _around_compiled(self, module: Any) -> None:
         original, reference = module._compiled_call_impl, self.module
-        begins, ended = self.own_hooks()
 
-        @wraps(original)
-        def compiled(*args: Any, **kwargs: Any) -> Any:
-            begins()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                ended()
+        def begins(*_: object, **__: object) -> bool:
+            self._begins()
+            return True
+
+        compiled = self._seams.replaced.around(original, "forward", begins, self._ended)
 
         def undo() -> None:
             made = reference()

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from sftriage.log import warn
@@ -124,7 +125,6 @@ class Seams:
                         self.replaced.wrap(saver, name, self._noting(CHECKPOINT))
 
     def evaluates(self) -> None:
-        """A model is called to evaluate it, and not to train it."""
         if EVALUATION in self.on:
             self.fired[EVALUATION] += 1
             self.steps.note(EVALUATION)
@@ -344,11 +344,8 @@ def _report(seams: Seams) -> dict[str, object]:
 
 def _compiles() -> bool:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        if any(part in frame.f_code.co_filename for part in _COMPILER):
-            return True
-        frame = frame.f_back
-    return False
+    frames = () if frame is None else walk_stack(frame)
+    return any(part in one.f_code.co_filename for one, _ in frames for part in _COMPILER)
 
 
 def switched_off(text: str) -> frozenset[str]:

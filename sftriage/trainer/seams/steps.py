@@ -38,7 +38,6 @@ class Rounds:
         self._seen: set[int] = set()
 
     def ends(self, optimizer: int) -> bool:
-        """Whether a training step ends with this step of an optimizer."""
         before, self._last = self._last, optimizer
         self.alone = optimizer if before == optimizer == self.ender else None
         if optimizer == self.ender:
@@ -166,7 +165,6 @@ class StageSteps:
             self.monitor.note(kind=_kind(self.kinds))
 
     def stop(self) -> None:
-        """Record no more steps, and close the monitor."""
         monitor, self.monitor = self.monitor, None
         self._thread = _NOBODY
         self.forget()
