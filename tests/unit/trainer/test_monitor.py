@@ -238,26 +238,6 @@ def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_
     assert (tmp_path / "rank-0.1.ring").read_bytes() == b"mine"
 
 
-def test_a_forked_child_records_nothing(tmp_path):
-    # GIVEN a monitor in the middle of a step, and a child forked there, as a data loader's worker
-    monitor = Monitor(rings=tmp_path)
-    with Ring(tmp_path / "rank-0.0.ring") as reader:
-        with monitor.step():
-            child = os.fork()
-            if not child:
-                ok = not monitor.active
-                try:
-                    use(monitor)
-                    monitor.close()
-                finally:
-                    os._exit(0 if ok else 1)
-            assert os.waitpid(child, 0)[1] == 0
-        # THEN the parent's step alone is in the ring, which is not closed
-        status = reader.status()
-        assert (status.published, reader.misuse, status.closed) == (1, 0, False)
-    monitor.close()
-
-
 def test_importing_the_recorder_needs_only_the_standard_library():
     # GIVEN an interpreter without site-packages WHEN it imports and uses the recorder
     root = str(Path(__file__).parents[3])

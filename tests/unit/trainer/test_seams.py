@@ -93,17 +93,6 @@ def train(steps=6, model=None, *, optimizer=None, after=lambda step: None):
     return losses
 
 
-def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in, rings):
-    seams = put_in()
-    train(6)
-    # THEN steps are numbered as the loop counts them, and all stages of each have taken time
-    records = recorded(rings)
-    assert [one.step for one in records] == [2, 3, 4, 5]
-    assert all(all(one.durations_ns[:4]) and one.complete and not one.kind for one in records)
-    assert {name: seams.steps.entered[name] for name in STAGES[:3]} == {"data": 5, "forward": 4, "backward": 6}
-    assert seams.sync == ()
-
-
 def two_optimizers():
     pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (network(), network())]
     for _ in range(6):

@@ -242,17 +242,12 @@ def writes(data: bytes):
     return export
 
 
-def test_a_whole_trace_takes_its_name_and_is_private(tmp_path):
+@pytest.mark.parametrize(("allowed", "mode"), [("", 0o600), ("0666", 0o666)])
+def test_a_whole_trace_takes_its_name_and_is_private_unless_files_are_for_others(tmp_path, monkeypatch, allowed, mode):
+    monkeypatch.setenv(MODE_ENV, allowed)
     assert write_trace(writes(TRACE), tmp_path, "c-1", 1000) == len(TRACE)
     (path,) = tmp_path.iterdir()
-    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o777) == ("c-1.json", TRACE, 0o600)
-
-
-def test_an_agent_of_another_user_may_read_a_trace_where_the_files_are_for_others(tmp_path, monkeypatch):
-    monkeypatch.setenv(MODE_ENV, "0666")
-    write_trace(writes(TRACE), tmp_path, "c-1", 1000)
-    (path,) = tmp_path.iterdir()
-    assert path.stat().st_mode & 0o777 == 0o666
+    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o777) == ("c-1.json", TRACE, mode)
 
 
 def raises(path: str) -> None:
