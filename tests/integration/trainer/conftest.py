@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,17 +114,3 @@ def rings(tmp_path: Path) -> Path:
     directory = tmp_path / "rings"
     directory.mkdir()
     return directory
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], Any]], Any]:
-    """Wait for something that another process or thread does, and has no event for; what it comes to."""
-
-    def wait(condition: Callable[[], Any]) -> Any:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s"
-            time.sleep(0.001)
-        return found
-
-    return wait

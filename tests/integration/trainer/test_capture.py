@@ -9,6 +9,7 @@ import pytest
 from sftriage.agent.executor import MailboxClient
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.windows.rings import Ring
+from tests.integration.processes import wait_until
 from tests.scenario import new_records
 
 pytest.importorskip("torch")
@@ -48,9 +49,8 @@ SECOND = replace(REQUEST, capture_id="cap-2", steps=1, warmup_steps=1)
 class Job:
     """A trainer that takes steps when told, and the controller's ends of its ring and mailbox."""
 
-    def __init__(self, train, until, rings: Path, spool: Path) -> None:
+    def __init__(self, train, rings: Path, spool: Path) -> None:
         self.trainer = train(TRAINER, rings, spool)
-        self.until = until
         assert self.trainer.says() == "ready"
         self.client = MailboxClient(rings / "rank-2.0.mailbox")
         self.reader = Ring(rings / "rank-2.0.ring")
@@ -64,9 +64,9 @@ class Job:
         self.does(f"steps {request.warmup_steps + request.steps + 2}")
         return self.result()
 
-    def result(self) -> CaptureResult:
-        result = self.until(self.client.poll)
-        self.until(lambda: self.client.progress().state == "idle")
+    def result(self):
+        result = wait_until(self.client.poll)
+        wait_until(lambda: self.client.progress().state == "idle")
         return result
 
 
@@ -78,9 +78,9 @@ def spool(tmp_path):
 
 
 @pytest.fixture(params=["forked"])
-def job(request, train, fork_trainer, until, rings, spool):
+def job(request, train, fork_trainer, rings, spool):
     """A trainer; a process of its own from the start where a test looks at the process itself (`as_started`)."""
-    made = Job(train if request.param == "started" else fork_trainer, until, rings, spool)
+    made = Job(train if request.param == "started" else fork_trainer, rings, spool)
     yield made
     made.client.close()
     made.reader.close()
@@ -249,7 +249,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 
 
-def test_a_capture_imports_nothing_into_a_job_that_has_imported_no_more_than_torch(train, until, rings, spool):
+def test_a_capture_imports_nothing_into_a_job_that_has_imported_no_more_than_torch(train, rings, spool):
     # GIVEN a job that has not imported dynamo or inductor, which torch's own profiler does when it is first prepared
     trainer = train(BARE, rings, spool)
     assert trainer.says() == "ready: False"
@@ -260,7 +260,7 @@ def test_a_capture_imports_nothing_into_a_job_that_has_imported_no_more_than_tor
     imported = trainer.says()
     # THEN no module of torch has come into the process, other than of its profiler itself
     assert imported == "imported: []"
-    until(lambda: (spool / "cap-1.json").exists())
+    wait_until(lambda: (spool / "cap-1.json").exists())
     assert names(spool / "cap-1.json").count("aten::add") == 20
     client.close()
 
@@ -319,7 +319,7 @@ def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(jo
     sizes = [capture(SETTLED + number) for number in range(IN_A_ROW)]
     # THEN it has no more threads and open files than before, once the last export is over
     job.does(ENDS_EXPORTS)
-    job.until(lambda: status("Threads") <= threads)
+    wait_until(lambda: status("Threads") <= threads)
     assert files() == opened
     # AND it has not grown by what these traces hold
     assert status("VmRSS") - resident_kib < MOST_GROWTH_KIB < sum(sizes) / 1024 / 2

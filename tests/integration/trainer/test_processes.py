@@ -17,6 +17,7 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import small_disk
+from tests.integration.processes import wait_until
 
 TRAIN_FOR_EVER = """
     import sys
@@ -69,7 +70,7 @@ def test_what_a_killed_trainer_recorded_is_still_readable(train, rings):
 
 
 @pytest.mark.parametrize("slots", [3, 4096])
-def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slots):
+def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, slots):
     # GIVEN a trainer that does nothing but steps, in a small ring or a large one, and a reader without a pause
     trainer = train(TRAIN_FOR_EVER, rings, slots)
     trainer.says()
@@ -90,7 +91,9 @@ def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slo
             missed += batch.missed
             torn += batch.torn
 
-        until(lambda: look() or read >= 20_000 or missed >= 200_000)
+        while read < 20_000 and missed < 200_000:
+            look()
+            assert trainer.process.poll() is None
         # AND a status taken at any moment makes sense
         stages = {reader.status().stage for _ in range(200)}
         assert stages <= {None, "data", "forward", "backward", "optimizer", "other"}
@@ -297,7 +300,7 @@ TRAINER = """
 
 @pytest.mark.parametrize("made", ["auto", "by hand"])
 @pytest.mark.parametrize("form", ["c", "python"])
-def test_a_child_changes_nothing_of_its_parents(train, until, rings, form, made):
+def test_a_child_changes_nothing_of_its_parents(train, rings, form, made):
     # GIVEN a trainer that is recorded
     if form == "c" and moments.FORM.name != "C":
         pytest.skip(moments.WHY_NOT_C)
@@ -321,7 +324,9 @@ def test_a_child_changes_nothing_of_its_parents(train, until, rings, form, made)
             descriptor = os.open(asks, os.O_WRONLY | os.O_NONBLOCK)
             os.write(descriptor, f"{before}-{shape}\n".encode())
             os.close(descriptor)
-            until(lambda said=f"{before}-{shape}": answer.exists() and json.loads(answer.read_text())["asked"] == said)
+            wait_until(
+                lambda said=f"{before}-{shape}": answer.exists() and json.loads(answer.read_text())["asked"] == said
+            )
             answer.unlink()
         trainer.hears("")
         assert trainer.ends() == 0
