@@ -14,7 +14,7 @@ from sftriage.errors import UsageError
 if TYPE_CHECKING:
     from sftriage.runtime.copies import Keeping
     from sftriage.runtime.hub_server import HubOptions
-    from sftriage.sinks.stream import Metering
+    from sftriage.sinks.metering import Metering
     from sftriage.web.serving import MetricsEndpoint
 
 
@@ -227,7 +227,7 @@ class MetricsOptions:
             raise UsageError("nothing is served without --metrics-port")
         if self.metrics_per_rank and port is None and self.metrics_file is None:
             raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
-        from sftriage.sinks.stream import Metering
+        from sftriage.sinks.metering import Metering
 
         def listen() -> MetricsEndpoint:
             from sftriage.web.serving import Access, MetricsEndpoint, token_of

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from sftriage.runs.directory import RunDirectory, RunInfo
     from sftriage.runtime.local import WatchedRun
-    from sftriage.sinks.stream import Metering, Sink
+    from sftriage.sinks.metering import Metering
+    from sftriage.sinks.stream import Sink
     from sftriage.traces.uploading import UploadProgress
 
 PIPE_COLUMNS = 250

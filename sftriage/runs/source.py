@@ -291,7 +291,6 @@ class StartedRuns:
         self._due_s = float("-inf")
 
     def look(self) -> Followed:
-        """The runs as they are now, or were a moment ago."""
         with self._lock:
             if time.monotonic() >= self._due_s:
                 runs = tuple(run for one in islice(started_runs(), MAX_LISTED) if (run := _started(one)) is not None)

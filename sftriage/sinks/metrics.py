@@ -192,7 +192,6 @@ _UNKNOWN = "unknown"
 _OTHERS = ("(others)", "")
 _PHASES = frozenset({"import", "prepare", "probe", "start", "run", "stop", "export"})
 
-
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 METRICS: Mapping[str, str] = {
     "gauge build_info{version}": "The version of sftriage; always 1.",

@@ -144,9 +144,8 @@ class SpanSink(Sink):
             "capture.id": found.capture_id,
             **{f"cause.{name}": getattr(found, name) for name in ("code", "sure", "sentence", "compared_with")},
         }
-        place = found.place
         span = self._span("cause", NonRecordingSpan(below), _ns(found.time_s), about)
-        if place is not None:
+        if (place := found.place) is not None:
             span.set_attributes(dict(zip(CODE, (place.function, place.file, place.line), strict=True)))
         span.end(_ns(found.time_s))
 

@@ -137,7 +137,6 @@ _THREAD = "sftriage-webhook"
 # urllib3 logs each request's path.
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
 
-
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
 """Its ranks and its stage: what a window's verdict and a capture's trigger share."""
 _Notice: TypeAlias = "tuple[str, Callable[[], Message]]"

@@ -13,7 +13,7 @@ import sftriage
 from sftriage.model.captures import CaptureState, Decision, ReasonCode
 from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
 from sftriage.words.run import afterwards, look_at
-from sftriage.words.verdicts import RESOLVES, lasted, rank_hours, system_sentence, verdict_sentence
+from sftriage.words.verdicts import RESOLVES, hours_of_ranks, lasted, system_sentence, verdict_sentence
 from tests.scenario import verdict
 
 CODES = get_args(ReasonCode)
@@ -144,12 +144,10 @@ def test_a_length_of_time(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("of", "said"),
-    [((36.0, 4, False), "0.04 rank-hours (4 ranks)"), ((3600.0, 1024, True), "1,024 GPU-hours (1,024 ranks)")],
+    ("rank_s", "on_devices", "said"), [(144.0, False, "0.04 rank-hours"), (3600.0 * 1024, True, "1,024 GPU-hours")]
 )
-def test_what_all_ranks_have_lost(of, said):
-    seconds, ranks, on_devices = of
-    assert rank_hours(seconds, ranks, on_devices=on_devices) == said
+def test_what_all_ranks_have_lost(rank_s, on_devices, said):
+    assert hours_of_ranks(rank_s, on_devices=on_devices) == said
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sftriage.commands.options import MetricsOptions
 from sftriage.errors import UsageError
 from sftriage.reports.texts import titled
 from sftriage.runtime.local import job_name
-from sftriage.sinks.stream import Metering
+from sftriage.sinks.metering import Metering
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import run_in
 

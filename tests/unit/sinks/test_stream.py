@@ -40,9 +40,10 @@ from sftriage.model.windows import StageSchema, Window
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.copies import RunUploads
 from sftriage.sinks import metrics
+from sftriage.sinks.metering import Metering
 from sftriage.sinks.metrics import Metrics, TextFile
 from sftriage.sinks.spans import SpanSink
-from sftriage.sinks.stream import Metering, Sink, Stream
+from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.web.serving import Access, MetricsEndpoint
@@ -55,8 +56,6 @@ def event(number: int) -> TakenOver:
 
 
 class Kept(Sink):
-    """Keeps what it is told, and can be waited for."""
-
     def __init__(self, name="kept"):
         self.name, self.took, self.calls = name, [], []
         self._changed = threading.Condition()
@@ -375,7 +374,7 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
 def test_a_directory_for_metrics_of_many_processes_is_somebody_elses(tmp_path):
     # GIVEN a training job whose own metrics are gathered from many processes
     code = (
-        "from sftriage.sinks.stream import Metering\n"
+        "from sftriage.sinks.metering import Metering\n"
         "import os, sys\n"
         "Metering(file=__import__('pathlib').Path(sys.argv[1]))\n"
         "from sftriage.sinks.metrics import Metrics\n"
