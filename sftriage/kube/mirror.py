@@ -14,7 +14,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,12 +226,12 @@ _CHANGES = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided,
 
 
 class Mirror(Sink):
-    """Mirrors the runs of a job into a cluster, one after another; a sink of each. ``now`` is since the epoch."""
+    """Mirrors the runs of a job into a cluster, one after another; a sink of each."""
 
     name = "cluster"
 
-    def __init__(self, objects: ClusterObjects, job: JobRef, now: Callable[[], float] = time.time) -> None:
-        self._objects, self._job, self._now = objects, job, now
+    def __init__(self, objects: ClusterObjects, job: JobRef) -> None:
+        self._objects, self._job = objects, job
         self._done = threading.Condition()
         self._wanted = self._looked = 0
         self._source = self._next = RunSource(lambda: None)
@@ -307,7 +307,7 @@ class Mirror(Sink):
             if view.going and view.telemetry.ranks:
                 self._forward(run.requests(bodies), RunDirectory(directory))
             self._make(run, directory)
-            for body, status in run.statuses(bodies, self._now()):
+            for body, status in run.statuses(bodies, time.time()):
                 # (the watch reports whoever changed it, and the next look starts from that)
                 with self._noting(NOT_FOUND, STALE):
                     self._objects.put_status(CAPTURES, body, status)
@@ -348,7 +348,7 @@ class Mirror(Sink):
                 note.save(sorted(known))
 
     def _report(self, view: View) -> None:
-        now_s = self._now()
+        now_s = time.time()
         found = report_status(self._job.report(), view, now_s)
         what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
         if what == self._written[0] and now_s < self._written[1] + REPORT_S and self._wanted < self._looked:
@@ -369,7 +369,7 @@ class Mirror(Sink):
         return get_or_create(self._objects, path, self._job.report())
 
     def _write_events(self) -> None:
-        now_s = self._now()
+        now_s = time.time()
         for reason, several in list(self._news.items()):
             if self._event_s.get(reason, 0.0) + EVENT_S > now_s:
                 continue
