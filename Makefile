@@ -100,6 +100,7 @@ imports: $(VENV)/.dev
 # Lines, names, mechanisms and words against their budgets, which only go down (ARGS=--lower).
 house: $(VENV)/.dev
 	$(BIN)/python -m tests.house $(ARGS)
+	$(BIN)/python -m tests.house_path
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

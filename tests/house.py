@@ -52,6 +52,12 @@ _ANY = "|".join(f"[{word[0]}{word[0].upper()}]{word[1:]}".replace(" ", "[ _]") f
 _WORD = re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?:{_ANY})(?![a-z])")
 """A word begins after anything but a letter, or as the next part of a CamelCase name."""
 
+MAX_LINES, MAX_PARAMETERS = 60, 8
+LARGE = {
+    ("trainer/monitor.py", "__init__"): "users give its arguments by name",
+}
+"""Functions that are longer, or have more parameters, and why. Parameters of commands are their options."""
+
 Counts = dict[str, int]
 
 
@@ -64,7 +70,7 @@ def main() -> int:
         budgets = lowered(counted, budgets)
         BUDGETS.write_text(written(budgets), encoding="utf-8")
     sys.stdout.write("\n".join(report(counted, budgets)) + "\n")
-    over = [*excesses(counted, budgets), *house_mechanisms.mistakes()]
+    over = [*excesses(counted, budgets), *large_functions(), *house_mechanisms.mistakes()]
     for line in over:
         sys.stderr.write(f"house: {line}\n")
     return int(bool(over))
@@ -88,6 +94,18 @@ def count() -> dict[str, Counts]:
         lines[f"{top} in all"] = sum(times for package, times in lines.items() if package.split("/")[0] == top)
     twice = {name: len(places) for name, places in classes.items() if len(places) > 1}
     return {"lines": dict(lines), "classes": twice, "words": dict(words)}
+
+
+def large_functions() -> Iterator[str]:
+    for path in sorted((ROOT / "sftriage").rglob("*.py")):
+        name = path.relative_to(ROOT / "sftriage").as_posix()
+        for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and (name, part.name) not in LARGE:
+                lines = (part.end_lineno or 0) - part.lineno + 1
+                listed = [*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs]
+                parameters = len([one for one in listed if one.arg not in ("self", "cls")])
+                if lines > MAX_LINES or (parameters > MAX_PARAMETERS and not name.startswith("commands/")):
+                    yield f"sftriage/{name}:{part.lineno}: {part.name} has {lines} lines and {parameters} parameters"
 
 
 def files() -> Iterator[Path]:
