@@ -80,7 +80,7 @@ class Loop:
         assert self.seams.steps.rounds == WARM_STEPS - 1
         assert self.seams.steps.counting is not None, "the C form does what is left to do"
         self._replaced = [
-            (one.owner, one.name, getattr(one.owner, one.name), one.original) for one in self.seams.replaced.stages
+            (owner, name, getattr(owner, name), original) for owner, name, _, original, _ in self.seams.replaced.stages
         ]
         hooks = sys.modules["torch.optim.optimizer"]
         self._hooked: list[tuple[dict[int, Any], dict[int, Any]]] = [
