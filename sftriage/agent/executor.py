@@ -1,7 +1,7 @@
 """Executors: one capture on one rank, from its request to its files; and those that the trainer carries out.
 
 torch's profiler and the sampler of stacks run in the trainer (`sftriage.trainer`), on its training thread and between
-steps; here is the other end of its mailbox (`sftriage.trainer.mailbox` has its layout), and the check of what they
+steps; here is the other end of its mailbox (`sftriage.trainer.executor` has its layout), and the check of what they
 leave.
 """
 
@@ -46,7 +46,7 @@ Course = Generator[None, None, CaptureResult]
 class Executor(ABC):
     """One capture, which goes on as a generator does: `poll` takes it to its next ``yield``.
 
-    None of its methods waits, but for the moment that a short program needs (`children.MOMENT_S`). While it
+    None of its methods waits, but for the moment that a short program needs (`process.MOMENT_S`). While it
     ``needs_trainer``, it comes to nothing once the trainer has ended.
     """
 
