@@ -385,8 +385,8 @@ def shown_in_program(found: Store, reference: str, how: Showing) -> None:
 
 
 def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> None:
+    from sftriage.web.serving import HOST
     from sftriage.web.store_page import capture_page
-    from sftriage.web.viewer import HOST
 
     # A run's own captures are not copied: nothing is left behind.
     ending = contextlib.nullcontext() if isinstance(store, LocalStore) else ending_on_sigterm()
@@ -401,15 +401,14 @@ def _show_page(store: Store, reference: str, how: Showing, start: Starter) -> No
 
 def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
     from sftriage.reduce.opening import for_viewer
-    from sftriage.web.serving import BackgroundServer, has_browser
-    from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
+    from sftriage.web import serving
 
-    port, wait_s = how.port or VIEWER_PORT, how.wait
-    started = how.browser and has_browser(os.environ, sys.platform)
+    port, wait_s = how.port or serving.VIEWER_PORT, how.wait
+    started = how.browser and serving.has_browser(os.environ, sys.platform)
     try:
-        with ending_on_sigterm(), listen_for_viewer(port) as listening, for_viewer(trace) as (file, shown, spot):
-            served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
-            with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
+        with ending_on_sigterm(), serving.listen_for_viewer(port) as listener, for_viewer(trace) as (file, shown, spot):
+            served = serving.ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
+            with serving.BackgroundServer(served.app(), listener, grace_s=GRACE_S):
                 if how.as_json:
                     path = str(trace.here or file)
                     print_json({"url": served.link, "file_url": served.url, "path": path, "pid": os.getpid()})
@@ -417,13 +416,13 @@ def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
                 else:
                     write(served.link)
                 say(f"served to this machine alone: until it is fetched, for {wait_s:.0f} s, or until Ctrl-C")
-                if port != VIEWER_PORT:
+                if port != serving.VIEWER_PORT:
                     say(
-                        f"{VIEWER} asks this machine on port {VIEWER_PORT} alone (its own rules): "
+                        f"{serving.VIEWER} asks this machine on port {serving.VIEWER_PORT} alone (its own rules): "
                         f"on port {port} only other programs reach the file"
                     )
                 start(served.link, port)
-                if not served.wait(wait_s, say, started=started, away=unreachable):
+                if not served.wait(wait_s, say, started=started, away=serving.unreachable):
                     say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
                     raise typer.Exit(1)
     except KeyboardInterrupt:

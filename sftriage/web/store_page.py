@@ -43,8 +43,7 @@ from sftriage.web.charts import bars_of
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import Page, file_of, page_number, reading_stored
 from sftriage.web.run_page import RunPage
-from sftriage.web.serving import Access
-from sftriage.web.viewer import HOST
+from sftriage.web.serving import HOST, Access
 
 REFRESH_S = 15.0
 """How often a store is listed while somebody looks: each time costs requests, which are charged for."""

@@ -10,9 +10,8 @@ import pytest
 
 from sftriage.reduce.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
-from sftriage.web import viewer
-from sftriage.web.serving import has_browser
-from sftriage.web.viewer import ServedTrace
+from sftriage.web import serving
+from sftriage.web.serving import ServedTrace, has_browser
 from tests.scenario import run_at
 from tests.unit.web.asking import ask
 
@@ -213,9 +212,9 @@ def test_the_link_is_the_documented_one():
 )
 def test_what_is_in_the_way_is_said_at_once_and_what_to_do(monkeypatch, reason, started, said):
     # GIVEN a viewer that cannot be reached, or a browser that does not let its page ask
-    monkeypatch.setattr(viewer, "HINT_S", 0.02)
+    monkeypatch.setattr(serving, "HINT_S", 0.02)
     # (the answer is there before it is looked for)
-    monkeypatch.setattr(viewer.threading, "Thread", AtOnce)
+    monkeypatch.setattr(serving.threading, "Thread", AtOnce)
     heard = []
     served = ServedTrace(Path("t"), "t", 9001)
     # WHEN nobody fetches the file THEN the reason is said, with what needs no viewer

@@ -33,7 +33,6 @@ from sftriage.web.serving import (
     token_of,
     tunnel,
 )
-from sftriage.web.viewer import ServedTrace
 from tests.unit.web.asking import LOCAL, ask
 
 TOKEN = "correct-horse-battery-staple"
@@ -417,11 +416,12 @@ INCOMPLETE = {
 
 
 @pytest.fixture
-def served():
+def served(monkeypatch):
     """A server with room for a few connections, and its address."""
     app = application([Route("/", lambda _: PlainTextResponse("here"))], Access.to("127.0.0.1", None, ""))
     listening = listen("127.0.0.1", 0)
-    with BackgroundServer(app, listening, max_connections=4):
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
+    with BackgroundServer(app, listening):
         yield listening.getsockname()
 
 
@@ -468,10 +468,10 @@ def test_requests_on_connections_over_the_limit_are_answered_503(served):
 
 def test_the_other_servers_have_the_same_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(serving, "REQUEST_S", 0.05)
-    endpoint, listening = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, "")), listen("127.0.0.1", 0)
+    endpoint, listener = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, "")), listen("127.0.0.1", 0)
     endpoint.serve(CollectorRegistry())
-    port = listening.getsockname()[1]
-    with contextlib.closing(endpoint), BackgroundServer(ServedTrace(tmp_path / "x", "x", port).app(), listening):
+    port = listener.getsockname()[1]
+    with contextlib.closing(endpoint), BackgroundServer(serving.ServedTrace(tmp_path / "x", "x", port).app(), listener):
         for one in (urlsplit(endpoint.url).port, port):
             connection = socket.create_connection(("127.0.0.1", one), DEADLINE_S)
             connection.sendall(HEAD)
