@@ -53,8 +53,8 @@ from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import RetentionLimits, Store, StoreCondition, copy, destination_of, outlook, remove
+from sftriage.traces.retention import RetentionLimits, outlook, remove
+from sftriage.traces.store import LocalStore, Store, StoreCondition, copy, destination_of
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.trainer.sampler import NAME as STACKS_NAME
 from sftriage.words.verdicts import place, size, span
@@ -500,7 +500,7 @@ def prune_traces(
     """
     age_s = None if age is None else meant("--age", quantities.seconds, age)
     retention = RetentionLimits(age_s, None if total is None else meant("--bytes", quantities.size_bytes, total))
-    if retention.unlimited and not damaged:
+    if age is None and total is None and not damaged:
         raise UsageError("say what may go: --age, --bytes or --damaged")
     directory, its_store = whole_store(of.run, of.store)
     found = outlook(its_store, retention, time.time(), unfit=damaged)

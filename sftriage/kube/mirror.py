@@ -64,7 +64,7 @@ from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource, View
 from sftriage.sinks.stream import Sink
 from sftriage.traces.manifest import CONTROL, Manifest
-from sftriage.traces.stores import CaptureKey
+from sftriage.traces.remote import CaptureKey
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
 
 CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"

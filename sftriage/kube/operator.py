@@ -32,7 +32,7 @@ from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
 from sftriage.kube.statuses import KnownCapture, Removal, capture_status, removal, standings
 from sftriage.traces.remote import RemoteStore, checked_url
-from sftriage.traces.stores import PIN_NAME
+from sftriage.traces.store import PIN_NAME
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
 from sftriage.words.kube import removal_sentence
 

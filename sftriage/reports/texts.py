@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sftriage.runtime.reducing import Confirmation
     from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.manifest import Findings, Manifest
-    from sftriage.traces.stores import StoreCondition
+    from sftriage.traces.store import StoreCondition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}

@@ -18,7 +18,7 @@ from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import CaptureRow
-    from sftriage.traces.stores import StoreCondition
+    from sftriage.traces.store import StoreCondition
 
 
 _TOLD = {"state", "url", "reason", "verified_at"}

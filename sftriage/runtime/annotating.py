@@ -24,13 +24,14 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Noted, RetentionLimits, beside, due, noting, remove
+from sftriage.traces.retention import RetentionLimits, outlook, remove
+from sftriage.traces.store import LocalStore, beside
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 from sftriage.windows.logs import StepLogs
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import Catalogue
+    from sftriage.traces.manifest import Noted
 
 log = logging.getLogger("sftriage")
 
@@ -105,7 +106,7 @@ class Annotations:
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
         """The manifest with a note in it, as the store's has it once the disk takes that."""
         self._have_noted(manifest.capture_id, noted)
-        return noting(manifest, noted)
+        return manifest.noting(noted)
 
     def _have_noted(self, capture_id: str, noted: Noted) -> None:
         def note() -> None:
@@ -245,7 +246,7 @@ class Annotations:
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
         try:
-            old = due(self.store, retention, now_s)
+            old = outlook(self.store, retention, now_s).captures
             gone, problem = remove(self.store, self._catalogue, old) if old else ((), None)
         except (SftriageError, OSError) as error:
             gone, problem = (), str(error)

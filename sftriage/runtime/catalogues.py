@@ -21,9 +21,8 @@ from sftriage.traces.catalogue import (
     on_one_host,
     on_this_host,
 )
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, StoreCondition, shown, written
+from sftriage.traces.remote import RemoteStore, written
+from sftriage.traces.store import LocalStore, Store, StoreCondition, shown
 
 MAX_NAMED = 5
 

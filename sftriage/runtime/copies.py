@@ -17,9 +17,8 @@ from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
-from sftriage.traces.remote import RemoteStore, checked_url
-from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import CaptureKey, Store
+from sftriage.traces.remote import CaptureKey, RemoteStore, checked_url
+from sftriage.traces.store import LocalStore, Store
 from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.words.verdicts import place
 

@@ -36,7 +36,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk, Do, at_once
-from sftriage.traces.stores import RetentionLimits
+from sftriage.traces.retention import RetentionLimits
 from sftriage.windows.logs import StepLogs, kept_steps
 
 log = logging.getLogger("sftriage")
@@ -372,8 +372,9 @@ class Triage:
     def _tidy(self) -> None:
         self._tidied_s = self._now_s()
         policies = self._controller.policies
-        limits = RetentionLimits(policies.retention_s, policies.retention_bytes)
-        self._annotate(partial(self._annotations.tidy, limits, time.time()))
+        if (policies.retention_s, policies.retention_bytes) != (None, None):
+            limits = RetentionLimits(policies.retention_s, policies.retention_bytes)
+            self._annotate(partial(self._annotations.tidy, limits, time.time()))
 
     def _tell_of_disk(self) -> None:
         for seen in self._disk.news():

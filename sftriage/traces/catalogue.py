@@ -36,7 +36,7 @@ from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
-from sftriage.traces.stores import Store, StoreCondition
+from sftriage.traces.store import Store, StoreCondition
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 _TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")

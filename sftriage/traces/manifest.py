@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import PurePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     AwareDatetime,
@@ -478,6 +478,12 @@ class Manifest(DocumentModel):
         there = ", ".join(artefact.name for artefact in self.artefacts)
         raise InputError(f"capture {self.capture_id} has no artefact {name!r}; there are: {there}")
 
+    def noting(self, noted: Noted) -> Manifest:
+        """The manifest with what became known later."""
+        if isinstance(noted, Remarks):
+            return self.model_copy(update={"evidence": noted.lines})
+        return self.model_copy(update={_FIELD_OF[type(noted)]: noted})
+
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=2).encode() + b"\n"
 
@@ -492,6 +498,23 @@ class Manifest(DocumentModel):
                 words = f"{source}: schema_version {first['input']}; this sftriage reads {SCHEMA_VERSION}"
                 raise UnknownVersionError(words) from None
             raise InputError(f"{source}: not a manifest: {first_problem(error)}") from None
+
+
+# What becomes known of a capture once it is stored.
+Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"
+_KINDS = (CostInfo, ReproducedInfo, Findings, RecordedSteps, FollowedInfo)
+_FIELD_OF = dict(zip(_KINDS, ("cost", "reproduced", "findings", "recorded", "followed"), strict=True))
+
+
+def are_beside(one: Manifest, other: Manifest) -> bool:
+    """Whether two captures are of different roles, have one trigger, and recorded some of the same steps."""
+    its, others = one.capture, other.capture
+    return (
+        (other.job, other.run, other.trigger.rule) == (one.job, one.run, one.trigger.rule)
+        and other.trigger.window == one.trigger.window
+        and others.role != its.role
+        and (others.first_step <= its.last_step and others.last_step >= its.first_step)
+    )
 
 
 def manifest_schema() -> dict[str, Any]:

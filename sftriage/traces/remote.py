@@ -6,6 +6,9 @@
     URL/<job>/<run>/<capture id>/manifest.json       put last, deleted first: without it there is no capture
     URL/<job>/<run>/<capture id>/pinned              empty: retention leaves the capture alone
 
+In a key letters, digits and ``_.-~`` stay as they are; everything else becomes ``%XX``, as in a URL. Each name has one
+spelling, and each part is one plain name: never empty, hidden, or a way up.
+
 Others may write there. A manifest counts only where its key says it belongs, and only if what it names lies beside it
 in the right size; a sum is checked when an artefact is fetched. Credentials and endpoints come from the environment
 alone, as obstore reads them. All failures are a `StoreError` of one line.
@@ -26,12 +29,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 from sftriage.base.files import refusing, replacing, sync_directory
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
-from sftriage.traces.stores import (
+from sftriage.traces.store import (
     CHUNK_BYTES,
     PIN_NAME,
     WHOLE,
-    CaptureKey,
     Listing,
     Progress,
     Store,
@@ -42,13 +45,13 @@ from sftriage.traces.stores import (
     copy_verified,
     destination_of,
     shown,
-    written,
 )
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
+MAX_PART_BYTES = 240  # a file system's limit of a name, less a suffix while it is written
 PART_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 4
 _MAX_SAID = 300
@@ -92,6 +95,64 @@ def checked_url(url: str) -> str:
     if any(name in (".", "..") for name in names) or shown(unquote(url)) != unquote(url):
         raise UsageError(f"{shown(url)}: not a plain path")
     return f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path)).rstrip('/')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureKey:
+    """Where a capture lies: the job and run as they are called, and its id."""
+
+    job: str
+    run: str
+    capture_id: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> CaptureKey:
+        """Where a capture belongs; raises InputError where its job or run cannot be part of a key."""
+        for name in (manifest.job, manifest.run):
+            try:
+                written(name)
+            except UsageError as error:
+                raise InputError(f"capture {manifest.capture_id}: {error}") from None
+        return cls(manifest.job, manifest.run, manifest.capture_id)
+
+    @classmethod
+    def parse(cls, key: str) -> CaptureKey:
+        """The place that ``job/run/capture-id`` is; raises InputError where it is not spelt as we write it."""
+        parts = key.split("/")
+        if len(parts) != 3 or not CAPTURE_ID.fullmatch(parts[2]):
+            raise InputError(f"{shown(key)}: not job/run/capture-id")
+        return cls(read(parts[0]), read(parts[1]), parts[2])
+
+    @property
+    def key(self) -> str:
+        """``job/run/capture-id``."""
+        return f"{written(self.job)}/{written(self.run)}/{self.capture_id}"
+
+
+def written(name: str) -> str:
+    """A job's or run's name as one part of a key; raises UsageError where it is empty or too long."""
+    try:
+        part = quote(name, safe="", errors="strict")
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown(name)}: not text, so it cannot be part of a key") from None
+    if part.startswith("."):
+        part = f"%2E{part[1:]}"
+    if not part:
+        raise UsageError("a job or run without a name has no place in a store")
+    if len(part) > MAX_PART_BYTES:
+        raise UsageError(f"{shown(name)}: too long for a key, of which a part has at most {MAX_PART_BYTES} bytes")
+    return part
+
+
+def read(part: str) -> str:
+    """The name that a part of a key is; raises InputError where we would not write it so."""
+    try:
+        name = unquote(part, errors="strict")
+        if written(name) == part:
+            return name
+    except (UnicodeDecodeError, UsageError):
+        pass
+    raise InputError(f"{shown(part)}: not a name as keys have it")
 
 
 class Objects:

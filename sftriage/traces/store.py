@@ -1,6 +1,8 @@
-"""Where captures are kept: one directory a capture, holding its trace and its manifest.
+"""Where captures are kept: what every store of them does, and the store in a run's directory.
 
-::
+A capture's id is unique in its run. A store knows a capture by its *reference*: the id in the store of one run,
+``job/run/id`` in one of many jobs. There a bare id serves too, as long as only one capture has it. A run's directory
+has one directory for each capture::
 
     ROOT/captures/.lock                    shared while something is being put, exclusive while leftovers are swept
     ROOT/captures/.uploader                held by whoever uploads this run's captures
@@ -18,51 +20,278 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.base.files import private, refusing, regular, sync, sync_directory, write_atomically
+from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
 from sftriage.base.process import is_locked, locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
+from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import (
     CONTROL,
     MANIFEST_NAME,
     Artefact,
     DocumentModel,
     Manifest,
+    Noted,
     Sentence,
     Sha256,
+    UnknownVersionError,
+    are_beside,
     first_problem,
     text,
-)
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.stores import (
-    PIN_NAME,
-    WHOLE,
-    Progress,
-    Store,
-    StoreCondition,
-    check_id,
-    chunks,
-    copy,
-    copy_verified,
-    destination_of,
-    gzipped,
 )
 
 log = logging.getLogger("sftriage")
 
 TRACE_NAME, UPLOAD_NAME = "trace.json.gz", "upload.json"
+PIN_NAME = "pinned"  # an empty file of this name beside a capture's manifest: retention leaves it alone
 _TEMPORARY, _REMOVING = ".tmp-", ".removing-"
 _LOCK_S = 0.1  # (another process may only be testing it)
+CHUNK_BYTES = 1 << 20
+
+Progress = Callable[[int], None]  # takes the number of bytes copied so far
+
+
+def shown(text: str) -> str:
+    """Text of others, short and safe to print."""
+    return CONTROL.sub("?", text.encode("utf-8", "replace").decode()[:300])
+
+
+def chunks(source: BinaryIO) -> Iterator[bytes]:
+    """What is in a file, to its end."""
+    while chunk := source.read(CHUNK_BYTES):
+        yield chunk
+
+
+def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
+    # Level 1: the host's cores belong to the training job.
+    stream = zlib.compressobj(level=1, wbits=16 + zlib.MAX_WBITS)
+    for chunk in source:
+        yield stream.compress(chunk)
+    yield stream.flush()
+
+
+def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | None = None) -> tuple[int, str]:
+    """Copy to the end, or only sum where there is no target; the size and sha256 of what was read."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in source:
+        digest.update(chunk)
+        size += len(chunk)
+        if target is not None:
+            target.write(chunk)
+        if progress is not None:
+            progress(size)
+    return size, digest.hexdigest()
+
+
+def copy_verified(
+    source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
+) -> None:
+    """Copy an artefact to a file that appears once its sum is right; raises IntegrityError, or OSError."""
+    with replacing(copy_to) as target:
+        size, sha256 = copy(source, target, progress)
+        if (size, sha256) != (wanted.size_bytes, wanted.sha256):
+            put = f"it was put as sha256 {wanted.sha256}, {wanted.size_bytes} bytes"
+            raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
+
+
+State = Literal["whole", "missing", "damaged", "unreadable"]
+_WORDS: Mapping[State, str] = {
+    "whole": "is whole",
+    "missing": "is not all there",
+    "damaged": "is damaged",
+    "unreadable": "cannot be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCondition:
+    """Whether a capture is there as it was put, as far as names and sizes tell; ``problem`` says what is wrong.
+
+    It is ``missing`` if a file of it is gone, ``damaged`` if a file differs from what was put or its manifest is none,
+    ``unreadable`` if its owner does not let others read it or its manifest is of another version.
+    """
+
+    state: State = "whole"
+    problem: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.state == "whole"
+
+    @property
+    def words(self) -> str:
+        """The same as the end of a sentence about it."""
+        return f"{_WORDS[self.state]}: {self.problem}" if self.problem else _WORDS[self.state]
+
+    @property
+    def beyond_repair(self) -> bool:
+        """Nobody gets the trace from it any more."""
+        return self.state in ("missing", "damaged")
+
+    @classmethod
+    def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> StoreCondition:
+        """What an attempt to read a capture has come to."""
+        cause = error if isinstance(error, OSError) else error.__cause__
+        state: State = "damaged"
+        if isinstance(error, UnknownVersionError) or isinstance(cause, PermissionError):
+            state = "unreadable"
+        elif isinstance(error, UsageError) or isinstance(cause, FileNotFoundError):
+            state = "missing"
+        return cls(state, str(error))
+
+
+WHOLE = StoreCondition()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The captures of a store, and by reference what else lies there and why it is not one."""
+
+    manifests: tuple[Manifest, ...]
+    unfit: Mapping[str, StoreCondition]
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, StoreCondition] | None]]) -> Listing:
+        """Of what lies under each reference: a manifest, where it can be read, and its condition; or nothing."""
+        manifests, unfit = [], {}
+        for reference, (manifest, condition) in ((reference, one) for reference, one in found if one is not None):
+            if manifest is not None and condition.whole:
+                manifests.append(manifest)
+            else:
+                unfit[reference] = condition
+        return cls(tuple(manifests), unfit)
+
+
+class Store(ABC):
+    """Captures, each its artefacts and its manifest.
+
+    Methods that take a reference raise UsageError where there is no such capture, InputError where what lies there is
+    none; those that write, UsageError where the store cannot be written; all of them, StoreError where it cannot be
+    reached.
+    """
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Where it is: a directory, or a URL."""
+
+    @abstractmethod
+    def reference(self, manifest: Manifest) -> str:
+        """What this store knows a capture by; `ids` holds it, and every method takes it."""
+
+    def manifest(self, capture_id: str) -> Manifest:
+        """The manifest of a whole capture; raises IntegrityError if an artefact is missing or of another size."""
+        manifest, condition = self.look(capture_id)
+        if not condition.whole:
+            raise IntegrityError(condition.problem)
+        return manifest
+
+    @abstractmethod
+    def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
+        """The manifest of a capture, and whether its artefacts are there in the right size."""
+
+    def seen(self, capture_id: str) -> tuple[Manifest | None, StoreCondition]:
+        """What `look` finds, without a manifest where that cannot be read. Raises StoreError alone."""
+        try:
+            return self.look(capture_id)
+        except (InputError, UsageError, OSError) as error:
+            return None, StoreCondition.after(error)
+
+    def manifests(self) -> Listing:
+        """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
+        return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
+
+    @abstractmethod
+    def ids(self) -> frozenset[str]:
+        """The references of all captures that are there, whole or damaged; read without opening one."""
+
+    def leftovers(self) -> tuple[str, ...]:
+        """What lies there, belongs to no capture and is never swept, in words; it is listed nowhere else."""
+        return ()
+
+    def copy_elsewhere(self, capture_id: str) -> str | None:
+        """The store elsewhere that has a verified copy of a capture, if one has."""
+        return None
+
+    @abstractmethod
+    def get(
+        self,
+        capture_id: str,
+        artefact: str,
+        destination: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
+
+        Raises UsageError where the destination exists (without ``force``) or cannot be written, InputError where there
+        is no such artefact, IntegrityError, leaving nothing, where it is not what was put.
+        """
+
+    def note(self, capture_id: str, noted: Noted) -> Manifest:
+        """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
+        manifest = self.manifest(capture_id).noting(noted)
+        self.put_manifest(manifest)
+        return manifest
+
+    @abstractmethod
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Put the manifest of a capture in place of the one that is there."""
+
+    @abstractmethod
+    def remove(self, capture_id: str) -> None:
+        """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens."""
+
+    @abstractmethod
+    def pin(self, capture_id: str, *, pinned: bool = True) -> None:
+        """Keep a capture whatever retention says, or no longer so. To do so again changes nothing."""
+
+    @abstractmethod
+    def pinned(self) -> frozenset[str]:
+        """The references of the captures that are pinned."""
+
+
+def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, Manifest]]:
+    """The captures of the other role, with the same trigger, of some of the same steps; raises SftriageError."""
+    window = manifest.trigger.window
+    begins = f"{reference.removesuffix(manifest.capture_id)}w{window.first_step}-{window.last_step}-r"
+    others = ((one, store.manifest(one)) for one in sorted(store.ids()) if one.startswith(begins))
+    return [(one, other) for one, other in others if are_beside(manifest, other)]
+
+
+def check_id(capture_id: str) -> str:
+    """An id that is safe to put into a path or a key; UsageError where it is not."""
+    if not CAPTURE_ID.fullmatch(capture_id):
+        raise UsageError(f"{capture_id!r} is not a capture id")
+    return capture_id
+
+
+def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
+    """The file to copy an artefact to; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
+    target = Path(destination)
+    if target.is_dir():
+        target = target / name
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: not a file that a trace can take the place of")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already")
+    return target
+
 
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
@@ -236,6 +465,8 @@ class LocalStore(Store):
                 if (url := self.copy_elsewhere(capture_id)) is None:
                     raise
                 log.warning("%s; taken from %s", error, url)
+        from sftriage.traces.remote import RemoteStore
+
         remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
         return remote.get(capture_id, artefact, destination, force=force, progress=progress)
 

@@ -12,7 +12,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -24,8 +24,7 @@ from sftriage.base.loops import Backoff, start_thread
 from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.remote import PART_BYTES, RemoteStore
-from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload, read_upload
-from sftriage.traces.stores import PIN_NAME, chunks, verified
+from sftriage.traces.store import PIN_NAME, UPLOAD_NAME, LocalStore, Upload, chunks, read_upload
 
 log = logging.getLogger("sftriage")
 
@@ -360,3 +359,19 @@ class Uploader:
         with self._changed:
             self._progress = replace(self._progress, **now)
             self._changed.notify_all()
+
+
+def verified(pieces: Iterable[bytes], artefact: Artefact, wrong: str) -> Iterator[bytes]:
+    """The pieces of an artefact; raises IntegrityError (``wrong``) before the last if they are not what was stored."""
+    digest, size_bytes, held = hashlib.sha256(), 0, b""
+    for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > artefact.size_bytes:
+            break
+        digest.update(piece)
+        if held:
+            yield held
+        held = piece
+    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
+        raise IntegrityError(wrong)
+    yield held

@@ -20,8 +20,9 @@ from starlette.responses import PlainTextResponse, Response
 from sftriage.errors import SftriageError
 from sftriage.reduce.flames import Flame, Folded, flames, fold
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, collapsed, meanwhile, samples_in
-from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile
-from sftriage.traces.stores import Store, are_beside, verified
+from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile, are_beside
+from sftriage.traces.store import Store
+from sftriage.traces.uploading import verified
 from sftriage.trainer.sampler import FOLDED_NAME, NAME
 from sftriage.web.page import milliseconds, pieces_of, reading_stored
 from sftriage.words.verdicts import size

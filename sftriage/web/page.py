@@ -37,9 +37,9 @@ from sftriage import __version__
 from sftriage.base.files import regular
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.remote import Objects, Patience, checked_url
-from sftriage.traces.store import LocalStore, read_upload
-from sftriage.traces.stores import CaptureKey, Store, chunks, verified
+from sftriage.traces.remote import CaptureKey, Objects, Patience, checked_url
+from sftriage.traces.store import LocalStore, Store, chunks, read_upload
+from sftriage.traces.uploading import verified
 from sftriage.web.serving import Access, application
 from sftriage.words import run as words
 from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected

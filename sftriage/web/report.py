@@ -22,8 +22,7 @@ from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, gl
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import Upload
-from sftriage.traces.stores import Store, beside
+from sftriage.traces.store import Store, Upload, beside
 from sftriage.web.charts import Timeline, bars_of
 from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates

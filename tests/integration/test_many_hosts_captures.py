@@ -9,8 +9,8 @@ import pytest
 
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.traces.remote import CaptureKey
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import CaptureKey
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.policies import policy

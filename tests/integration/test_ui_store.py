@@ -8,8 +8,7 @@ from urllib.request import urlopen
 import pytest
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.stores import CaptureKey
+from sftriage.traces.remote import CaptureKey, RemoteStore
 from tests import needs
 from tests.integration.browsing import PHONE, fits_and_can_be_read, live
 from tests.integration.postgres import Postgres

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sftriage.traces.catalogue import CaptureQuery, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, ReproducedInfo
-from sftriage.traces.stores import CaptureKey
+from sftriage.traces.remote import CaptureKey
 from tests.unit.conftest import manifest_of
 
 # Without making a failure smaller, which takes minutes against a database.

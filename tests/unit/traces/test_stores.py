@@ -18,8 +18,9 @@ from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageEr
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import TRACE_NAME, LocalStore, Upload
-from sftriage.traces.stores import WHOLE, Kept, RetentionLimits, Store, due, expired, outlook, remove, verified
+from sftriage.traces.retention import Kept, RetentionLimits, expired, outlook, remove
+from sftriage.traces.store import TRACE_NAME, WHOLE, LocalStore, Store, Upload
+from sftriage.traces.uploading import verified
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
 
@@ -345,11 +346,11 @@ def test_a_capture_goes_as_one(store, put, tmp_path):
     store.pin("c-2")
     # WHEN everything is too old
     now_s = 4e9
-    captures = due(store, RetentionLimits(age_s=1.0), now_s)
+    captures = outlook(store, RetentionLimits(age_s=1.0), now_s).captures
     gone, problem = remove(store, catalogue, captures)
     # (and what is pinned since it was looked stays)
     put("c-4")
-    late = due(store, RetentionLimits(age_s=1.0), now_s)
+    late = outlook(store, RetentionLimits(age_s=1.0), now_s).captures
     store.pin("c-4")
     assert ([one.capture_id for one in late], remove(store, catalogue, late)) == (["c-4"], ((), None))
     store.pin("c-4", pinned=False)
@@ -361,7 +362,8 @@ def test_a_capture_goes_as_one(store, put, tmp_path):
     assert sorted(path.name for path in captures_directory.iterdir()) == [".lock", "c-2"]
     # AND once it is not pinned any more, it goes too
     store.pin("c-2", pinned=False)
-    assert remove(store, catalogue, due(store, RetentionLimits(max_bytes=0), now_s))[0][0].capture_id == "c-2"
+    last = outlook(store, RetentionLimits(max_bytes=0), now_s).captures
+    assert [one.capture_id for one in remove(store, catalogue, last)[0]] == ["c-2"]
     assert store.ids() == frozenset()
 
 
@@ -380,14 +382,13 @@ def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to
     (place / "copied" / "upload.json").write_text(upload.model_dump_json())
     # WHEN nothing is too old THEN nothing goes unless it is to, and then what is damaged and nowhere else
     kept = outlook(store, RetentionLimits(), 4e9)
-    assert kept.captures == due(store, RetentionLimits(), 4e9) == ()
+    assert kept.captures == ()
     assert kept.left_alone.keys() == {"damaged", "both", "unknown", "copied"}
     gone = outlook(store, RetentionLimits(), 4e9, unfit=True)
     assert [one.capture_id for one in gone.captures] == ["damaged"]
     assert gone.left_alone.keys() == {"both", "unknown", "copied"}
     # AND when all is too old, what is pinned is said too
     old = outlook(store, RetentionLimits(age_s=1.0), 4e9)
-    assert [one.capture_id for one in old.captures] == [one.capture_id for one in due(store, RetentionLimits(1.0), 4e9)]
     assert [one.capture_id for one in old.captures] == ["whole"]
     assert old.left_alone["pinned"] == "it is pinned"
     for name, said in (
@@ -417,7 +418,7 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp
         keep(objects, captured(run=run))
     store.pin("resnet/run-3/c-1")
     catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
-    captures = due(store, RetentionLimits(age_s=1.0), 4e9)
+    captures = outlook(store, RetentionLimits(age_s=1.0), 4e9).captures
     assert [one.capture_id for one in captures] == ["resnet/run-1/c-1", "resnet/run-2/c-1"]
     # WHEN the store is lost while the first of them is removed
     objects.fails = {"delete trace.json.gz"}
@@ -428,6 +429,6 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp
     assert not store.manifests().unfit
     assert store.ids() == {"resnet/run-2/c-1", "resnet/run-3/c-1"}
     # AND the next time the rest goes
-    gone, problem = remove(store, catalogue, due(store, RetentionLimits(age_s=1.0), 4e9))
+    gone, problem = remove(store, catalogue, outlook(store, RetentionLimits(age_s=1.0), 4e9).captures)
     assert ([one.capture_id for one in gone], problem) == (["resnet/run-2/c-1"], None)
     assert store.ids() == {"resnet/run-3/c-1"}

@@ -9,8 +9,7 @@ from typing import Any
 
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, ReproducedInfo
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.stores import CaptureKey
+from sftriage.traces.remote import CaptureKey, RemoteStore
 from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource, StoreView
 from tests.integration.processes import wait_until

@@ -11,9 +11,8 @@ import pytest
 from sftriage.errors import CatalogueError, StoreError
 from sftriage.runtime.annotating import Annotations
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import CaptureKey, RemoteStore
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import CaptureKey
 from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource
 from tests.integration.processes import wait_until
