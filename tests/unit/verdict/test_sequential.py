@@ -141,24 +141,47 @@ def test_one_unit_alone_is_nobody_to_compare():
     assert after(events(*range(50), rank=(0,)), 50, n_units=1).units == {}
 
 
-@pytest.mark.parametrize(("period", "times"), [(5, 9), (7, 8), (20, 7), (40, 7), (60, 7)])
-def test_what_comes_back_is_named_in_fewer_steps_than_chance_would_need(period, times):
-    # GIVEN events of one rank at regular steps, WHEN there are enough
-    steps = 100 + period * np.arange(times)
-    evidence = after(events(*steps), steps[-1] + 1)
-    # THEN it comes back, with its period, and since the first of them; the sequence alone does not name it yet
-    found = recurrence_of(evidence, RANK, SETTINGS)
-    assert (found.period, found.phase, found.onset) == (period, 100 % period, 100)
-    assert not evidence.named(RANK)
-    # AND three are no recurrence
-    assert recurrence_of(after(events(*steps[:3]), steps[2] + 1), RANK, SETTINGS) is None
+def mostly_last(own, others):
+    """Regular steps, an evaluation perhaps, in which `RANK` is the last in all but a few."""
+    theirs = [1, 3][:others]
+    return [ClearEvent(50 * n, (0,) if n in theirs else RANK, 0.5) for n in range(own + others)]
 
 
-def test_a_rhythm_stands_out_of_ordinary_hiccups():
-    # GIVEN hiccups of all ranks in every third step, and a rank that comes back every ninth step
-    found = in_order(by_chance(300, 1, rate=1 / 3), events(*range(4, 300, 9), share=0.5))
-    # THEN it does
-    assert recurrence_of(after(found, 300), RANK, SETTINGS).period == 9
+PERIODS = ((5, 9), (7, 8), (20, 7), (40, 7), (60, 7))
+TWO_IN_72 = in_order(events(*range(67, 580, 72), share=0.15), events(*range(44, 580, 72), rank=(0,), share=0.15))
+AMID = in_order(by_chance(300, 1, rate=1 / 3), events(*range(4, 300, 9), share=0.5))
+TENTH = events(*range(100, 300, 10))
+
+
+@pytest.mark.parametrize(
+    ("situation", "found", "n_steps", "n_units", "recurrence"),
+    [
+        *(
+            (f"every {n} steps, often enough", events(*range(100, 100 + times * n, n)), 0, 4, (n, 100 % n, 100))
+            for n, times in PERIODS
+        ),
+        *((f"thrice, every {n} steps", events(100, 100 + n, 100 + 2 * n), 0, 4, None) for n, _ in PERIODS),
+        ("every 9 steps, amid hiccups of all", AMID, 300, 4, (9, 4, 4)),
+        # Of three ranks one is the last in six of eight evaluations, by chance; of two, in half of them.
+        ("6 of 8, three ranks", mostly_last(6, 2), 0, 3, None),
+        ("6 of 6, three ranks", mostly_last(6, 0), 0, 3, (50, 0, 0)),
+        ("6 of 8, many ranks", mostly_last(6, 2), 0, 16, (50, 0, 0)),
+        ("8 of 8, two ranks", mostly_last(8, 0), 0, 2, None),
+        ("9 of 9, two ranks", mostly_last(9, 0), 0, 2, (50, 0, 0)),
+        ("8 of 9, two ranks", mostly_last(8, 1), 0, 2, None),
+        # A longer period than any that is searched for: every other time of half of it, as far as is remembered.
+        ("every 72 steps, as another rank does", TWO_IN_72, 580, 4, None),
+        ("every 72 steps, alone", events(*range(67, 796, 72), share=0.15), 796, 4, (36, 67 % 36, 355)),
+        ("up to now", TENTH, 305, 4, (10, 0, 100)),
+        ("no more", TENTH, 330, 4, None),
+    ],
+)
+def test_what_comes_back_is_found_with_its_period_and_first_step(situation, found, n_steps, n_units, recurrence):
+    evidence = after(found, n_steps or found[-1].step + 1, n_units)
+    here = recurrence_of(evidence, RANK, SETTINGS)
+    assert (here and (here.period, here.phase, here.onset)) == recurrence
+    # AND the sequence alone names it after a dozen events and not before
+    assert evidence.named(RANK) == (sum(one.unit == RANK for one in found) > 12)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -220,38 +243,6 @@ def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
     assert (found is not None and found.period == 50) == named
 
 
-def test_what_comes_back_in_longer_than_any_period_that_is_searched_for_is_the_jobs_too():
-    # GIVEN two of four ranks, with garbage to collect every 72 steps: every other time of a period of 36
-    found = in_order(events(*range(67, 580, 72), share=0.15), events(*range(44, 580, 72), rank=(0,), share=0.15))
-    # THEN it is nobody's
-    assert recurrence_of(after(found, 580), RANK, SETTINGS) is None
-    # BUT of one rank alone it comes back, as well as that is seen
-    alone = recurrence_of(after(events(*range(67, 796, 72), share=0.15), 796), RANK, SETTINGS)
-    assert (alone.period, alone.phase) == (36, 67 % 36)
-
-
-@pytest.mark.parametrize(
-    ("n_units", "own", "others", "named"),
-    [
-        # Of three ranks one is the last in six of eight evaluations, by chance
-        (3, 6, 2, False),
-        (3, 6, 0, True),
-        (16, 6, 2, True),
-        # Of two, in half of them
-        (2, 8, 0, False),
-        (2, 9, 0, True),
-        (2, 8, 1, False),
-    ],
-)
-def test_of_few_ranks_one_may_be_last_several_times_in_a_row(n_units, own, others, named):
-    # GIVEN steps at regular times in which one rank is mostly the last: an evaluation perhaps
-    steps = 50 * np.arange(own + others)
-    theirs = set(steps[[1, 3][:others]].tolist())
-    found = [ClearEvent(int(step), (0,) if step in theirs else RANK, 0.5) for step in steps]
-    # THEN it comes back to that rank where it is too often for chance, among so many
-    assert (recurrence_of(after(found, int(steps[-1]) + 1, n_units), RANK, SETTINGS) is not None) == named
-
-
 @given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
 def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
     # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it
@@ -263,12 +254,6 @@ def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
         one, other = recurrence_of(evidence, rank, SETTINGS), recurrence_of(once, rank, SETTINGS)
         if one is not None and other is not None:
             assert (one.period, one.phase, one.onset) == (other.period, other.phase, other.onset)
-
-
-def test_what_came_back_and_has_ended_is_no_rhythm():
-    steps = range(100, 300, 10)
-    assert recurrence_of(after(events(*steps), 305), RANK, SETTINGS) is not None
-    assert recurrence_of(after(events(*steps), 330), RANK, SETTINGS) is None
 
 
 @given(
