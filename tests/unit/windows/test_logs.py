@@ -2,9 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from zlib import crc32
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.model.windows import COUNTERS, PLACE
-from sftriage.trainer.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.trainer.layout import HEADER_BYTES, WORD_BYTES, RingInfo
 from sftriage.windows import steplog
 from sftriage.windows.decoding import CAPTURING, FLAGS, INCOMPLETE, START, UNKNOWN, StepArrays, slot_bytes, together
 from sftriage.windows.log_files import find_logs, find_segments, segment_name
@@ -35,11 +35,18 @@ def took(step: int) -> dict[str, float]:
 STEPS = recorded(INFO, range(6000), took)
 
 
-def write(folder: Path, steps: StepArrays, kept: KeptSteps | None = KEPT, at_a_time: int = 50) -> None:
-    log = StepLog(folder, INFO, kept=kept)
-    for start in range(0, len(steps), at_a_time):
-        log.append(steps[start : start + at_a_time])
+def write(
+    folder: Path, steps: StepArrays, kept: KeptSteps | None = KEPT, info: RingInfo = INFO, blocks: Iterable[int] = ()
+) -> None:
+    log = StepLog(folder, info, kept=kept)
+    for start in range(0, len(steps), 50):
+        log.append(steps[start : start + 50], frozenset(blocks))
     log.close()
+
+
+def write_rank(folder: Path, rank: int, numbers: Iterable[int]) -> Path:
+    write(folder, recorded(info_of(rank), numbers, took), None, info_of(rank))
+    return folder / info_of(rank).file_name("steps")
 
 
 def read(folder: Path) -> StepArrays:
@@ -51,14 +58,14 @@ def read(folder: Path) -> StepArrays:
     return together(parts)
 
 
-def kept_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+@pytest.fixture
+def logs(tmp_path) -> StepLogs:
+    return StepLogs(tmp_path)
 
 
-def test_the_newest_steps_are_whole_and_older_ones_thinned(tmp_path):
+def test_the_newest_steps_are_whole_and_older_ones_thinned(tmp_path, logs):
     # GIVEN a log of 6,000 steps with room for a tenth of them
     write(tmp_path, STEPS)
-    logs = StepLogs(tmp_path)
     logs.look()
     thinned = logs.thinning(0)
     steps = read(tmp_path)
@@ -72,16 +79,15 @@ def test_the_newest_steps_are_whole_and_older_ones_thinned(tmp_path):
     np.testing.assert_array_equal(older, everywhere[-len(older) :])
     assert steplog.BLOCK_STEPS < len(older) <= steplog.SEGMENTS * SEGMENT_STEPS // 2
     assert thinned.first_step == older[0]
-    assert kept_bytes(tmp_path) <= KEPT.max_bytes * 3 // 8
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= KEPT.max_bytes * 3 // 8
     # AND what is there is what was written
     np.testing.assert_array_equal(steps.slots_BW[:, :-1], STEPS.slots_BW[steps.step_B, :-1])
 
 
-def test_a_log_without_limits_is_one_file_and_whole(tmp_path):
+def test_a_log_without_limits_is_one_file_and_whole(tmp_path, logs):
     write(tmp_path, STEPS, kept=None)
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0.0.steps"]
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(6000))
-    logs = StepLogs(tmp_path)
     logs.look()
     assert logs.thinning(0) is None
 
@@ -96,10 +102,7 @@ def test_the_steps_around_a_capture_are_kept_of_every_rank(tmp_path):
     # WHEN both have grown so that all of that is thinned
     for folder, of_rank, blocks in (("captured", captured, ()), ("beside", steps, (block - 1, block))):
         (tmp_path / folder).mkdir()
-        log = StepLog(tmp_path / folder, INFO, kept=replace(KEPT, max_bytes=4 * KEPT.max_bytes))
-        for start in range(0, len(steps), 50):
-            log.append(of_rank[start : start + 50], frozenset(blocks))
-        log.close()
+        write(tmp_path / folder, of_rank, replace(KEPT, max_bytes=4 * KEPT.max_bytes), blocks=blocks)
         # THEN those, and the ones before them that led to it, are there
         found = set(read(tmp_path / folder).step_B.tolist())
         assert set(range((block - 1) * steplog.BLOCK_STEPS, (block + 1) * steplog.BLOCK_STEPS)) <= found
@@ -229,15 +232,12 @@ def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monke
     log.close()
     monkeypatch.undo()
     assert said == {"Read-only file system"}
-    np.testing.assert_array_equal(np.unique(read_all(tmp_path)), np.arange(2000))
+    paths = [path for name, path in find_segments(tmp_path) if name.kind == "steps"]
+    steps = together([LogReader(path).read(5000) for path in paths])
+    np.testing.assert_array_equal(np.unique(steps.step_B), np.arange(2000))
 
 
-def read_all(folder: Path) -> list[int]:
-    paths = [path for name, path in find_segments(folder) if name.kind == "steps"]
-    return [step for path in paths for step in LogReader(path).read(5000).step_B.tolist()]
-
-
-def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path):
+def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path, logs):
     write(tmp_path, STEPS[:500])
     (log,) = find_logs(tmp_path)
     reader = LogReader(*log.segments)
@@ -247,7 +247,6 @@ def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path):
     rest = reader.read(10_000)
     assert (first.step_B[-1], rest.step_B[0]) == (9, SEGMENT_STEPS)
     # AND one that is looked at by step numbers misses just those
-    logs = StepLogs(tmp_path)
     logs.look()
     assert logs.of(0)[0].steps([(0, 500)])[1].step_B[0] == SEGMENT_STEPS
 
@@ -294,8 +293,6 @@ def test_a_damaged_log_yields_only_what_was_written(data, count):
     # GIVEN a log
     with tempfile.TemporaryDirectory() as directory:
         write(Path(directory), STEPS[:count], kept=None)
-        if not count:
-            StepLog(directory, INFO).close()
         path = Path(directory) / "rank-0.0.steps"
         content = bytearray(path.read_bytes())
         # WHEN bytes of it are overwritten, and it is cut at any length
@@ -366,21 +363,6 @@ def test_readings_of_counters_are_found_across_segments(tmp_path):
         np.testing.assert_allclose(kept.laid_over(steps[at : at + 3]).counted_BC[:, PLACE["queued_s"]], 0.1)
 
 
-@pytest.fixture
-def logs(tmp_path) -> StepLogs:
-    return StepLogs(tmp_path)
-
-
-def write_rank(directory, rank, steps, damage=MappingProxyType({})):
-    """A log as an agent leaves it; ``damage`` maps the index of a slot to what is done to its bytes."""
-    info = info_of(rank)
-    size = slot_bytes(info.schema)
-    raw = bytearray(slots(info, steps, took))
-    for index, change in damage.items():
-        raw[index * size : (index + 1) * size] = change(bytes(raw[index * size : (index + 1) * size]))
-    (directory / info.file_name("steps")).write_bytes(encode_header(LOG_MAGIC, info) + bytes(raw))
-
-
 def steps_of(logs, rank, runs):
     logs.look()
     places, steps = logs.of(0)[rank].steps(runs)
@@ -423,21 +405,19 @@ def left_half_way(slot: bytes) -> bytes:
     ],
 )
 def test_a_damaged_slot_or_half_a_step_is_left_out_and_no_other(tmp_path, logs, change):
-    write_rank(tmp_path, 0, range(20), damage={5: change})
+    path, size = write_rank(tmp_path, 0, range(20)), slot_bytes(info_of(0).schema)
+    content = path.read_bytes()
+    at = HEADER_BYTES + 5 * size
+    path.write_bytes(content[:at] + change(content[at : at + size]) + content[at + size :])
     assert set(steps_of(logs, 0, [(0, 20)]).values()) == set(range(20)) - {5}
 
 
 def test_a_log_that_grows_is_read_on(tmp_path, logs):
     # GIVEN a log that ends in a slot that is half written
-    write_rank(tmp_path, 0, range(10))
-    path = tmp_path / info_of(0).file_name("steps")
-    with path.open("r+b") as file:
-        file.truncate(HEADER_BYTES + 9 * slot_bytes(info_of(0).schema) + 17)
+    os.truncate(write_rank(tmp_path, 0, range(10)), HEADER_BYTES + 9 * slot_bytes(info_of(0).schema) + 17)
     assert set(steps_of(logs, 0, [(5, 10)]).values()) == {5, 6, 7, 8}
     # WHEN the agent goes on
-    log = StepLog(tmp_path, info_of(0))
-    log.append(recorded(info_of(0), range(20), took)[9:])
-    log.close()
+    write(tmp_path, recorded(info_of(0), range(20), took)[9:], None, info_of(0))
     # THEN the new steps are there
     assert set(steps_of(logs, 0, [(5, 10)]).values()) == set(range(5, 15))
 
