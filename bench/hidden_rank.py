@@ -23,10 +23,9 @@ from bench.drawing import SHARES, draw
 from bench.rivals import RULES, Named, says
 from bench.rows import BAR_FRACTION, STRIDE_STEPS, WARMUP_STEPS, WINDOW_STEPS, Outcome, Row, Truth
 from bench.runner import add_recordings, recordings, say
-from sftriage.model.verdicts import Suspect, Verdict
+from sftriage.model.verdicts import Settings, Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.runs.recordings import load_recording
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.windows.gather import Shape
 

@@ -25,10 +25,9 @@ from bench.rivals import RULES, Columns, Rule, Said, columns_of
 from bench.rows import STRIDE_STEPS, WINDOW_STEPS
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import replay
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import MOST_FRACTION, Window
 from sftriage.policy.in_force import PolicySet, find, load
-from sftriage.verdict.accounting import Settings
 
 Name = tuple[str, tuple[int, ...]]
 """A scope and its ranks."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import COUNTERS, OTHER, StageSchema, Window
-from sftriage.verdict.accounting import Settings, anchored
+from sftriage.verdict.accounting import anchored
 from sftriage.verdict.judging import judge
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays
 from sftriage.windows.gather import Gatherer, Shape

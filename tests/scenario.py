@@ -23,7 +23,7 @@ from sftriage.agent.reading import RankRings
 from sftriage.controller.agents import WindowAssembly
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
-from sftriage.model.verdicts import Lost, Regression, Suspect, Verdict
+from sftriage.model.verdicts import Lost, Regression, Settings, Suspect, Verdict
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.runs.decisions import WindowRow, row_of
 from sftriage.runs.directory import RunDirectory, RunInfo, create
@@ -31,7 +31,6 @@ from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape

@@ -22,7 +22,7 @@ from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
-from sftriage.model.verdicts import Clock, Verdict
+from sftriage.model.verdicts import Clock, Settings, Verdict
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import (
     budget_s,
@@ -36,7 +36,7 @@ from sftriage.policy.engine import decide
 from sftriage.policy.in_force import PolicyFiles, PolicySet, change_lines
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished, left_open
-from sftriage.verdict.accounting import FloatArray, Settings, medians
+from sftriage.verdict.accounting import FloatArray, medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
 from sftriage.verdict.stalls import StallSettings, Watch, look, on_clock, still_ranks

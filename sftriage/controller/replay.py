@@ -16,12 +16,12 @@ from sftriage.controller.agents import peers_of
 from sftriage.controller.controller import settings_of
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision
 from sftriage.model.events import JobPaused
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
 from sftriage.policy.engine import decide
 from sftriage.policy.in_force import PolicySet
 from sftriage.policy.state import Losses, State, finished
-from sftriage.verdict.accounting import Settings, known_medians
+from sftriage.verdict.accounting import known_medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
 

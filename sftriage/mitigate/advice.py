@@ -27,7 +27,7 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.schedule import ScheduledStep, fewest_rounds, order_of, schedule_of
 from sftriage.mitigate.switching import SwitchStatus
 from sftriage.model.events import RemedyChanged
-from sftriage.verdict.accounting import UNDECIDED
+from sftriage.model.verdicts import UNDECIDED
 from sftriage.whatif.graph import Operations, graph_of, timeline
 from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 

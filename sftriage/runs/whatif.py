@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from sftriage.errors import InputError
 from sftriage.model.events import WindowJudged
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import MOST_FRACTION, Window
 from sftriage.runs.decisions import DISTURBED
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.verdict.accounting import Settings, complete_steps, segments, timed
+from sftriage.verdict.accounting import complete_steps, segments
+from sftriage.verdict.judging import timed
 from sftriage.verdict.units import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
@@ -54,7 +55,6 @@ REMEDIES: Mapping[str, str] = {
     "in_sync": "Look at who waited for a CPU (sftriage explain). Where the last gradient of each step is not known, "
     "monitor.watch(model) records it, with DDP. Else capture some ranks (sftriage capture), and compare.",
 }
-"""What to do about each kind."""
 
 BEHIND = "Once that is mended:"
 """Before a kind that others hide."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError, UsageError
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
@@ -27,7 +27,6 @@ from sftriage.runtime.copies import pusher
 from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.whatif.graph import Operations
 from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged

@@ -1,6 +1,4 @@
-"""A window by itself: the thresholds of its verdict, the clock it is judged on, and where its exposed time went.
-
-The *frontier* is an exact, additive accounting of the exposed time, segment by segment.
+"""Where a window's exposed time went: the *frontier*, an exact, additive accounting, segment by segment.
 
 A window is cut at the ends of its sync stages, where the ranks are together by construction. A segment runs from the
 end of one sync stage to the end of the next. Stages after the last sync of step t-1 open the first segment of step t: a
@@ -9,142 +7,19 @@ rank late there is late at the next sync, and cutting anywhere else would show t
 At a stage boundary the frontier is the cumulative time of whichever rank is furthest along; a stage's advance is the
 frontier's increment over it. Advances are never negative and sum to the exposed time (StageFrontier, arXiv 2606.06751).
 
-The host runs ahead of its device: it sees launches, and waits for the device in whatever stage it next has to. Stage
-boundaries in the device's own stream do not have this problem. The device reaches one when it has finished what was
-launched before, and not before the host has launched it. So a late host shows there too, in its own stage, as far as
-the device had to wait for it.
-
 Axes are in the names of arrays: N steps, R ranks, S stages, M rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.verdicts import Clock, Verdict
 from sftriage.model.windows import EXCHANGE, OTHER, Window
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Thresholds of the label. Fractions are of the exposed step time unless stated otherwise.
-
-    What is worth a capture:
-
-    Attributes:
-        min_gain_fraction: the least that a rank or a host adds to a step to be a suspect (4 %: above the jitter of a
-            calm job, and low enough to find a fault of 5 %, part of which jitter hides).
-        min_group_fraction: ``min_gain_fraction`` for what all ranks share, against the job's past instead of peers in
-            the same step (15 %: a machine's clock, neighbours and caches drift by several percent within minutes).
-        min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that needs a reason where
-            no single rank or host is worth a capture (10 %: ranks that share cores take turns at being last).
-
-    Who it is (docs/verdicts.md, "The evidence"):
-
-    Attributes:
-        false_names_per_million_steps: how often chance alone may name a unit, in a job with a clear event in every step
-            (0.1: once in 10⁷ steps, a month at four a second). `naming_log_odds` is its logarithm.
-        event_fractions: the shares of a step from which a delay is a clear event of a larger size, besides
-            ``min_gain_fraction`` / 2 (10 %, 30 %, a whole step: a large fault stands out from small hiccups).
-        guilty_fractions: the fraction of clear events that a unit at fault causes, one test each (90 %; 65 % amid the
-            hiccups of others). The first is also the fraction of slower steps in a job that has become slower (in one
-            that has not, at most half, whatever the distribution of its times).
-        min_chance: the probability that chance makes a given unit last, at least: 1 / R, but not below this (1/8: a
-            hiccup lasts for several steps, whose events are not independent). After an event of its own it is more
-            where the runs of other units' events go on more often.
-        whole_factor: multiple of ``naming_log_odds`` to name a unit in all its stages, or one most of whose lateness
-            contention for CPUs may explain, and the most that any log odds can be (2: a process that has the unit's
-            core for a second or two makes it slow for dozens of steps; and a bounded sum can fall again).
-        recurrence_log_odds: log odds against chance from which events fall into one phase of a period: a unit's, or all
-            others' too, so that the period is the job's (5: one time in 150).
-        larger_part_fraction: a stage with this much of its rank's excess is named instead of the rank, and a rank with
-            this much of its host's gain instead of the host; at least so many of a host's ranks must be slow (0.65: the
-            smallest scope that explains most of it). `smaller_part_fraction` is the rest.
-        most_fraction: "most of it" (half). What a suspect's gain must be of its lateness where it is last, and of what
-            all ranks share; a rival has less than this of its clear events, and of its gain. Who was named stays so
-            down to this of the thresholds. This of the gain shows a fault in a captured step. The device's clock is
-            used if this many steps have it, and it and the host's differ by less than this factor.
-
-    When it was present:
-
-    Attributes:
-        onset_log_likelihood: onsets whose log likelihood is at most this much below the best one's are given as its
-            range, and steps at which the evidence that the job is slower was at most this (2; 95 % are 1.92, by Wilks).
-        min_away_steps: steps without it after which a fault may be over (8: a hiccup lasts a few), if it was never
-            absent for half as long before.
-        min_persistence_fraction: fraction of a window's steps in which something must be present (0.6): what all ranks
-            share; a unit that contention may have slowed; one rank's share of the lateness (else it is roaming); the
-            fault in the captured steps.
-
-    What can be judged:
-
-    Attributes:
-        min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
-        shift_sigmas: standard errors by which a change within a window stands out, where there is no baseline (5: steps
-            are correlated, so that nominal significance overstates).
-        clear_sigmas: standard deviations beyond which a difference is not chance (3: one time in a thousand).
-
-    Whether the job has become slower than its own best:
-
-    Attributes:
-        best_steps: steps whose median is one sample of the job's speed (50: a checkpoint, an evaluation and the slow
-            start of an epoch among them do not count).
-        best_fraction: fraction of these samples, two at least, that must be as good for a level to be the job's best (a
-            quarter: not the luckiest sample of a month).
-        min_over_best_fraction: how much slower than its best a job must be to be called regressed (5 %).
-        slower_fraction: a step counts as slower if it, or one stage of it, takes this much of a step longer than the
-            best (3 %: below the 5 % that are reported; more where blocks of ``best_steps`` differ by chance).
-    """
-
-    min_gain_fraction: float = 0.04
-    min_group_fraction: float = 0.15
-    min_lateness_fraction: float = 0.10
-
-    false_names_per_million_steps: float = 0.1
-    event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)
-    guilty_fractions: tuple[float, ...] = (0.9, 0.65)
-    min_chance: float = 0.125
-    whole_factor: float = 2.0
-    recurrence_log_odds: float = 5.0
-    larger_part_fraction: float = 0.65
-    most_fraction: float = 0.5
-
-    onset_log_likelihood: float = 2.0
-    min_away_steps: int = 8
-    min_persistence_fraction: float = 0.6
-
-    min_coverage_fraction: float = 0.95
-    shift_sigmas: float = 5.0
-    clear_sigmas: float = 3.0
-
-    best_steps: int = 50
-    best_fraction: float = 0.25
-    min_over_best_fraction: float = 0.05
-    slower_fraction: float = 0.03
-
-    @property
-    def min_event_fraction(self) -> float:
-        return self.min_gain_fraction / 2
-
-    @property
-    def smaller_part_fraction(self) -> float:
-        """What is left beside the larger part.
-
-        More steps of a window than this are not special. And this of ``min_gain_fraction`` is enough as the gain of a
-        unit that is steadily later than its peers by all of it: their jitter hides the rest, in some steps the whole.
-        """
-        return 1.0 - self.larger_part_fraction
-
-    @property
-    def naming_log_odds(self) -> float:
-        return math.log(1e6 / self.false_names_per_million_steps)
-
 
 FloatArray = NDArray[np.float64]
 SingleArray = NDArray[np.float32]
@@ -507,105 +382,3 @@ def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
     # The lowest rank of equals.
     leaders_S = tuple(int(led_R.argmax()) if led_R.any() else None for led_R in led_SR)
     return Accounting(exposed_s, advances_S, leaders_S, n_steps)
-
-
-HOST_STAGES = frozenset({"data"})
-"""Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
-
-UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
-"""Reasons that hold on any clock, and for which a window shows nothing, not even of the job's own speed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Timed:
-    """A window with the times of the clock that it is judged on.
-
-    Attributes:
-        window: with that clock's times as durations.
-        limited: whether it is the host's though the device's would be needed.
-        agree: whether the clocks do not contradict each other.
-    """
-
-    window: Window
-    clock: Clock = "host"
-    limited: bool = False
-    agree: bool = True
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
-def timed(window: Window, settings: Settings) -> Timed:
-    """The window on the clock that it is judged on: the device's if it is known in enough steps, else the host's."""
-    if window.device_NRS is None:
-        if not window.on_device:
-            return Timed(window)
-        return Timed(window, limited=True, numbers=_coverage(0.0, settings))
-    device = _on_device(window)
-    host_N, both_N = complete_steps(window), complete_steps(device)
-    both_N &= host_N
-    numbers = _coverage(float(both_N.sum()) / max(1.0, float(host_N.sum())), settings)
-    if not both_N.any() or numbers["device_coverage"] < settings.most_fraction:
-        return Timed(window, limited=True, numbers=numbers)
-    steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
-    shorter_s, longer_s = sorted(steps_s.values())
-    agreement = shorter_s / longer_s if longer_s > 0.0 else 1.0
-    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.most_fraction}
-    if agreement < settings.most_fraction:
-        return Timed(window, limited=True, agree=False, numbers=numbers)
-    return Timed(device, clock="device", numbers=numbers)
-
-
-def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
-    """The verdict with its clock: held if that is the host's and cannot show it.
-
-    On the host's clock, ``healthy`` stands, and so does a rank or host that is late in a stage of the host's own work.
-    What all ranks share does not: it may be waiting for the devices. Devices that have enough to do can also hide the
-    delay of one host; if a healthy step is known, the step is then no longer than that (``longer_s``).
-    """
-    if seen.clock == "host" and not seen.limited:
-        return verdict
-    verdict = replace(verdict, clock=seen.clock, numbers={**verdict.numbers, **seen.numbers})
-    if not seen.limited or (verdict.reasons and set(verdict.reasons) <= UNDECIDED):
-        return verdict
-    if seen.agree and verdict.label == "healthy":
-        return verdict
-    first = next(iter(verdict.suspects), None)
-    of_the_host = first is not None and first.scope in ("rank", "host") and first.stage in HOST_STAGES
-    if seen.agree and verdict.label == "suspect" and first is not None and of_the_host:
-        wanted_s = settings.most_fraction * first.gain_s * first.persistence
-        if longer_s is None or longer_s >= wanted_s:
-            return verdict
-        numbers = {**verdict.numbers, "longer_s": longer_s, "min_longer_s": wanted_s}
-        verdict = replace(verdict, numbers=numbers)
-    return replace(verdict, label="needs_evidence", reasons=("clock_limited",))
-
-
-def _on_device(window: Window) -> Window:
-    """The window with the devices' times as durations.
-
-    The host's ready moments are those of the last gradient's launch, and are not used. The time before a step is
-    unknown if the step before is, and a step without it is not complete: no row of the accounting is half there.
-    """
-    assert window.device_NRS is not None
-    between_NR = window.device_between_NR
-    if between_NR is not None:
-        after_gap_NR = np.zeros(between_NR.shape, dtype=np.bool_)
-        after_gap_NR[1:] = ~np.isfinite(window.device_NRS[:-1]).all(axis=2)
-        if after_gap_NR.any():
-            between_NR = np.where(after_gap_NR, np.nan, between_NR)
-    return replace(
-        window,
-        durations_NRS=window.device_NRS,
-        outside_NRG=window.device_outside_NRG,
-        between_NR=between_NR,
-        ready_NR=window.device_ready_NR,
-    )
-
-
-def _step_s(window: Window, steps_N: BoolArray) -> float:
-    """The mean length of some steps over the ranks, with the time between steps."""
-    total_NR = window.durations_NRS[steps_N].sum(axis=2)
-    return float((total_NR if window.between_NR is None else total_NR + window.between_NR[steps_N]).mean())
-
-
-def _coverage(fraction: float, settings: Settings) -> dict[str, float]:
-    return {"device_coverage": fraction, "min_device_coverage": settings.most_fraction}

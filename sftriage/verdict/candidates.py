@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sftriage.model.verdicts import Pattern, Scope, Suspect
-from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, Settings, medians
+from sftriage.model.verdicts import Pattern, Scope, Settings, Suspect
+from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, medians
 from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Recurrence, own_work
 from sftriage.verdict.units import Unit, UnitName
 from sftriage.verdict.whatif import Typical

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.model.events import JobPaused
-from sftriage.model.verdicts import Suspect
+from sftriage.model.verdicts import Settings, Suspect
 from sftriage.model.windows import StageSchema, Window
 from sftriage.verdict import sequential
 from sftriage.verdict.accounting import (
@@ -25,7 +25,6 @@ from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,
     Segment,
-    Settings,
     advances_by_step,
     medians,
     segments,

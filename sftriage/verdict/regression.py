@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.events import JobPaused, PauseReason
-from sftriage.model.verdicts import Regression
+from sftriage.model.verdicts import Regression, Settings
 from sftriage.model.windows import Window
-from sftriage.verdict.accounting import BoolArray, FloatArray, Settings, Walk, advances_by_step, medians
+from sftriage.verdict.accounting import BoolArray, FloatArray, Walk, advances_by_step, medians
 from sftriage.verdict.whatif import MAD_TO_SIGMA, MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 
 FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6

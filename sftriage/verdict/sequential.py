@@ -33,8 +33,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.verdicts import OwnWork
-from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, Settings
+from sftriage.model.verdicts import OwnWork, Settings
+from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray
 from sftriage.verdict.units import UnitName
 from sftriage.verdict.whatif import Roles, SegmentReplay
 

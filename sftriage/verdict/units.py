@@ -18,13 +18,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sftriage.model.verdicts import Scope, Suspect, Verdict
+from sftriage.model.verdicts import Scope, Settings, Suspect, Verdict
 from sftriage.model.windows import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, Window, accounting
 from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,
     RankArray,
-    Settings,
     complete_steps,
     known_medians,
     medians,

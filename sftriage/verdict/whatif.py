@@ -24,14 +24,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.model.verdicts import Verdict
+from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,
     RankArray,
     Segment,
-    Settings,
     SingleArray,
     Walk,
     joined_walks,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sftriage.model.verdicts import Settings
 from sftriage.model.windows import COUNTERS, PLACE
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from sftriage.words.verdicts import verdict_sentence
 from tests.scenario import Fault, Job, every, from_step, judged

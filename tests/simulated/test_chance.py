@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.verdict.sequential import ClearEvent, Evidence, advanced
 from tests.unit.verdict.test_sequential import by_chance
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.verdict.regression import STEP, OwnBest, StepMeasures, advanced
 from sftriage.verdict.whatif import MAX_REGIMES
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.windows.npz import counted_of
 from sftriage.words.verdicts import explain
 from tests.scenario import Fault, Job, at, every, from_step, gaussian, heavy_tailed, judged, verdicts

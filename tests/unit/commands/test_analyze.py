@@ -16,12 +16,11 @@ from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.glance import glance_of
 from sftriage.runs.whatif import operations_of, whatif_of
-from sftriage.verdict.accounting import Settings, anchored
-from sftriage.verdict.judging import judge
+from sftriage.verdict.accounting import anchored
 from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.npz import counted_of, load_npz
 from sftriage.words.decisions import decision_values
-from tests.scenario import Fault, Recorder, decision, run_at, verdict
+from tests.scenario import Fault, Recorder, classify, decision, run_at, verdict
 from tests.scenario import Job as FourRanks
 from tests.unit.reduce.heavy import document, job_events, write
 from tests.unit.whatif.planted import Job
@@ -261,7 +260,7 @@ def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tm
 def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
     # GIVEN four ranks, one of which is 20 ms late in data, and the verdict on these steps
     window = FourRanks(n_ranks=4).run(Fault("data", 2, 0.02), split=split)
-    verdict, _ = judge(window, None, Settings())
+    verdict = classify(window)
     shown = whatif_of(operations_of(window, verdict))
     # THEN that is the first thing said, and the first kind, and nobody looks at the network
     first, (kind,) = verdict.suspects[0], shown.values()["kinds"]

@@ -11,10 +11,10 @@ from sftriage.errors import InputError
 from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.captures import CaptureResult, Reproduced
 from sftriage.model.events import RemedyChanged
+from sftriage.model.verdicts import Settings
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.stalls import StallSettings
 from sftriage.windows.rings import status_of
 from sftriage.words.decisions import reason_sentence, resolution

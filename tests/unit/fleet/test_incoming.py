@@ -14,7 +14,7 @@ from sftriage.controller.agents import WindowAssembly
 from sftriage.fleet.incoming import MAX_NAMED, Deduplicator, Refusals, RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
 from sftriage.fleet.wire import Block, Incarnation, decode_shipment, encode
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.verdict.judging import judge
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import RankLocation, Rows

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sftriage.errors import InputError
+from sftriage.model.verdicts import Settings
 from sftriage.reduce.together import compare, overall, together
 from sftriage.runtime.reducing import for_one_look
-from sftriage.verdict.accounting import Settings
 from sftriage.verdict.judging import judge
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.verdict.accounting import Settings, complete_steps, segments, walk
+from sftriage.model.verdicts import Settings
+from sftriage.verdict.accounting import complete_steps, segments, walk
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
 from sftriage.verdict.whatif import Baseline, Samples, profile, replay, roles_of

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sftriage.model.captures import Trigger
+from sftriage.model.verdicts import Settings
 from sftriage.model.windows import OTHER, StageSchema, Window
-from sftriage.verdict.accounting import Settings, anchored
+from sftriage.verdict.accounting import anchored
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
 from sftriage.words.verdicts import explain, verdict_sentence

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.verdict.evidence import resumed
 from sftriage.verdict.judging import judge
 from sftriage.verdict.whatif import SAMPLE_RANKS, roles_of

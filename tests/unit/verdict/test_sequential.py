@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, ClearEvent, Evidence, advanced, recurrence_of
 
 SETTINGS = Settings()

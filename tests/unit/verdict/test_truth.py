@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from sftriage.verdict.accounting import Settings
+from sftriage.model.verdicts import Settings
 from sftriage.words.verdicts import who
 from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, from_step, gaussian, heavy_tailed, past_of
 

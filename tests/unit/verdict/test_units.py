@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.model.verdicts import Settings
 from sftriage.model.windows import COUNTERS
-from sftriage.verdict.accounting import Settings, segments, walk
+from sftriage.verdict.accounting import segments, walk
 from sftriage.verdict.sequential import arrivals_of_hosts
 from sftriage.verdict.units import host_units, last_elsewhere, places_of, system_counts, with_system
 from sftriage.verdict.whatif import SAMPLE_RANKS, grouped, replay, roles_of

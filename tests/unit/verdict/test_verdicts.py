@@ -8,9 +8,10 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from sftriage.model.verdicts import Settings
 from sftriage.model.windows import StageSchema
 from sftriage.policy.schema import Detection
-from sftriage.verdict.accounting import Settings, anchored
+from sftriage.verdict.accounting import anchored
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
 from sftriage.verdict.sequential import MAX_PERIOD_STEPS

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.verdict.accounting import Settings, medians, segments, walk, walked
+from sftriage.model.verdicts import Settings
+from sftriage.verdict.accounting import medians, segments, walk, walked
 from sftriage.verdict.judging import judge
 from sftriage.verdict.whatif import (
     MAX_REGIMES,
