@@ -24,8 +24,9 @@ from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import COUNTERS, OTHER, StageSchema, Window
 from sftriage.verdict.accounting import anchored
 from sftriage.verdict.judging import judge
-from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays
+from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.rings import RankLocation, Rows
 
 MS_NS = 1_000_000
 JITTER = 0.02
@@ -70,11 +71,12 @@ class Job:
         self._random = np.random.default_rng(7)
 
     def gatherer(self) -> Gatherer:
-        gatherer = Gatherer(self.schema, self.options.ranks, self.shape)
-        for rank in range(self.options.ranks):
-            host = rank * self.options.hosts // self.options.ranks
-            cohort = f"role-{rank * self.options.cohorts // self.options.ranks}" if self.options.cohorts > 1 else ""
-            gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}", cohort)
+        n_ranks, hosts, cohorts = self.options.ranks, self.options.hosts, self.options.cohorts
+        host_R = self.ranks_R % hosts if self.options.scattered else self.ranks_R * hosts // n_ranks
+        role_R = [f"role-{role}" if cohorts > 1 else "" for role in self.ranks_R * cohorts // n_ranks]
+        places = {rank: RankLocation(f"host-{host_R[rank]}", role_R[rank]) for rank in range(n_ranks)}
+        gatherer = Gatherer(self.schema, n_ranks, self.shape)
+        gatherer.take([Rows(0, self.schema, n_ranks, places, decode([(0, b"")], self.schema))])
         return gatherer
 
     def steps(self) -> StepArrays:

@@ -21,7 +21,6 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import GpuFindings, JobStatus, Window
 from sftriage.policy.state import Losses
 from sftriage.verdict.accounting import known_medians
-from sftriage.windows.decoding import together
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.rings import ReadCounts, Rows
 
@@ -88,7 +87,6 @@ class WindowAssembly:
         }
         self._gatherers: dict[int, Gatherer] = {}
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
-        self._on_device: set[int] = set()
         self._times = StepTimes(2 * shape.window_steps)
         self._held: deque[Window] = deque()
         # Of each agent's rows that windows to come may need: generation and last step, and position.
@@ -148,7 +146,7 @@ class WindowAssembly:
         for window in reversed(self._held):
             if window.attempt == generation and window.first_step <= first_step <= last_step <= window.last_step:
                 return window.steps(first_step, last_step)
-        if gatherer is None or generation in self._on_device:
+        if gatherer is None or gatherer.on_device:
             return None
         return self._kept(generation, first_step, last_step)
 
@@ -165,28 +163,14 @@ class WindowAssembly:
         sent = [rows for rows in sent if self._belongs(rows, gatherer)]
         if not sent:
             return
-        for rows in sent:
-            for rank, place in rows.ranks.items():
-                gatherer.describe(rank, place.host, place.cohort)
-            if rows.away:
-                gatherer.away(rows.away)
-        steps = together([rows.steps for rows in sent])
+        steps = gatherer.take(sent)
         self._times.note(
             first.generation, steps, np.repeat([rows.wall_ns for rows in sent], [len(rows.steps) for rows in sent])
         )
-        of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
-        if not of_devices:
-            gatherer.add(steps)
-            return
-        self._on_device.add(first.generation)
-        gatherer.runs_on_device()
-        gatherer.add_both(steps, together(of_devices))
-        for rank in (rank for rows in sent for rank in rows.device_over):
-            gatherer.device_over(rank)
 
     def _belongs(self, rows: Rows, gatherer: Gatherer) -> bool:
         """Whether rows are of the stages of their generation. Ranks that record others count as missing."""
-        if gatherer.takes(rows.schema, rows.world_size):
+        if (rows.schema, rows.world_size) == (gatherer.schema, gatherer.world_size):
             return True
         who = rows.generation, tuple(sorted(rows.ranks))
         if who not in self._foreign:

@@ -18,6 +18,7 @@ from sftriage.model.events import Span
 from sftriage.model.windows import COUNTERS, StageSchema, Window
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays, kind_of, together
+from sftriage.windows.rings import Rows
 
 RefinedArray = NDArray[Any]
 NS = 1e-9
@@ -264,12 +265,12 @@ class Gatherer:
     def __init__(
         self, schema: StageSchema, world_size: int, shape: Shape, *, attempt: int = 0, due: int | None = None
     ) -> None:
-        self._schema = schema
+        self.schema = schema
         self._shape = shape
         # As the last window was cut; and whether the job's warm-up is yet to be left out.
         self._cut, self._warms_up = replace(shape, shrinks=frozenset()), True
         self._attempt, self._due = attempt, due
-        self._world_size = world_size
+        self.world_size = world_size
         # Until the first step of the job is known, steps are kept as they came.
         self._started = False
         self._early: list[StepArrays] = []
@@ -280,7 +281,7 @@ class Gatherer:
         # Of ranks that have shown any device time: the last step of it.
         self._latest_device_R = np.full(world_size, MAX_COUNT)
         self._early_device: list[StepArrays] = []
-        self._on_device = False
+        self.on_device = False
         self._fastest = _NEVER
         self._next_first = _NEVER
         # A window is given up when a rank is one window past it: no step further than that is ever in the store.
@@ -289,18 +290,6 @@ class Gatherer:
         self._rows = StepRows(schema, world_size, min(shape.window_steps + shape.stride_steps, self._capacity_steps))
         self._complete: list[Window] = []
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
-
-    def takes(self, schema: StageSchema, world_size: int) -> bool:
-        return (schema, world_size) == (self._schema, self._world_size)
-
-    def describe(self, rank: int, host: str, cohort: str = "") -> None:
-        """Say where a rank is and what role it has; windows from now on carry it."""
-        if 0 <= rank < self._world_size:
-            self._hosts[rank], self._cohorts[rank] = host, cohort
-
-    def runs_on_device(self) -> None:
-        """Say that some rank's steps run on a device that its host does not wait for; windows from now on carry it."""
-        self._on_device = True
 
     def add(self, steps: StepArrays) -> None:
         """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing."""
@@ -341,13 +330,24 @@ class Gatherer:
             self._have_room(int(step_B[held_B].max()))
             self._rows.put_device(steps[held_B])
 
-    def add_both(self, host: StepArrays, device: StepArrays) -> None:
-        """Take what came together, so that of many steps, too, every window has both times.
+    def take(self, sent: Sequence[Rows]) -> StepArrays:
+        """Take rows of all hosts at once, so that of many steps, too, every window has both times; their host steps.
 
         No more than a window's steps at a time, and before them the device times of all steps that went before: no
-        window is given up for steps that are there.
+        window is given up for steps that are there. Away ranks do not hold windows up until steps of theirs come.
         """
-        host, device = host.in_order(), device.in_order()
+        for rows in sent:
+            for rank, place in rows.ranks.items():
+                if 0 <= rank < self.world_size:
+                    self._hosts[rank], self._cohorts[rank] = place.host, place.cohort
+            self._away_R[[rank for rank in rows.away if 0 <= rank < self.world_size]] = True
+        steps = together([rows.steps for rows in sent])
+        of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
+        if not of_devices:
+            self.add(steps)
+            return steps
+        self.on_device = True
+        host, device = steps.in_order(), together(of_devices).in_order()
         done = given = 0
         while done < len(host):
             step = host.step_B[done]
@@ -357,15 +357,9 @@ class Gatherer:
             self.add(host[done:end])
             done, given = end, until
         self.add_device(device[given:])
-
-    def device_over(self, rank: int) -> None:
-        """Say that no more device times will come from a rank: it is waited for no longer."""
-        if 0 <= rank < self._world_size:
-            self._latest_device_R[rank] = MAX_COUNT
-
-    def away(self, ranks: Sequence[int]) -> None:
-        """Say that nothing is heard of ranks: until steps of theirs come again, they are waited for no longer."""
-        self._away_R[[rank for rank in ranks if 0 <= rank < self._world_size]] = True
+        over = (rank for rows in sent for rank in rows.device_over)
+        self._latest_device_R[[rank for rank in over if 0 <= rank < self.world_size]] = MAX_COUNT
+        return steps
 
     def ready(self, *, ended: bool = False) -> list[Window]:
         """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
@@ -413,13 +407,13 @@ class Gatherer:
 
     def _usable(self, steps: StepArrays) -> StepArrays:
         rank_B, step_B = steps.rank_B, steps.step_B
-        usable_B = (rank_B >= 0) & (rank_B < self._world_size) & (step_B > -MAX_COUNT) & (step_B < MAX_COUNT)
+        usable_B = (rank_B >= 0) & (rank_B < self.world_size) & (step_B > -MAX_COUNT) & (step_B < MAX_COUNT)
         return steps if usable_B.all() else steps[usable_B]
 
     def _take(self, steps: StepArrays) -> None:
         """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
         back = int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS
-        if back and 2 * len(np.unique(steps.rank_B)) > self._world_size:
+        if back and 2 * len(np.unique(steps.rank_B)) > self.world_size:
             # Some rank had shown a step that the job has not come to.
             self._start_over(int(steps.step_B.min()))
             self._fastest = self._next_first
@@ -498,12 +492,12 @@ class Gatherer:
 
     def _window(self, first_step: int, n_steps: int) -> Window:
         return Window(
-            schema=self._schema,
+            schema=self.schema,
             first_step=first_step,
             hosts=tuple(self._hosts) if any(self._hosts) else None,
             cohorts=tuple(self._cohorts) if any(self._cohorts) else None,
             attempt=self._attempt,
-            on_device=self._on_device,
+            on_device=self.on_device,
             **self._rows.window(first_step, n_steps),
         )
 

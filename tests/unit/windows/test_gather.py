@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sftriage.model.windows import COUNTERS, PLACE, StageSchema, StepRecord, Window
 from sftriage.windows import gather as module
 from sftriage.windows.gather import DEVICE_LAG_STEPS, MAX_GAP_STEPS, Gatherer, Shape, Span, StepTimes
+from sftriage.windows.rings import RankLocation, Rows
 from tests.scenario import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
@@ -344,8 +345,8 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
 )
 def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohorts):
     target = gatherer()
-    for place in told:
-        target.describe(*place)
+    for rank, *place in told:
+        target.take([Rows(0, SCHEMA, 2, {rank: RankLocation(*place)}, batch(schema=SCHEMA))])
     target.add(batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
     (window,) = target.ready()
     assert (window.hosts, window.cohorts) == (hosts, cohorts)
@@ -545,7 +546,8 @@ def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, str
         host_steps = [on_clock(rank, number) for rank in (0, 1) for number in range(first, first + size)]
         device_steps = [on_clock(rank, number, factor=5) for rank in (1, 0) for number in range(given_to, until)]
         # WHEN what has come is added together
-        target.add_both(batch(*host_steps, schema=SCHEMA), batch(*device_steps, schema=SCHEMA))
+        host_and_device = batch(*host_steps, schema=SCHEMA), batch(*device_steps, schema=SCHEMA)
+        target.take([Rows(0, SCHEMA, 2, {}, *host_and_device)])
         windows += target.ready()
         first, given_to = first + size, until
     # THEN every window that went out has all of both
