@@ -216,40 +216,6 @@ def test_some_of_the_newest_steps_can_be_had_before_their_window():
     assert [target.cut(*steps) for steps in ((5, 7), (9, 10), (7, 6), (6, 10_000))] == [None] * 4
 
 
-def test_at_the_end_of_the_job_what_is_missing_stays_missing():
-    target = gatherer()
-    fed(target, [step(0, n) for n in range(6)] + [step(1, n) for n in range(5)])
-    # WHEN the job ends with rank 1 a step short of the second window's end
-    (window,) = target.ready(ended=True)
-    assert (window.first_step, int(np.isnan(window.durations_NRS[:, :, 0]).sum())) == (2, 1)
-
-
-def test_what_was_under_way_before_a_jump_goes_out_as_at_the_end_of_a_job():
-    target = gatherer(stride=4)
-    # GIVEN the first window lacks rank 1's last step when rank 0's numbering jumps
-    assert fed(target, [step(0, n) for n in range(4)] + [step(1, n) for n in range(3)]) == []
-    # THEN the window goes out without it
-    assert fed(target, [step(0, 10**9)]) == [(0, 3)]
-    # AND the step that comes for it after all is in no window
-    assert fed(target, [step(1, 3)]) == []
-
-
-def test_a_window_goes_out_once_whatever_comes_for_it_later():
-    target = gatherer(stride=4)
-    # GIVEN windows that went out without rank 1
-    assert fed(target, [step(0, n) for n in range(11)]) == [(0, 3)]
-    target.add(batch(step(0, 11), step(0, 12)))
-    (window,) = target.ready()
-    # (it is never filled in)
-    assert (window.first_step, np.isnan(window.durations_NRS).any(axis=(0, 2)).tolist()) == (4, [False, True])
-    # WHEN its steps come after all, and twice
-    assert fed(target, [step(1, n) for n in (*range(8), *range(8))]) == []
-    # THEN no window comes again, and those that follow have both ranks
-    target.add(batch(*[step(rank, n) for n in range(8, 12) for rank in (0, 1)]))
-    (window,) = target.ready()
-    assert (window.first_step, np.isfinite(window.durations_NRS).all()) == (8, True)
-
-
 def test_a_window_that_was_handed_out_does_not_change():
     target = gatherer(stride=1)
     fed(target, [step(0, n) for n in range(7)])
@@ -473,67 +439,81 @@ def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nob
     assert [window.counted_NRC is None for window in target.ready()] == [False, True, True]
 
 
-LONG = 3 * DEVICE_LAG_STEPS
-
-
 def on_clock(rank, number, factor=1):
     """A step with the host's times, or with the device's, which are as many times longer."""
     durations_ns = (factor * MS, factor * 10 * MS, factor * number * MS)
     return step(rank, number, between_ns=factor * 7 * MS, durations_ns=durations_ns, outside_ns=(factor * 2 * MS,))
 
 
-def host(target, *numbers, ranks=(0, 1)):
+def host(target, numbers, ranks):
     target.add(batch(*(on_clock(rank, number) for number in numbers for rank in ranks)))
 
 
-def device(target, *numbers, ranks=(0, 1)):
+def device(target, numbers, ranks):
     target.add_device(batch(*(on_clock(rank, number, factor=5) for number in numbers for rank in ranks)))
 
 
-def test_what_came_before_the_job_was_whole_is_kept():
-    # GIVEN a rank that shows both times before the other one has shown anything
-    target = gatherer(stride=4)
-    host(target, 0, 1, ranks=(0,))
-    device(target, 0, 1, ranks=(0,))
-    # WHEN the other one comes
-    host(target, 0, 1, ranks=(1,))
-    host(target, 2, 3)
-    device(target, 2, 3, ranks=(0,))
-    # THEN nothing of it is lost
-    (window,) = target.ready()
-    assert np.isfinite(window.device_NRS[:, 0]).all()
-    assert np.isnan(window.device_NRS[:, 1]).all()
+def end(target, numbers, ranks):
+    """Nothing more comes."""
 
 
-@pytest.mark.parametrize(("window", "waits"), [(4, 4), (LONG, DEVICE_LAG_STEPS)])
-def test_a_window_does_not_wait_for_ever(window, waits):
-    # GIVEN a job whose device times stop after the first step
-    target = gatherer(window=window, stride=window)
-    host(target, 0)
-    device(target, 0)
-    host(target, *range(1, window + waits - 1))
-    assert target.ready() == []
-    # WHEN the host is so many steps further
-    host(target, window + waits - 1)
-    # THEN the window goes out with those it has
-    (found,) = target.ready()
-    assert np.isfinite(found.device_NRS[0]).all()
-    assert np.isnan(found.device_NRS[1:]).all()
+BOTH = (0, 1)
+TURNS = {
+    "what is missing at the end stays missing": (
+        *(4, 2),
+        [(host, range(6), [0], []), (host, range(5), [1], [(0, [0, 0], None)]), (end, (), (), [(2, [0, 1], None)])],
+    ),
+    "a jump ends what was under way, and what comes for it after all is in no window": (
+        *(4, 4),
+        [
+            *((host, range(4), [0], []), (host, range(3), [1], [])),
+            *((host, [10**9], [0], [(0, [0, 1], None)]), (host, [3], [1], [])),
+        ],
+    ),
+    "a window that went out without a rank is never filled in nor comes again": (
+        *(4, 4),
+        [
+            *((host, range(11), [0], [(0, [0, 4], None)]), (host, [11, 12], [0], [(4, [0, 4], None)])),
+            *((host, [*range(8), *range(8)], [1], []), (host, range(8, 12), BOTH, [(8, [0, 0], None)])),
+        ],
+    ),
+    "what came before the job was whole is kept": (
+        *(4, 4),
+        [
+            *((host, [0, 1], [0], []), (device, [0, 1], [0], []), (host, [0, 1], [1], [])),
+            *((host, [2, 3], BOTH, []), (device, [2, 3], [0], [(0, [0, 0], [0, 4])])),
+        ],
+    ),
+    "device times too late, of no rank or of a far future are dropped": (
+        *(4, 4),
+        [
+            *((host, range(4), BOTH, [(0, [0, 0], None)]), (device, [1], BOTH, []), (device, [5], [9, -1], [])),
+            *((device, [10**6], BOTH, []), (host, range(4, 8), BOTH, [(4, [0, 0], None)])),
+        ],
+    ),
+    **{
+        f"a window of {n} steps waits for device times that stop for {waits} steps": (
+            *(n, n),
+            [
+                *((host, [0], BOTH, []), (device, [0], BOTH, []), (host, range(1, n + waits - 1), BOTH, [])),
+                (host, [n + waits - 1], BOTH, [(0, [0, 0], [n - 1, n - 1])]),
+            ],
+        )
+        for n, waits in ((4, 4), (3 * DEVICE_LAG_STEPS, DEVICE_LAG_STEPS))
+    },
+}
 
 
-def test_what_comes_too_late_or_belongs_to_nobody_is_dropped():
-    target = gatherer(stride=4)
-    host(target, *range(4))
-    assert len(target.ready()) == 1
-    # GIVEN device times of a window that went out, of a rank that there is not, and of a far future
-    device(target, 1)
-    device(target, 5, ranks=(9, -1))
-    device(target, 10**6)
-    # WHEN the next window is cut
-    host(target, 4, 5, 6, 7)
-    (window,) = target.ready()
-    # THEN it has none of them
-    assert (window.first_step, window.device_NRS) == (4, None)
+@pytest.mark.parametrize(("window", "stride", "turns"), TURNS.values(), ids=TURNS)
+def test_windows_go_out_once_with_what_has_come_by_then(window, stride, turns):
+    target = gatherer(window=window, stride=stride)
+    for come, numbers, ranks, found in turns:
+        # WHEN steps come THEN windows go out with so many steps missing of each rank, on the host and on the device
+        come(target, numbers, ranks)
+        for one, (first_step, *missing) in zip(target.ready(ended=come is end), found, strict=True):
+            assert one.first_step == first_step
+            for values_NRS, missing_R in zip((one.durations_NRS, one.device_NRS), missing, strict=True):
+                assert (None if values_NRS is None else np.isnan(values_NRS[:, :, 0]).sum(axis=0).tolist()) == missing_R
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 3), st.sampled_from([1, 2, 4]))
@@ -564,7 +544,7 @@ def test_whatever_comes_when_device_times_stand_at_their_own_step(events):
     target = gatherer(stride=4)
     windows = []
     for of_device, rank, number in events:
-        (device if of_device else host)(target, number, ranks=(rank,))
+        (device if of_device else host)(target, [number], [rank])
         windows += target.ready()
     windows += target.ready(ended=True)
     # THEN where there is a device time, it is that step's
