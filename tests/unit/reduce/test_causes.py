@@ -297,12 +297,12 @@ EVERYWHERE = ((LOOP, GET), 20), ((LOOP, SPIN), 20)
 NOW_AND_THEN = {"every_ms": 15, "runs": 0.2, "other": 0.7}
 QUEUES = samples(*EVERYWHERE, runs=0.4, waits=0.5)
 WHOLE_RANK = {
-    # (how it was sampled) -> what is done to it, and whether that is sure
+    # (how it was sampled) -> what is done to it, and whether that is sure; what is known of it besides
     "it waits for a core": (QUEUES, "descheduled", False),
-    "it waits for one as its peers do": (QUEUES, "unknown", False),
-    "it waits as they do, and is stopped": (QUEUES, "stopped", True),
-    "its cgroup keeps it": (None, "cgroup_throttled", True),
-    "it computes": (samples(*EVERYWHERE, runs=1), "operator", False),
+    "it waits for one as its peers do": (QUEUES, "unknown", False, {"counted": {"queued_s": 0.003}}),
+    "it waits like them and is stopped": (QUEUES, "stopped", True, {"counted": {"queued_s": 0.01, "stopped_s": 0.067}}),
+    "its cgroup keeps it": (None, "cgroup_throttled", True, {"counted": {"throttled_s": 0.07, "queued_s": 0.07}}),
+    "it computes": (samples(*EVERYWHERE, runs=1), "operator", False, {"operator": "aten::mm"}),
     "it is stopped": (samples(*EVERYWHERE, every_ms=40), "stopped", True),
     "a thread keeps even the sampler from the interpreter": (samples(*EVERYWHERE, every_ms=40, other=0.9), "gil", True),
     "a thread does so now and then": (samples(*EVERYWHERE, **NOW_AND_THEN), "gil", False),
@@ -311,20 +311,13 @@ WHOLE_RANK = {
     "it runs all the time": (samples(*EVERYWHERE, runs=1), "unknown", False),
     "nothing was sampled": (None, "unknown", False),
 }
-KNOWN = {
-    # What is known of it besides
-    "it waits for one as its peers do": {"counted": {"queued_s": 0.003}},
-    "it waits as they do, and is stopped": {"counted": {"queued_s": 0.01, "stopped_s": 0.067}},
-    "its cgroup keeps it": {"counted": {"throttled_s": 0.07, "queued_s": 0.07}},
-    "it computes": {"operator": "aten::mm"},
-}
 
 
 @pytest.mark.parametrize("case", WHOLE_RANK)
 def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(case):
     # GIVEN a rank that is 80 ms a step over its peers in no stage in particular
-    sampled, code, sure = WHOLE_RANK[case]
-    cause = cause_of_rank(1, sampled, 0.08, **KNOWN.get(case, {}))
+    sampled, code, sure, *known = WHOLE_RANK[case]
+    cause = cause_of_rank(1, sampled, 0.08, **dict(*known))
     assert (cause.code, cause.sure, cause.place) == (code, sure, None)
     computes = "it computes for 200.0 ms, first of all aten::mm; it has more work than they have"
     assert (computes in cause.sentence) is (code == "operator")

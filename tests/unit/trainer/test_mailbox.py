@@ -205,7 +205,6 @@ def test_a_detail_without_end_is_cut(ends):
     trainer.take()
     trainer.answer(replace(RESULT, state="failed", detail="\udc80" * 100_000))
     result = client.poll()
-    assert result is not None
     assert len(result.detail) == MAX_DETAIL_CHARS
 
 

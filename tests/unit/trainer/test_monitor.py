@@ -101,7 +101,6 @@ def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
         ("fwd",), ("fwd",), rank=1, world_size=2, local_rank=0, host="h", cohort="c", rings=tmp_path
     ) as monitor:
         info = monitor.info
-        assert info is not None
         assert (info.rank, info.world_size, info.local_rank, info.host, info.cohort) == (1, 2, 0, "h", "c")
         assert info.job == "mine"
         assert info.schema.stages == ("fwd", "other")
@@ -125,7 +124,6 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
         monkeypatch.setenv(name, value)
     with Monitor(rings=tmp_path, **arguments) as monitor:
         # THEN the script comes first, and an empty variable says nothing
-        assert monitor.info is not None
         assert (monitor.info.host, monitor.info.cohort) == (host, cohort)
 
 
@@ -141,7 +139,6 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
 )
 def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said(tmp_path, stages, sync):
     with Monitor(**stages, rings=tmp_path) as monitor:
-        assert monitor.info is not None
         assert monitor.info.schema.sync == sync
 
 
@@ -217,7 +214,6 @@ def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
     # AND once the first is closed the next one is another attempt
     first.close()
     third = Monitor(rings=tmp_path, rank=3, world_size=4)
-    assert third.info is not None
     assert third.info.attempt == 1
     third.close()
 
@@ -231,7 +227,6 @@ def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_
     # WHEN the rank starts again THEN it takes the next attempt that is free
     with Monitor(rings=tmp_path) as monitor:
         # (without an environment it is rank 0 of 1)
-        assert monitor.info is not None
         assert (monitor.info.rank, monitor.info.world_size, monitor.info.job) == (0, 1, "")
         assert monitor.info.attempt == 2
     assert dead.path.read_bytes() == before
