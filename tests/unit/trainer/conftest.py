@@ -1,6 +1,7 @@
 """What the recorder's tests share: an info, a ring with its reader, and a clock that only moves when told."""
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def group() -> Iterator[None]:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+
+
+def in_a_thread(act: Callable[..., object], *arguments: object) -> None:
+    thread = threading.Thread(target=act, args=arguments)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 class Clock:

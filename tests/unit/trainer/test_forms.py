@@ -18,6 +18,7 @@ from sftriage.trainer.layout import BLOCK_WORDS, LIVE_AT, WORK
 from sftriage.trainer.monitor import Monitor
 from sftriage.trainer.recording import CUDA_START_STEPS
 from sftriage.windows.rings import Ring
+from tests.unit.trainer.conftest import in_a_thread
 
 STAGES = ("data", "forward", "backward")
 OPERATIONS = st.one_of(
@@ -92,9 +93,7 @@ class Script:
                 with self.monitor.step():
                     pass
 
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
+        in_a_thread(elsewhere)
 
     def _declare(self, number: int) -> None:
         self.monitor.declare(f"late-{number}", sync=number > 1)

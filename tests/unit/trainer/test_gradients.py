@@ -28,6 +28,7 @@ from sftriage.trainer.gradients import (
     GradientOrder,
 )
 from sftriage.trainer.monitor import RINGS_ENV, AutomaticMonitor, Monitor
+from tests.unit.trainer.conftest import in_a_thread
 
 WAIT_NS = 1000
 
@@ -381,9 +382,7 @@ def test_a_hook_on_another_thread_is_this_steps(watched, clock, model):
     # GIVEN a backward that runs in another thread while this one waits for it, as on a CUDA device
     for _ in range(2 * LEARNING_STEPS):
         with watched.monitor.step(), watched.monitor.stage("backward"):
-            thread = threading.Thread(target=backward, args=(model,))
-            thread.start()
-            thread.join(10)
+            in_a_thread(backward, model)
             clock.passes(WAIT_NS)
     assert [record.ready_ns for record in watched.steps()] == [40] * 2 * LEARNING_STEPS
     assert watched.misuse == 0

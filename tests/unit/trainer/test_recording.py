@@ -2,7 +2,6 @@
 
 import logging
 import numbers
-import threading
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -12,7 +11,7 @@ from sftriage.trainer import layout
 from sftriage.trainer.layout import MAX_VALUE, kind_words
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
-from tests.unit.trainer.conftest import Account
+from tests.unit.trainer.conftest import Account, in_a_thread
 
 STAGES = ("data", "forward", "backward", "optimizer")
 
@@ -116,16 +115,12 @@ def test_another_thread_is_ignored_and_counted(watch, clock):
             clock.passes(7)
 
     with monitor.step(), monitor.stage("forward"):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(10)
+        in_a_thread(elsewhere)
     # THEN the step goes on as if it had not
     assert watched.step().durations_ns == (0, 12, 0, 0, 0)
     assert watched.misuse == 5
     # AND with no step open, another thread may record one
-    thread = threading.Thread(target=lambda: spend_a_step(clock, monitor))
-    thread.start()
-    thread.join(10)
+    in_a_thread(spend_a_step, clock, monitor)
     assert watched.step().durations_ns == (5, 0, 0, 0, 0)
 
 
@@ -348,9 +343,7 @@ def test_a_note_outside_a_step_or_from_another_thread_is_misuse(watch):
     monitor = watched.monitor
     monitor.note(kind="before")
     with monitor.step():
-        thread = threading.Thread(target=lambda: monitor.note(kind="elsewhere", work=5))
-        thread.start()
-        thread.join(10)
+        in_a_thread(lambda: monitor.note(kind="elsewhere", work=5))
     monitor.note(work=5)
     with monitor.step():
         pass

@@ -6,7 +6,6 @@ import io
 import logging
 import pickle
 import sys
-import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from sftriage.trainer.monitor import RINGS_ENV, AutomaticMonitor, Monitor
 from sftriage.trainer.seams import hooks, patches
 from sftriage.trainer.seams.patches import NAMES, SEAMS_ENV, Seams, switched_off
 from sftriage.windows.rings import Ring
+from tests.unit.trainer.conftest import in_a_thread
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 c_form = pytest.mark.skipif(FORM.seam is None, reason=WHY_NOT_C)
@@ -439,9 +439,7 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
         model.train()
 
     def beside(value):
-        thread = threading.Thread(target=model, args=(value,))
-        thread.start()
-        thread.join(30)
+        in_a_thread(model, value)
 
     # AND in an ordinary step nothing of ours in Python is called for either of them
     with monkeypatch.context() as patched:

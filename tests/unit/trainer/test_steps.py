@@ -1,13 +1,13 @@
 """Without torch: which optimizer ends a step, calls in another order than usual, and what part a rank has in a job."""
 
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 from sftriage.trainer.seams.models import C10D, cohort_of, coordinates_of
 from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, Rounds, StageSteps
+from tests.unit.trainer.conftest import in_a_thread
 
 
 class Told:
@@ -81,9 +81,7 @@ def test_a_step_ends_with_the_last_optimizer_of_a_round(order, ends):
 def test_autograd_may_call_them_in_a_thread_of_its_own(steps, told):
     def backward():
         steps.enter("backward")
-        thread = threading.Thread(target=stepped, args=(steps, 11))
-        thread.start()
-        thread.join()
+        in_a_thread(stepped, steps, 11)
         steps.leave("backward")
 
     for _ in range(3):
@@ -100,9 +98,7 @@ def test_what_other_threads_do_is_theirs(steps, told):
         stepped(steps, 1)
 
     steps.enter("forward")
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
+    in_a_thread(elsewhere)
     assert told.log == ["forward"]
     assert steps.opened == ["forward"]
 
