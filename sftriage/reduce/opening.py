@@ -107,13 +107,13 @@ def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, FirstView | None
         yield file, file if spot is None else target, spot
 
 
-def _stacks(trace: StoredFile, file: Path, made: contextlib.ExitStack) -> dict[str, StackTracks]:
+def _stacks(trace: StoredFile, file: Path, made: contextlib.ExitStack) -> dict[str, StackSamples]:
     with contextlib.suppress(SftriageError):
         for artefact in trace.manifest.artefacts:
             if artefact.name == SAMPLES_NAME:
                 if artefact != trace.artefact:
                     file = made.enter_context(replace(trace, artefact=artefact, out=None).verified())
-                return {trace.manifest.capture_id: tracks_of(read_samples(file))}
+                return {trace.manifest.capture_id: read_samples(file)}
     return {}
 
 
@@ -179,48 +179,8 @@ class StackTrack:
     slices: tuple[StackSlice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StackTracks:
-    """The sampled stacks of a rank, of its training thread first; ``marks`` are its steps and stages."""
-
-    tracks: tuple[StackTrack, ...]
-    marks: tuple[StackSlice, ...]
-
-    def document(self, ahead_ns: int) -> dict[str, Any]:
-        """A trace of the steps and the stages alone, by a clock that is so far ahead of the samples'."""
-        base_ns = min((one.start_ns for one in self.marks), default=0)
-        marks = [
-            {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
-            | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
-            for one in self.marks
-        ]
-        return {
-            "baseTimeNanoseconds": base_ns + ahead_ns,
-            "traceEvents": [*marks, _named("thread_name", 1, 1, "")],
-        }
-
-    def events(
-        self, whose: tuple[int, str], process: object, later_ns: int, numbers: Iterator[int]
-    ) -> Iterable[Mapping[str, Any]]:
-        """The events of a rank in its role, as they stand beside those of its profiler, so much later."""
-        rank, role = whose
-        processes = {"": process}
-        for order, track in enumerate(self.tracks):
-            thread = next(numbers)
-            if track.process not in processes:
-                processes[track.process] = next(numbers)
-                called = f"rank {rank} ({role}) {track.process}"
-                yield _named("process_name", processes[track.process], 0, called)
-            pid = processes[track.process]
-            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
-            yield _named("thread_name", pid, thread, called)
-            for one in track.slices:
-                about = {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args}
-                yield about | {"ts": (one.start_ns + later_ns) / 1000, "dur": one.length_ns / 1000}
-
-
 def lay_out(
-    traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackTracks] = MappingProxyType({})
+    traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackSamples] = MappingProxyType({})
 ) -> FirstView | None:
     """Write one trace of several, the suspect's first; None, and nothing is written, where they are no such traces.
 
@@ -229,13 +189,13 @@ def lay_out(
     ranks = []
     for manifest, path in traces:
         found, clock = stacks.get(manifest.capture_id), manifest.capture.clock
-        if found is not None and not (found.tracks and {"mono_ns", "wall_ns"} <= clock.keys()):
+        if not {"mono_ns", "wall_ns"} <= clock.keys():
             found = None
         ahead_ns = clock.get("wall_ns", 0) - clock.get("mono_ns", 0)
-        document = _document(path) or (None if found is None else found.document(ahead_ns))
+        document = _document(path) or (None if found is None else _document_of(marks_of(found), ahead_ns))
         if document is None:
             return None
-        ranks.append(_Rank(manifest, document, found, ahead_ns))
+        ranks.append(_Rank(manifest, document, [] if found is None else tracks_of(found), ahead_ns))
     if not ranks or not all(rank.steps for rank in ranks):
         return None
     origin_ns = min(rank.first_ns for rank in ranks)
@@ -264,9 +224,20 @@ def _document(path: Path) -> dict[str, Any] | None:
     return found if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
 
 
+def _document_of(marks: Sequence[StackSlice], ahead_ns: int) -> dict[str, Any]:
+    """A trace of the steps and the stages alone, by a clock that is ``ahead_ns`` ahead of the samples'."""
+    base_ns = min((one.start_ns for one in marks), default=0)
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
+        | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
+        for one in marks
+    ]
+    return {"baseTimeNanoseconds": base_ns + ahead_ns, "traceEvents": [*events, _named("thread_name", 1, 1, "")]}
+
+
 class _Rank:
-    def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: StackTracks | None, ahead_ns: int) -> None:
-        self._manifest, self._stacks, self._ahead_ns = manifest, stacks, ahead_ns
+    def __init__(self, manifest: Manifest, document: dict[str, Any], tracks: list[StackTrack], ahead_ns: int) -> None:
+        self._manifest, self._tracks, self._ahead_ns = manifest, tracks, ahead_ns
         base = document.get("baseTimeNanoseconds", 0)
         self._base_ns = base if isinstance(base, int) else 0
         self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
@@ -325,9 +296,23 @@ class _Rank:
                 changed["args"] = {"name": f"rank {rank} {role}"}
             yield changed
         taken.update(processes.values())
-        if self._stacks is not None and self.steps:
-            process = processes[self.steps[0].track[0]]
-            yield from self._stacks.events((rank, role), process, self._ahead_ns - origin_ns, numbers)
+        yield from self._sampled(processes[self.steps[0].track[0]], self._ahead_ns - origin_ns, numbers)
+
+    def _sampled(self, process: object, later_ns: int, numbers: Iterator[int]) -> Iterable[Mapping[str, Any]]:
+        rank, role = self._manifest.capture.rank, self._manifest.capture.role
+        processes = {"": process}
+        for order, track in enumerate(self._tracks):
+            thread = next(numbers)
+            if track.process not in processes:
+                processes[track.process] = next(numbers)
+                called = f"rank {rank} ({role}) {track.process}"
+                yield _named("process_name", processes[track.process], 0, called)
+            pid = processes[track.process]
+            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
+            yield _named("thread_name", pid, thread, called)
+            for one in track.slices:
+                about = {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args}
+                yield about | {"ts": (one.start_ns + later_ns) / 1000, "dur": one.length_ns / 1000}
 
     def _ns(self, event: Mapping[str, Any]) -> int:
         return int(self._base_ns + round(event["ts"] * 1000))
@@ -347,7 +332,7 @@ def _named(what: str, process: object, thread: int, name: str) -> Mapping[str, A
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
-def tracks_of(samples: StackSamples) -> StackTracks:
+def tracks_of(samples: StackSamples) -> list[StackTrack]:
     """A track a thread, the training thread's first, those of the DataLoader's workers last, by process."""
     frames, time_ns = samples.frames, samples.time_ns_N
     starts_ns = _starts(time_ns, samples.period_ns)
@@ -359,7 +344,7 @@ def tracks_of(samples: StackSamples) -> StackTracks:
         starts_ns = _starts(worker.time_ns_W, worker.period_ns)
         process = f"DataLoader worker {worker.number} (pid {worker.pid})"
         tracks += [_track(frames, thread, worker.time_ns_W, starts_ns, process) for thread in worker.threads]
-    return StackTracks(tuple(tracks), tuple(_marks(samples)))
+    return tracks
 
 
 def _starts(time_ns: Sequence[int], period_ns: int) -> list[int]:
@@ -392,14 +377,15 @@ def _slices(
         opened += [(number, start_ns) for number in stack[kept:]]
 
 
-def _marks(samples: StackSamples) -> Iterator[StackSlice]:
+def marks_of(samples: StackSamples) -> list[StackSlice]:
+    """The steps and stages of a rank, each until the next that was sampled."""
     met = list(dict.fromkeys(zip(samples.step_N, samples.stage_N, samples.since_ns_N, strict=True)))
-    if not met:
-        return
-    last = (-1, "", samples.time_ns_N[-1])
+    last = (-1, "", samples.time_ns_N[-1] if met else 0)
     began: dict[int, int] = {}
+    marks = []
     for (step, stage, since_ns), (after, _, ends_ns) in pairwise((*met, last)):
         began.setdefault(step, since_ns)
-        yield StackSlice(f"sftriage:{stage}", since_ns, max(0, ends_ns - since_ns), {})
+        marks.append(StackSlice(f"{_STAGE}{stage}", since_ns, max(0, ends_ns - since_ns), {}))
         if after != step:
-            yield StackSlice(f"ProfilerStep#{step}", began[step], max(0, ends_ns - began[step]), {})
+            marks.append(StackSlice(f"{_STEP}{step}", began[step], max(0, ends_ns - began[step]), {}))
+    return marks

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import Reproduced
-from sftriage.reduce.opening import FirstView, StackSlice, StackTrack, StackTracks, lay_out, tracks_of
+from sftriage.reduce.opening import FirstView, lay_out, marks_of, tracks_of
 from sftriage.reduce.samples import Frame, StackSamples, WorkerSamples
 from sftriage.traces.manifest import ReproducedInfo
 from tests.unit.reduce.test_samples import thread
@@ -113,51 +113,6 @@ def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
     assert [one["id"].rpartition(".")[2] for one in json.loads(commands)] == ["ExpandTracksByRegex", "PinTracksByRegex"]
 
 
-@pytest.fixture
-def stacks():
-    """Sampled stacks of two processes, whose clock is 1 s behind the host's."""
-    load = StackSlice("load (data.py:3)", 0, 80_000, {"file": "/job/data.py:3"})
-    marks = (StackSlice("sftriage:data", 500, 79_500, {}), StackSlice("ProfilerStep#4", 0, 100_000, {}))
-    worker = StackTrack("", "DataLoader worker 0 (pid 9)", (load,))
-    return StackTracks((StackTrack("MainThread", "", (load,)), StackTrack("pins", "", ()), worker), marks)
-
-
-def clocked(trace, **clock):
-    manifest, path = trace
-    changed = {"capture": manifest.capture.model_copy(update={"clock": clock})}
-    return manifest.model_copy(update=changed), path
-
-
-def test_sampled_stacks_are_tracks_of_the_same_trace_on_its_clock(tmp_path, written, stacks):
-    # GIVEN a trace that begins at 10 s by the host's clock, and stacks from then on by one that is 1 s behind
-    load = StackSlice("load", 9 * 10**9 + 250, 80_000, {})
-    stacks = replace(stacks, tracks=(StackTrack("MainThread", "", (load,)), *stacks.tracks[1:]))
-    trace = clocked(written(2, "suspect", [(100.0, 80.0)], base_ns=10**10, start_us=0.0), mono_ns=5, wall_ns=5 + 10**9)
-    lay_out([trace], tmp_path / "t", {"c-2": stacks})
-    events = events_in(tmp_path / "t")
-    # THEN what was sampled in the stage is where the stage is, in the rank's own process, on a track of its own
-    (stage,) = (one for one in events if one["name"] == "sftriage:data")
-    (found,) = (one for one in events if one["name"] == "load")
-    assert (found["ts"], found["dur"]) == (stage["ts"], stage["dur"])
-    assert found["pid"] == stage["pid"]
-    assert found["tid"] != stage["tid"]
-    called = {one["args"]["name"] for one in events if one["name"] in ("process_name", "thread_name")}
-    assert called >= {"rank 2 suspect stacks", "stacks pins", "rank 2 (suspect) DataLoader worker 0 (pid 9)", "stacks"}
-
-
-def test_stacks_alone_are_a_trace_with_steps_and_stages(tmp_path, make_manifest, stacks):
-    # GIVEN a capture of stacks alone: there is no trace beside
-    (tmp_path / "stacks.json").write_text("{}")
-    trace = clocked((make_manifest("c-1"), tmp_path / "stacks.json"), mono_ns=0, wall_ns=10**9)
-    # WHEN it is laid out THEN it opens on the suspect stage, and what was sampled is there
-    spot = lay_out([trace], tmp_path / "t", {"c-1": stacks})
-    assert (spot.selected_ns, spot.selected_length_ns) == (500, 79_500)
-    names = [one["name"] for one in events_in(tmp_path / "t") if one["ph"] == "X"]
-    assert names == ["sftriage:data", "ProfilerStep#4", "load (data.py:3)", "load (data.py:3)"]
-    # AND where the clocks are not known, there is nothing to lay it out by
-    assert lay_out([(make_manifest("c-1").model_copy(), tmp_path / "stacks.json")], tmp_path / "n") is None
-
-
 FRAMES = tuple(Frame(name, f"/job/{name}.py", 7, f"{name}()") for name in ("main", "load", "decode", "step"))
 MAIN, LOAD, DECODE, STEP = range(4)
 
@@ -169,15 +124,55 @@ def samples(*stacks, stages=(), since=(), steps=(), workers=()):
     return StackSamples(FRAMES, 10, *columns, thread(stacks, times_ns), (), thread((), times_ns), workers)
 
 
+@pytest.fixture
+def stacks():
+    """Sampled stacks of two processes, the first of which loads from 100 to 110 ns."""
+    steps = thread([(STEP,)], (50,), name="DataLoader worker 0 (pid 9)")
+    worker = WorkerSamples(0, 9, 1e-8, (50,), (steps,), thread((), (50,)))
+    found = samples((), (LOAD,), stages=("forward", "data"), since=(90, 100), steps=(4, 4), workers=(worker,))
+    return replace(found, others=(thread([(), ()], found.time_ns_N, name="pins"),))
+
+
+def clocked(trace, **clock):
+    manifest, path = trace
+    return manifest.model_copy(update={"capture": manifest.capture.model_copy(update={"clock": clock})}), path
+
+
+def test_sampled_stacks_are_tracks_of_the_same_trace_on_its_clock(tmp_path, written, stacks):
+    # GIVEN a trace whose stage begins at 10 s and 250 ns by the host's clock, when that of the stacks says 100 ns
+    trace = clocked(written(2, "suspect", [(1.0, 0.01)], base_ns=10**10, start_us=0.0), mono_ns=0, wall_ns=10**10 + 150)
+    lay_out([trace], tmp_path / "t", {"c-2": stacks})
+    events = events_in(tmp_path / "t")
+    # THEN what was sampled in the stage is where the stage is, in the rank's own process, on a track of its own
+    (stage,) = (one for one in events if one["name"] == "sftriage:data")
+    (found,) = (one for one in events if one["name"] == "load (load.py:7)")
+    assert (found["ts"], found["dur"], found["pid"]) == (stage["ts"], stage["dur"], stage["pid"])
+    assert found["tid"] != stage["tid"]
+    called = {one["args"]["name"] for one in events if one["name"] in ("process_name", "thread_name")}
+    assert called >= {"rank 2 suspect stacks", "stacks pins", "rank 2 (suspect) DataLoader worker 0 (pid 9)", "stacks"}
+
+
+def test_stacks_alone_are_a_trace_with_steps_and_stages(tmp_path, make_manifest, stacks):
+    # GIVEN a capture of stacks alone: there is no trace beside
+    (tmp_path / "stacks.json").write_text("{}")
+    trace = clocked((make_manifest("c-1"), tmp_path / "stacks.json"), mono_ns=0, wall_ns=10**9)
+    # WHEN it is laid out THEN it opens on the suspect stage, and what was sampled is there
+    spot = lay_out([trace], tmp_path / "t", {"c-1": stacks})
+    assert (spot.selected_ns, spot.selected_length_ns) == (10, 10)
+    names = [one["name"].partition(" ")[0] for one in events_in(tmp_path / "t") if one["ph"] == "X"]
+    assert names == ["sftriage:forward", "sftriage:data", "ProfilerStep#4", "load", "step"]
+    # AND where the clocks are not known, there is nothing to lay it out by
+    assert lay_out([(make_manifest("c-1").model_copy(), tmp_path / "stacks.json")], tmp_path / "n") is None
+
+
 def told(slices):
     return [(one.name.partition(" ")[0], one.start_ns, one.length_ns) for one in slices]
 
 
 def test_equal_frames_of_consecutive_samples_are_one_slice():
     # GIVEN a thread that loads, decodes in between, is not there, and steps
-    found = tracks_of(samples((MAIN, LOAD), (MAIN, LOAD, DECODE), (MAIN, LOAD), (), (MAIN, STEP)))
+    (track,) = tracks_of(samples((MAIN, LOAD), (MAIN, LOAD, DECODE), (MAIN, LOAD), (), (MAIN, STEP)))
     # WHEN it is laid out THEN a function lasts as long as it was met, outer ones before those in them
-    (track,) = found.tracks
     outer = [("main", 90, 30), ("load", 90, 30)]
     assert told(track.slices) == [*outer, ("decode", 100, 10), ("main", 130, 10), ("step", 130, 10)]
     assert track.slices[2].name == "decode (decode.py:7)"
@@ -187,10 +182,16 @@ def test_equal_frames_of_consecutive_samples_are_one_slice():
 def test_a_stage_has_no_stack_from_before_it_began():
     # GIVEN a stage that began 3 ns before its first sample, and a step after it WHEN they are laid out
     where = {"stages": ("data", "forward", "data"), "since": (80, 107, 115), "steps": (4, 4, 5)}
-    found = tracks_of(samples((MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), **where))
-    assert told(found.tracks[0].slices) == [("main", 90, 30), ("load", 90, 17), ("step", 107, 8), ("load", 115, 5)]
+    sampled = samples((MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), **where)
+    (track,) = tracks_of(sampled)
+    assert told(track.slices) == [
+        ("main", 90, 30),
+        ("load", 90, 17),
+        ("step", 107, 8),
+        ("load", 115, 5),
+    ]
     # AND steps and stages are as long as until the next ones that were met
-    assert [(one.name, one.start_ns, one.length_ns) for one in found.marks] == [
+    assert [(one.name, one.start_ns, one.length_ns) for one in marks_of(sampled)] == [
         ("sftriage:data", 80, 27),
         ("sftriage:forward", 107, 8),
         ("ProfilerStep#4", 80, 35),
@@ -206,7 +207,7 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
     threads = tuple(thread([(frame,)], (50,), name=name) for frame, name in named)
     worker = WorkerSamples(3, 70, 4e-9, (50,), threads, thread((), (50,)))
     # WHEN they are laid out THEN its tracks come last
-    training, *others = tracks_of(samples((MAIN,), workers=(worker,))).tracks
+    training, *others = tracks_of(samples((MAIN,), workers=(worker,)))
     assert (training.name, training.process) == ("MainThread", "")
     assert [(one.name, one.process) for one in others] == [("", called), ("QueueFeederThread", called)]
     assert told(others[0].slices) == [("load", 46, 4)]
@@ -214,9 +215,8 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
 
 @given(st.lists(st.lists(st.sampled_from(range(4)), max_size=4).map(tuple), max_size=12))
 def test_at_each_sample_exactly_its_stack_is_open(stacks):
-    found = tracks_of(samples(*stacks))
-    (track,) = found.tracks
-    assert (found.marks == ()) == (not stacks)
+    (track,) = tracks_of(samples(*stacks))
+    assert (not marks_of(samples(*stacks))) == (not stacks)
     for number, stack in enumerate(stacks):
         middle_ns = 95 + 10 * number
         around = [one for one in track.slices if one.start_ns <= middle_ns < one.start_ns + one.length_ns]
