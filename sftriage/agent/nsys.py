@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from typing import Any
 
 from sftriage.agent.executor import Course, Executor, RankLook, Turns, check_size, mailbox_of
 from sftriage.agent.nsys_rank import NOTE, release_registry
-from sftriage.agent.nsys_report import check, to_export, to_report, unread
+from sftriage.agent.nsys_report import ReportContents, check, complaint_of, contents_of, unread
 from sftriage.base.files import write_atomically
 from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError, RingError
@@ -37,12 +38,19 @@ from sftriage.traces.store import FileToStore
 ASK_S = 20.0
 """How long nsys may take to say its version or its sessions, or to start."""
 STOP_S = 60.0
+CONVERT_S = 240.0
 MARGIN_S = 2.0
 """Past the time-box, how long the trainer is given to end its marks at a step boundary."""
 LEFT_S = 5.0
 """How much later than its agent would have stopped nsys the rank's own script does, if the agent is no more."""
 FREE_BYTES = 128 * 2**20
 """What has to be free on the disk: a report passes through a file of tens of megabytes."""
+
+IMPORTERS = (
+    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
+    "/usr/lib/nsight-systems/host-linux-armv8/QdstrmImporter",
+)
+"""Where Debian's package has it; its nsys looks elsewhere."""
 
 REPORT_NAME, EXPORT_NAME = "trace.nsys-rep", "trace.sqlite"
 
@@ -301,9 +309,10 @@ class NsysCapture(Executor):
         self._raw = Path(report)
 
     def _make(self, steps: tuple[int, int]) -> Turns:
-        self._raw, complaint = yield from to_report(self._raw, self._place.binary, self._run)
+        complaint = "" if self._raw.suffix != ".qdstrm" else (yield from self._convert())
         check_size(self.request, "report", self._raw.stat().st_size)
-        export, contents = yield from to_export(self._raw, self._place.binary, self._run)
+        export = self._raw.with_suffix(".sqlite")
+        contents = yield from self._examine(export)
         marked = self._marked is not None and "nvtx" in self._place.traces
         check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces, complaint)
         if complaint:
@@ -315,6 +324,29 @@ class NsysCapture(Executor):
         else:
             export.unlink()
         _move(self._raw, self._report)
+
+    def _convert(self) -> Generator[None, None, str]:
+        """Make a report of what nsys left; return what the importer could not read, with all that came after."""
+        beside = self._place.binary.resolve().parent.parent.glob("host-linux-*")
+        importers = [*(directory / "QdstrmImporter" for directory in beside), *map(Path, IMPORTERS)]
+        importer = next((path for path in importers if path.exists()), None)
+        if importer is None:
+            raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
+        made = self._raw.with_suffix(".nsys-rep")
+        found = yield from self._run([importer, "-i", self._raw, "-o", made], CONVERT_S)
+        if not made.exists():
+            raise CaptureError(f"QdstrmImporter: {found.problem()}")
+        self._raw.unlink()
+        self._raw = made
+        return complaint_of(found) if found.status else ""
+
+    def _examine(self, export: Path) -> Generator[None, None, ReportContents]:
+        options = ("--type=sqlite", "--force-overwrite=true", f"--output={export}")
+        found = yield from self._run([self._place.binary, "export", *options, self._raw], CONVERT_S)
+        if found.status or not export.exists():
+            raise CaptureError(f"the report cannot be opened: nsys export: {found.problem()}")
+        found = yield from self._run([sys.executable, "-m", "sftriage.agent.nsys_report", export], CONVERT_S)
+        return contents_of(found.output)
 
     def _ask(self, *words: str) -> Generator[None, None, Finished]:
         return (yield from self._run([self._place.binary, *words], ASK_S))

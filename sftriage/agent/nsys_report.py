@@ -11,7 +11,7 @@ import json
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,53 +19,11 @@ from typing import Any
 from sftriage.base.process import Finished
 from sftriage.errors import CaptureError
 
-CONVERT_S = 240.0
-
-IMPORTERS = (
-    "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
-    "/usr/lib/nsight-systems/host-linux-armv8/QdstrmImporter",
-)
-"""Where Debian's package has it; its nsys looks elsewhere."""
-
-Run = Callable[[list[str | Path], float], Generator[None, None, Finished]]
-"""Runs a program to its end, or its deadline, turn by turn."""
-
-
-def to_report(raw: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, str]]:
-    """The ``.nsys-rep`` of what nsys left, and what the importer complains of ("": nothing); raises CaptureError.
-
-    What an importer does not know it leaves out, with all that comes after: an old one does so with the job's CUDA.
-    """
-    if raw.suffix != ".qdstrm":
-        return raw, ""
-    beside = [directory / "QdstrmImporter" for directory in nsys.resolve().parent.parent.glob("host-linux-*")]
-    importer = next((path for path in (*beside, *map(Path, IMPORTERS)) if path.exists()), None)
-    if importer is None:
-        raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
-    made = raw.with_suffix(".nsys-rep")
-    found = yield from run([importer, "-i", raw, "-o", made], CONVERT_S)
-    if not made.exists():
-        raise CaptureError(f"QdstrmImporter: {found.problem()}")
-    raw.unlink()
-    return made, complaint_of(found) if found.status else ""
-
 
 def complaint_of(found: Finished) -> str:
     """What an importer that failed could not do, in its own words."""
     complaint = _COMPLAINT.search(found.output)
     return complaint[1][:200] if complaint else f"exit status {found.status}"
-
-
-def to_export(report: Path, nsys: Path, run: Run) -> Generator[None, None, tuple[Path, ReportContents]]:
-    """The scrubbed SQLite export of a report, and what is in it; raises CaptureError where nsys cannot open it."""
-    export = report.with_suffix(".sqlite")
-    options = ("--type=sqlite", "--force-overwrite=true", f"--output={export}")
-    found = yield from run([nsys, "export", *options, report], CONVERT_S)
-    if found.status or not export.exists():
-        raise CaptureError(f"the report cannot be opened: nsys export: {found.problem()}")
-    # In a process of its own: its time and memory are not the agent's.
-    found = yield from run([sys.executable, "-m", "sftriage.agent.nsys_report", export], CONVERT_S)
-    return export, contents_of(found.output)
 
 
 REMOVED = "[removed]"
