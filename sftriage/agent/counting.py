@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -21,7 +20,7 @@ from sftriage.errors import RingError
 from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import MAX_COUNT, RingInfo
-from sftriage.windows.decoding import UNKNOWN, IntArray, StepArrays
+from sftriage.windows.decoding import UNKNOWN, StepArrays
 from sftriage.windows.logs import MAX_APART_NS, none_taken, of_ranks_laid_over
 from sftriage.windows.steplog import CountersLog, KeptSteps
 
@@ -189,25 +188,22 @@ def said(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
 class RankCounters:
     """The counters of one rank. The files of its thread stay open: what they say is never another process's.
 
-    Raises OSError where the process is not there, or not to be seen from here.
+    ``hidden`` counts reads that could not find the process, until the first that does. A rank that is ``over`` is not
+    read again.
     """
 
     def __init__(self, info: RingInfo) -> None:
-        self._pid, self._open = info.pid, list[Source]()
+        self._info, self._open = info, list[Source]()
         self._last: Reading = (0, *(UNKNOWN for _ in COUNTERS))
         self._cgroup, self._looked_ns = b"", 0
-        try:
-            self._take_up(_of_thread(info.pid))
-            # Once they are open: until then the pid could have become another process's.
-            if start_ticks(info.pid) != info.pid_start_ticks:
-                raise ProcessLookupError(f"process {info.pid} is not the one that records")
-        except BaseException:
-            self.close()
-            raise
-        self._n_of_thread = len(self._open)
+        self.readings_TK = none_taken(KEPT_READINGS)
+        self.log: CountersLog | None = None
+        self.hidden, self.over = 0, False
 
     def read(self) -> Reading:
-        """What has been counted by now; raises OSError once the process has ended."""
+        """What has been counted by now; raises OSError where the process has ended or cannot be found from here."""
+        if not self._open:
+            self._begin()
         before, now_ns = self._last, monotonic_ns()
         found = [now_ns, *before[1:]]
         for at, one in enumerate(self._open):
@@ -233,9 +229,22 @@ class RankCounters:
         self._last = tuple(found)
         return self._last
 
+    def _begin(self) -> None:
+        pid = self._info.pid
+        try:
+            self._take_up(_of_thread(pid))
+            # Once they are open: until then the pid could have become another process's.
+            if start_ticks(pid) != self._info.pid_start_ticks:
+                raise ProcessLookupError(f"process {pid} is not the one that records")
+        except BaseException:
+            self.hidden += 1
+            self.close()
+            raise
+        self.hidden, self._n_of_thread = 0, len(self._open)
+
     def _follow(self, found: list[int]) -> None:
         """Take up the files of the cgroup that the process is in by now; of another one nothing is known yet."""
-        cgroup = _content(Path(f"/proc/{self._pid}/cgroup"))
+        cgroup = _content(Path(f"/proc/{self._info.pid}/cgroup"))
         if cgroup == self._cgroup:
             return
         self._cgroup = cgroup
@@ -244,7 +253,7 @@ class RankCounters:
             for place in one.places:
                 found[1 + place] = UNKNOWN
         del self._open[self._n_of_thread :]
-        self._take_up(_of_cgroup(self._pid))
+        self._take_up(_of_cgroup(self._info.pid))
 
     def _take_up(self, sources: Iterable[Source]) -> None:
         for source in sources:
@@ -262,17 +271,6 @@ class RankCounters:
         self._open.clear()
 
 
-@dataclass(slots=True)
-class _Rank:
-    """One rank. ``unseen`` counts how often steps have come of a process that is not to be seen."""
-
-    readings_TK: IntArray
-    log: CountersLog | None = None
-    counters: RankCounters | None = None
-    unseen: int = 0
-    over: bool = False
-
-
 class Counting:
     """Takes a reading of each rank whose steps have come, keeps it, and lays what passed over the steps.
 
@@ -282,14 +280,14 @@ class Counting:
 
     def __init__(self, steps: Path, say: Say, kept: KeptSteps | None = None, do: Do = at_once) -> None:
         self._steps, self._say, self._kept, self._do = steps, say, kept, do
-        self._ranks: dict[tuple[int, int], _Rank] = {}
+        self._ranks: dict[tuple[int, int], RankCounters] = {}
 
     def look(self, info: RingInfo) -> None:
         """Take a reading of a rank, after its new steps have been read."""
         one = self._ranks.get((info.attempt, info.rank))
         if one is None:
-            one = self._ranks[info.attempt, info.rank] = _Rank(none_taken(KEPT_READINGS))
-        reading = None if one.over else self._reading(one, info)
+            one = self._ranks[info.attempt, info.rank] = RankCounters(info)
+        reading = None if one.over else self._reading(one)
         if reading is not None:
             self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
             one.readings_TK[:-1] = one.readings_TK[1:]
@@ -311,29 +309,21 @@ class Counting:
             self._leave(one)
         self._ranks.clear()
 
-    def _reading(self, one: _Rank, info: RingInfo) -> Reading | None:
+    def _reading(self, one: RankCounters) -> Reading | None:
         try:
-            if one.counters is None:
-                one.counters = RankCounters(info)
-            reading = one.counters.read()
+            reading = one.read()
         except OSError:
-            self._unseen(one)
+            # A process that has ended publishes no more steps; one that goes on is in another namespace of processes.
+            if one.hidden > 1:
+                self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
+            if one.hidden != 1:
+                self._leave(one)
             return None
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:
             self._say("the kernel counts no time in the run queue; whether a rank waited for a CPU is not known")
         return reading
 
-    def _unseen(self, one: _Rank) -> None:
-        """A process that has ended publishes no more steps; one that goes on is in another namespace of processes."""
-        if one.counters is not None:
-            self._leave(one)
-            return
-        one.unseen += 1
-        if one.unseen > 1:
-            self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
-            self._leave(one)
-
-    def _write(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
+    def _write(self, one: RankCounters, info: RingInfo, reading: Reading) -> None:
         try:
             if one.log is None:
                 limits = None if self._kept is None else self._kept.whole(info.world_size)
@@ -344,11 +334,9 @@ class Counting:
                 raise
             self._say(f"{error}; what the kernel counts of a rank is judged but not always kept")
 
-    def _leave(self, one: _Rank) -> None:
+    def _leave(self, one: RankCounters) -> None:
         one.over = True
-        if one.counters is not None:
-            one.counters.close()
-            one.counters = None
+        one.close()
         if one.log is not None:
             # (after what waits to be written)
             self._do(one.log.close, _lane(one.log.info), waits=False)

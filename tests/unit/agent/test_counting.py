@@ -146,11 +146,11 @@ def test_a_kernel_that_counts_nothing_is_said_once_and_no_thread_is_known(agent,
 
 
 def test_threads_that_are_not_to_be_seen_are_said_once(agent, monitor, monkeypatch, caplog):
-    def unseen(info):
-        raise FileNotFoundError(info.pid)
+    def unseen(pid):
+        raise FileNotFoundError(pid)
 
     # GIVEN a trainer in another namespace of processes
-    monkeypatch.setattr(counting, "RankCounters", unseen)
+    monkeypatch.setattr(counting, "_of_thread", unseen)
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=2)
     agent.rows()
@@ -177,7 +177,7 @@ def test_a_thread_is_known_by_when_its_process_started(monitor, places):
     for other in (replace(info, pid_start_ticks=info.pid_start_ticks - 1), replace(info, pid=2**22 + 1)):
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(OSError, match=r"not the one that records|No such file"):
-            RankCounters(other)
+            RankCounters(other).read()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
