@@ -24,7 +24,7 @@ from sftriage.controller.agents import WindowAssembly
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ReasonCode, Trigger
 from sftriage.model.events import CaptureChanged, Event, WindowJudged, encode
 from sftriage.model.verdicts import Lost, Regression, Settings, Suspect, Verdict
-from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
+from sftriage.model.windows import OTHER, ReadCounts, StageSchema, StepRecord, Window
 from sftriage.runs.decisions import WindowRow, row_of
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal, read_journal
@@ -36,7 +36,7 @@ from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays
 from sftriage.windows.gather import Shape
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import KeptReadings, LogReader, kept_readings
-from sftriage.windows.rings import ReadCounts, Ring
+from sftriage.windows.rings import Ring
 from sftriage.windows.steplog import COUNTERS_KIND, KeptSteps, StepLog
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))

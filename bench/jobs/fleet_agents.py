@@ -28,8 +28,9 @@ from sftriage.fleet.hub import HubAddress, Subjects, token
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
 from sftriage.fleet.wire import Block, Shipment, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
+from sftriage.model.windows import ReadCounts
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.rings import RankLocation, ReadCounts, Rows
+from sftriage.windows.rings import RankLocation, Rows
 
 CONNECTING = 32
 """Agents that connect at the same time."""
@@ -95,13 +96,12 @@ class Agent:
         # (all ranks of a job end with the same step)
         job.advance(min(now_s, self._until_s))
         first, last = self._shipped, len(job.ends_s)
+        blocks: tuple[Block, ...] = ()
         if last:
             steps = job.steps(self._ranks, first, last) if last > first else job.steps(self._ranks, last - 1, last)[:0]
             wall_ns = round((job.begin_s - BOOTED_S) * S_NS)
             rows = Rows(0, SCHEMA, n_ranks, self._located, steps, wall_ns=wall_ns)
-            blocks: tuple[Block, ...] = (Block({one.rank: one for one in self._infos}, rows),)
-        else:
-            blocks = ()
+            blocks = (Block({one.rank: one for one in self._infos}, rows),)
         reports, self._reports = tuple(self._reports), []
         shipment = Shipment(
             *(self._told.agent, self._told.boot_id, self._told.process, blocks),

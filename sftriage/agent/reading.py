@@ -16,12 +16,12 @@ from pathlib import Path
 from sftriage.agent.counting import Counting
 from sftriage.base.loops import LogOnce
 from sftriage.errors import RingError
-from sftriage.model.windows import JobStatus, RankStatus, StageSchema
+from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.decoding import Batch, Copied, StepArrays, batches, slot_bytes, together
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.rings import RankLocation, ReadCounts, Ring, Rows, status_of
+from sftriage.windows.rings import RankLocation, Ring, Rows, status_of
 from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
 
 BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are judged but not kept"}

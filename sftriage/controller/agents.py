@@ -18,11 +18,11 @@ from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import GpuFindings, JobStatus, Window
+from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts, Window
 from sftriage.policy.state import Losses
 from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Gatherer, Shape, StepTimes
-from sftriage.windows.rings import ReadCounts, Rows
+from sftriage.windows.rings import Rows
 
 log = logging.getLogger("sftriage")
 

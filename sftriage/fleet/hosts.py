@@ -27,9 +27,9 @@ from sftriage.base.loops import LogOnce
 from sftriage.fleet.incoming import AgentMessage
 from sftriage.fleet.wire import Block, Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
-from sftriage.model.windows import JobStatus
+from sftriage.model.windows import JobStatus, ReadCounts
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.rings import ReadCounts, joined_statuses
+from sftriage.windows.rings import joined_statuses
 from sftriage.words.verdicts import counted
 
 log = logging.getLogger("sftriage")

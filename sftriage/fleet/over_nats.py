@@ -28,8 +28,8 @@ from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Block, Incarnation, Orders, decode_findings, encode
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
-from sftriage.model.windows import GpuFindings, JobStatus
-from sftriage.windows.rings import ReadCounts, Rows
+from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts
+from sftriage.windows.rings import Rows
 
 if TYPE_CHECKING:
     from sftriage.runtime.controlling import KeptRows

@@ -33,10 +33,10 @@ from sftriage.mitigate.switching import (
     numbers_of,
 )
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
-from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
-from sftriage.windows.rings import N_VALUES, RankLocation, ReadCounts, Rows, bounds
+from sftriage.windows.rings import N_VALUES, RankLocation, Rows, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all

@@ -14,7 +14,7 @@ import msgspec
 
 from sftriage.model import captures
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import JobStatus, Window
+from sftriage.model.windows import JobStatus, ReadCounts, Window
 
 VERSION = 1
 
@@ -307,16 +307,6 @@ class WindowSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """What has come in from the ranks since the run began. ``unreadable`` is how many of their rings cannot be read."""
-
-    steps: int = 0
-    missed: int = 0
-    torn: int = 0
-    unreadable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class JobSeen:
     """The job has been looked at, at ``time_s`` since the epoch.
 
@@ -326,7 +316,7 @@ class JobSeen:
     """
 
     time_s: float
-    received: Received
+    received: ReadCounts
     job: JobStatus | None
     spent_s: float
     budget_s: float

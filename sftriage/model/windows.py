@@ -192,6 +192,16 @@ class _Row:
         return row_R
 
 
+@dataclass(slots=True)
+class ReadCounts:
+    """Steps read since the run began. ``problems`` says why a ring cannot be read, by its path."""
+
+    steps: int = 0
+    missed: int = 0
+    torn: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class JobStatus:
     """What the ranks of one attempt of a job are doing now, side by side; ranks that show nothing are not among them.

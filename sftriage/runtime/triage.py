@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, Re
 from sftriage.controller.controller import Controller, shape_of
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
-from sftriage.model.events import DiskRecovered, JobSeen, Received, Resumed, RingGivenUp, TakenOver
+from sftriage.model.events import DiskRecovered, JobSeen, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import in_the_same_steps
 from sftriage.policy.in_force import PolicyFiles, PolicySet
@@ -358,10 +359,9 @@ class Triage:
         if now_s < self._seen_s + SEEN_S and not ended:
             return False
         self._seen_s = now_s
-        got = self._fleet.telemetry()
-        received = Received(got.steps, got.missed, got.torn, len(got.problems))
+        received = deepcopy(self._fleet.telemetry())  # it counts on while sinks read
         wall_s = time.time()
-        for where, reason in got.problems.items():
+        for where, reason in received.problems.items():
             ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
             if ring is not None and self._log_once.is_new(where):
                 self._controller.record(RingGivenUp(wall_s, int(ring[1]), reason))

@@ -37,7 +37,6 @@ from sftriage.model.events import (
     FollowUpDecided,
     JobSeen,
     ManualRequestDecided,
-    Received,
     RemedyChanged,
     Resumed,
     Sight,
@@ -45,7 +44,7 @@ from sftriage.model.events import (
     WindowSeen,
 )
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
-from sftriage.model.windows import OTHER, Window
+from sftriage.model.windows import OTHER, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.verdict.accounting import by_step
 from sftriage.words.decisions import reasons_of
@@ -280,7 +279,7 @@ class Metrics(Sink):
         self._stages: set[str] = {OTHER}
         self._tally = StepTally()
         self._seen: WindowSeen | None = None
-        self._received = Received()
+        self._received = ReadCounts()
         self._profilers: dict[str, str] = {}
         self._lost_rank_s: dict[tuple[str, str], float] = {}
         self._suspect_labels: set[tuple[str, str]] = set()
@@ -402,7 +401,7 @@ class Metrics(Sink):
         self._of("telemetry_steps").inc(max(0, seen.received.steps - before.steps))
         self._of("telemetry_missed_steps").inc(max(0, seen.received.missed - before.missed))
         self._of("telemetry_torn_steps").inc(max(0, seen.received.torn - before.torn))
-        self._of("telemetry_unreadable_ranks").set(seen.received.unreadable)
+        self._of("telemetry_unreadable_ranks").set(len(seen.received.problems))
         self._of("update_timestamp_seconds").set(seen.time_s)
         self._of("capture_budget_used_seconds").set(seen.spent_s)
         self._of("capture_budget_seconds").set(seen.budget_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -62,16 +62,6 @@ class Rows:
     wall_ns: int = 0
     agent: str = ""
     position: int = 0
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """What has come in so far, and what has not."""
-
-    steps: int = 0
-    missed: int = 0
-    torn: int = 0
-    problems: dict[str, str] = field(default_factory=dict)
 
 
 N_VALUES = 10

@@ -268,7 +268,8 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from prometheus_client import generate_latest
     from rich.console import Console
 
-    from sftriage.model.events import CauseFound, JobSeen, Received, RemedyChanged, WindowJudged
+    from sftriage.model.events import CauseFound, JobSeen, RemedyChanged, WindowJudged
+    from sftriage.model.windows import ReadCounts
     from sftriage.sinks.metrics import Metrics
     from sftriage.sinks.spans import SpanSink
     from sftriage.sinks.terminal import Reporter
@@ -279,11 +280,11 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     for name, events in watched.items():
         printed.write(f"# {name}\n")
         reporter = Reporter(Console(file=printed, width=100))
-        metrics, spans = Metrics("resnet", name, T0_S, per_rank=True), InMemorySpanExporter()
+        metrics = Metrics("resnet", name, T0_S, per_rank=True)
+        decision, spans = None, InMemorySpanExporter()
         tracing = SpanSink(lambda to=spans: SimpleSpanProcessor(to), "resnet", name, T0_S)
         tracing.start()
-        decision = None
-        for one in [*events, JobSeen(NOW_S, Received(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
+        for one in [*events, JobSeen(NOW_S, ReadCounts(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
             for sink in (reporter, metrics, tracing):
                 sink.take(one)
             message = None

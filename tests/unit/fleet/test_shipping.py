@@ -11,7 +11,7 @@ from sftriage.fleet.transfers import HostCaptures
 from sftriage.fleet.wire import Orders, encode
 from sftriage.mitigate.switching import Setting
 from sftriage.model.captures import CaptureResult, Report
-from sftriage.windows.rings import ReadCounts
+from sftriage.model.windows import ReadCounts
 from tests.disks import small_disk
 from tests.unit.fleet.shipments import group
 from tests.unit.fleet.test_orders import WANTED, Nowhere

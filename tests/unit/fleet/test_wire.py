@@ -31,7 +31,7 @@ from sftriage.fleet.wire import (
 )
 from sftriage.mitigate.switching import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
-from sftriage.model.windows import COUNTERS, GpuFindings, StageSchema
+from sftriage.model.windows import COUNTERS, GpuFindings, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import (
     DURATIONS,
@@ -46,7 +46,7 @@ from sftriage.windows.decoding import (
     slot_words,
     together,
 )
-from sftriage.windows.rings import RankLocation, ReadCounts, Rows
+from sftriage.windows.rings import RankLocation, Rows
 from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status, steps
 
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)

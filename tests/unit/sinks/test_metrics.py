@@ -21,7 +21,6 @@ from sftriage.model.events import (
     DiskRecovered,
     JobSeen,
     ManualRequestDecided,
-    Received,
     RemedyChanged,
     Resumed,
     Span,
@@ -29,7 +28,7 @@ from sftriage.model.events import (
     WindowSeen,
 )
 from sftriage.model.verdicts import Regression, Suspect, Verdict
-from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
+from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics, StepTally
 from sftriage.verdict.accounting import anchored, by_step
 from sftriage.windows.rings import status_of
@@ -81,7 +80,7 @@ def cost(cost_s) -> CostMeasured:
 
 
 def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> JobSeen:
-    return JobSeen(time_s, received or Received(), job, spent_s, budget_s, lost or {})
+    return JobSeen(time_s, received or ReadCounts(), job, spent_s, budget_s, lost or {})
 
 
 def request(capture_id=ID, profiler="torch") -> CaptureRequest:
@@ -136,7 +135,7 @@ def everything(**options) -> Metrics:
         found.take(ended(ID, state))
     found.take(CaptureChanged(1000.0, result, Reproduced("yes", 5, 5, 0.02, 0.02), stored_bytes=7))
     found.take(ended("asked-1", "failed", rank=1))
-    found.take(looked(Received(100, 2, 1, 1), status(), 1234.5, 0.4, 2.0))
+    found.take(looked(ReadCounts(100, 2, 1, {"rank-1": "torn"}), status(), 1234.5, 0.4, 2.0))
     found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", lost={"windows": 12}))
     return found
 
@@ -236,7 +235,7 @@ def test_steps_that_an_earlier_process_has_counted_are_not_counted_again():
 def test_totals_that_are_told_again_are_not_counted_again():
     found = metrics()
     for steps in (10, 10, 25):
-        found.take(looked(Received(steps)))
+        found.take(looked(ReadCounts(steps)))
     assert value(found, "sftriage_telemetry_steps_total") == 25
 
 

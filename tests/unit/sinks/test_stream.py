@@ -29,14 +29,13 @@ from sftriage.model.events import (
     JobSeen,
     ManualRequestDecided,
     PolicyChanged,
-    Received,
     Resumed,
     TakenOver,
     WindowJudged,
     WindowSeen,
 )
 from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import StageSchema, Window
+from sftriage.model.windows import ReadCounts, StageSchema, Window
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.copies import RunUploads
 from sftriage.sinks import metrics
@@ -258,7 +257,7 @@ EVERYTHING = [
     ManualRequestDecided(ManualRequest("a", (0,), "me", "why"), DECISION),
     FollowUpDecided("a", DECISION),
     *(CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("accepted", "armed", "running", *sorted(ENDED))),
-    JobSeen(1.0, Received(), None, 0.0, 0.0),
+    JobSeen(1.0, ReadCounts(), None, 0.0, 0.0),
 ]
 
 
@@ -357,7 +356,7 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
     assert set(threading.enumerate()) <= before
     # WHEN the run goes on THEN that can be asked for
     stream.start()
-    stream.publish(JobSeen(2.0, Received(25), None, 0.0, 0.0))
+    stream.publish(JobSeen(2.0, ReadCounts(25), None, 0.0, 0.0))
     end = time.monotonic() + DEADLINE_S
     while (
         'sftriage_telemetry_steps_total{job_name="job"} 25.0'
