@@ -24,14 +24,7 @@ from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
 from sftriage.model.verdicts import Clock, Settings, Verdict
 from sftriage.model.windows import JobStatus, Window
-from sftriage.policy.captures import (
-    budget_s,
-    decide_follow_up,
-    decide_manual_request,
-    labelled,
-    trigger,
-    trigger_of_request,
-)
+from sftriage.policy.captures import budget_s, decide_follow_up, decide_manual_request, labelled, trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.in_force import PolicyFiles, PolicySet, change_lines
 from sftriage.policy.schema import Detection
@@ -204,7 +197,7 @@ class Controller:
         )
         if decision.requests:
             self._remember()
-        triggers = {one.capture_id: trigger_of_request(ask, one, self.policies, decision) for one in decision.requests}
+        triggers = {one.capture_id: trigger(ask, self.policies, decision, one) for one in decision.requests}
         decision = self._known(decision, triggers)
         self.record(events.ManualRequestDecided(ask, decision, triggers))
         return decision
@@ -259,7 +252,7 @@ class Controller:
         decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._nsys, losses=self.losses)
         if self._state != known:
             self._remember()
-        triggers = {one.capture_id: trigger(verdict, self.policies, decision, one.rank) for one in decision.requests}
+        triggers = {one.capture_id: trigger(verdict, self.policies, decision, one) for one in decision.requests}
         judged = events.WindowJudged(verdict, self._known(decision, triggers), triggers)
         self.record(judged)
         return judged

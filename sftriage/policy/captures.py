@@ -403,18 +403,22 @@ def decide_manual_request(
     return decision, started(state, "", requests, now_s) if requests else state
 
 
-def trigger(verdict: Verdict, policies: PolicySet, decision: Decision, rank: int) -> Trigger:
-    """What goes into the manifest of a capture of a rank that was decided on because of ``verdict``.
+def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision, request: CaptureRequest) -> Trigger:
+    """What goes into the manifest of a capture: of several suspects, the one that its rank is of.
 
-    Of several suspects, it is about the one that ``rank`` is of.
+    A person who asks for a capture suspects nobody; it counts as the first policy's.
     """
-    rule, given = decision.rule or "", decision.parameters
-    owner = policies.owner(rule)
-    suspect = next((one for one in verdict.suspects if rank in one.ranks), verdict.suspects[0])
+    if isinstance(of, ManualRequest):
+        owner, suspect = policies.loaded[0], Suspect("rank", (request.rank,), None, 0.0, 0.0, 0.0)
+        chosen = _CHOSEN[request.profiler] if of.profiler == "auto" else ""
+    else:
+        owner = policies.owner(decision.rule or "")
+        suspect = next((one for one in of.suspects if request.rank in one.ranks), of.suspects[0])
+        chosen = cast("ChoiceReason", decision.parameters.get("chosen", ""))
     return Trigger(
-        first_step=verdict.first_step,
-        last_step=verdict.last_step,
-        label=verdict.label,
+        first_step=decision.first_step,
+        last_step=decision.last_step,
+        label=decision.label,
         scope=suspect.scope,
         ranks=suspect.ranks,
         stage=suspect.stage,
@@ -423,14 +427,14 @@ def trigger(verdict: Verdict, policies: PolicySet, decision: Decision, rank: int
         persistence=suspect.persistence,
         policy=owner.policy.metadata.name,
         policy_sha256=owner.sha256,
-        rule=rule,
+        rule=decision.rule or "",
         pattern=suspect.pattern,
         period_steps=suspect.period_steps,
         onset_step=suspect.onset_step,
-        why=verdict_sentence(verdict),
-        chosen=cast("ChoiceReason", given.get("chosen", "")),
-        follows=str(given.get("follows", "")),
-        clock=verdict.clock,
+        why=reason_sentence(decision) if isinstance(of, ManualRequest) else verdict_sentence(of),
+        chosen=chosen,
+        follows=str(decision.parameters.get("follows", "")),
+        clock="" if isinstance(of, ManualRequest) else of.clock,
     )
 
 
@@ -443,29 +447,6 @@ def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
 
     requests = tuple(replace(one, labels=labels(triggers[one.capture_id])) for one in decision.requests)
     return replace(decision, requests=requests)
-
-
-def trigger_of_request(
-    manual: ManualRequest, request: CaptureRequest, policies: PolicySet, decision: Decision
-) -> Trigger:
-    """What goes into the manifest of a capture that a person asked for."""
-    first = policies.loaded[0]
-    return Trigger(
-        first_step=decision.first_step,
-        last_step=decision.last_step,
-        label="asked",
-        scope="rank",
-        ranks=(request.rank,),
-        stage=None,
-        gain_s=0.0,
-        share=0.0,
-        persistence=0.0,
-        policy=first.policy.metadata.name,
-        policy_sha256=first.sha256,
-        rule="",
-        why=reason_sentence(decision),
-        chosen="" if manual.profiler != "auto" else _CHOSEN[request.profiler],
-    )
 
 
 _CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "whole_rank", "nsys": "device_clock"}

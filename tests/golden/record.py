@@ -314,7 +314,6 @@ def spans_of(spans: Iterable[Any]) -> str:
     for one in found:
         resource = one.pop("resource")["attributes"]
         numbers.setdefault(one["context"]["span_id"], f"span-{len(numbers) + 1}")
-    # (what the SDK says of itself is no business of ours)
     ours = {name: value for name, value in resource.items() if name in ("service.name", "sftriage.job", "sftriage.run")}
     text = "\n".join(map(fitted, [ours, *found]))
     for span_id, number in numbers.items():

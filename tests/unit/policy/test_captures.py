@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
-from sftriage.policy.captures import decide_manual_request, in_the_same_steps, trigger_of_request
+from sftriage.policy.captures import decide_manual_request, in_the_same_steps, trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.state import State, charged, finished
 from sftriage.words.decisions import reason_sentence, resolution
@@ -337,9 +337,9 @@ def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
     wanted = ask(1, profiler=profiler, options=options)
     decision, _ = decided(wanted, still=still, **case)
     (request,) = decision.requests
-    trigger = trigger_of_request(wanted, request, POLICY, decision)
+    why = trigger(wanted, POLICY, decision, request)
     found = request.profiler, request.steps, request.warmup_steps, request.options.get("sample_stacks")
-    assert (*found, trigger.chosen) == expected
+    assert (*found, why.chosen) == expected
     assert request.options.get("native", False) == bool(options.get("stacks"))
 
 
@@ -374,9 +374,9 @@ def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
     decision, _ = decided(ask(1))
-    trigger = trigger_of_request(ask(1), decision.requests[0], POLICY, decision)
-    assert (trigger.label, trigger.ranks, trigger.stage, trigger.gain_s) == ("asked", (1,), None, 0.0)
-    assert (trigger.why, trigger.rule, trigger.policy) == ("ann asked for it: why not", "", "p")
+    why = trigger(ask(1), POLICY, decision, decision.requests[0])
+    assert (why.label, why.ranks, why.stage, why.gain_s) == ("asked", (1,), None, 0.0)
+    assert (why.why, why.rule, why.policy) == ("ann asked for it: why not", "", "p")
 
 
 def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -> CaptureRequest:

@@ -273,7 +273,8 @@ def test_capture_ids_stay_file_names_and_stay_apart():
 
 def test_a_trigger_links_window_suspect_rule_and_policy():
     loaded = make_policy(CAPTURING)
-    found = trigger(make_verdict(), loaded, decide(make_verdict(), loaded, BEGUN, NOW)[0], 2)
+    decision, _ = decide(make_verdict(), loaded, BEGUN, NOW)
+    found = trigger(make_verdict(), loaded, decision, decision.requests[0])
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
     assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)
     assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "a")

@@ -241,7 +241,8 @@ def test_what_cannot_be_in_force_together_is_said_with_its_place():
 def test_a_manifest_names_the_policy_that_the_rule_is_of():
     one, two = loaded("one", INPUT), loaded("two", ANY)
     both, verdict = PolicySet((one, two)), make_verdict(stage="forward")
-    found = trigger(verdict, both, decide(verdict, both, BEGUN, NOW)[0], 2)
+    decision, _ = decide(verdict, both, BEGUN, NOW)
+    found = trigger(verdict, both, decision, decision.requests[0])
     assert (found.rule, found.policy, found.policy_sha256) == ("slow-rank", "two", two.sha256)
 
 
