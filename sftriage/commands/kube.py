@@ -306,7 +306,6 @@ class StoredTraceChoice:
     rank: Annotated[int | None, option("N", "Of captures of this rank.", min=0)] = None
 
     def found(self, objects: ClusterObjects, namespace: str) -> Body:
-        """The object."""
         if (self.capture is None) == (self.job is None):
             raise UsageError("name a capture, or --job, and not both")
         if self.job is not None:

@@ -184,7 +184,6 @@ class JobOutput:
         self.say = self._reporter.say
 
     def sinks(self, directory: RunDirectory, info: RunInfo) -> list[Sink]:
-        """The sinks of a run."""
         from sftriage.runtime.copies import RunUploads, SharedIndexing
 
         self._uploads = RunUploads(directory, info) if info.store is not None else None

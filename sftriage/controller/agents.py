@@ -30,8 +30,7 @@ log = logging.getLogger("sftriage")
 class Fleet(Protocol):
     """The agents of a job. What crosses are records; times are ages, or nanoseconds since the epoch."""
 
-    def rows(self) -> Sequence[Rows]:
-        """New steps."""
+    def rows(self) -> Sequence[Rows]: ...
 
     def statuses(self) -> JobStatus | None:
         """What each rank of the newest generation is doing now; None before there is one."""
@@ -48,8 +47,7 @@ class Fleet(Protocol):
     def reports(self) -> Sequence[Report]:
         """What became of captures since the last call."""
 
-    def telemetry(self) -> ReadCounts:
-        """What has come in so far."""
+    def telemetry(self) -> ReadCounts: ...
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """What drivers report of these ranks' GPUs; None while they are queried: call again."""

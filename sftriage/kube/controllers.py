@@ -299,7 +299,8 @@ class Controllers:
             made_of = self._deployed.get(job)
         if pods.count:
             owners = self._owners(job)
-            self._report(job, pods, owners)
+            body = get_or_create(self._objects, path_of(API_VERSION, REPORTS.plural, job.namespace), job.report(owners))
+            put_condition(self._objects, REPORTS, body, pods.condition())
             if pods.watched:
                 self._gone_s.pop(job, None)
                 self._make(job, owners, made_of)
@@ -362,11 +363,6 @@ class Controllers:
             log.debug("%s: %s %s cannot be its owner: %s", job.job_id, kind, name, error)
             return []
         return [{"apiVersion": version, "kind": kind, "name": name, "uid": str(found["metadata"]["uid"])}]
-
-    def _report(self, job: JobRef, pods: JobPods, owners: list[dict[str, str]]) -> None:
-        path = path_of(API_VERSION, REPORTS.plural, job.namespace)
-        body = get_or_create(self._objects, path, job.report(owners))
-        put_condition(self._objects, REPORTS, body, pods.condition())
 
     def _pod(self, watch: str, before: PodState | None, now: PodState | None) -> None:
         with self._lock:

@@ -168,12 +168,15 @@ class _Exchange:
         self._chunks = gradient.tensor_split(len(ranks) - 1)
         self._received = torch.empty_like(self._chunks[0])
         self._ranks, self._group = ranks, group
-        self._me = ranks.index(dist.get_rank())
 
     def run(self) -> None:
-        me, straggler = self._me, len(self._ranks) - 1
+        me, straggler = self._ranks.index(dist.get_rank()), len(self._ranks) - 1
         if me != straggler:
-            self._share_out(straggler)
+            # The others sum a chunk each, directly: Gloo's ``reduce_scatter_tensor`` is an all-reduce of everything,
+            # twice the bytes and at a subgroup's cost.
+            for distance in range(1, straggler):
+                target, source = (me + distance) % straggler, (me - distance) % straggler
+                self._add(target, target, me, source)
         for number, sends in enumerate(schedule_of(len(self._ranks))):
             if number < straggler and me in (number, straggler):
                 peer = straggler if me == number else number
@@ -183,15 +186,6 @@ class _Exchange:
                 [(self._ranks[one.target], self._chunks[one.chunk]) for one in sends if one.source == me],
                 [(self._ranks[one.source], self._chunks[one.chunk]) for one in sends if one.target == me],
             )
-
-    def _share_out(self, n_others: int) -> None:
-        """Leave each of the others with the sum of its own chunk: directly, one exchange at a time.
-
-        Gloo's ``reduce_scatter_tensor`` is an all-reduce of everything, twice the bytes and at a subgroup's cost.
-        """
-        for distance in range(1, n_others):
-            target, source = (self._me + distance) % n_others, (self._me - distance) % n_others
-            self._add(target, target, self._me, source)
 
     def _add(self, sent: int, target: int, own: int, source: int) -> None:
         received = self._received[: self._chunks[own].numel()]

@@ -234,7 +234,6 @@ class LocalRun(_OnThisHost):
 
     @property
     def steps_seen(self) -> int:
-        """Steps read so far, over all ranks."""
         return self._triage.steps_seen
 
 

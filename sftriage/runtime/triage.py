@@ -157,7 +157,6 @@ class Triage:
 
     @property
     def steps_seen(self) -> int:
-        """Steps read so far, over all ranks."""
         return self._fleet.telemetry().steps
 
     @property
