@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,15 +78,9 @@ class Incoming:
     """Messages that arrive until the job has ``ended``; ``lost_all`` is called when the hub has lost its data."""
 
     def __init__(
-        self,
-        hub: Hub,
-        places: Subjects,
-        lease: Lease,
-        lost_all: Callable[[], None],
-        clock: Callable[[], float],
-        refusals: Refusals,
+        self, hub: Hub, places: Subjects, lease: Lease, lost_all: Callable[[], None], refusals: Refusals
     ) -> None:
-        self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
+        self._hub, self._places, self._lease = hub, places, lease
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
         # As they came: two threads that decode and judge in turns wait for each other with every message.
         self._waiting: deque[tuple[AgentMessage, bytes]] = deque()
@@ -182,7 +177,7 @@ class Incoming:
             return
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
-        message = AgentMessage(agent, sequence, received.reply, self._consumer, sent_s, self._clock())
+        message = AgentMessage(agent, sequence, received.reply, self._consumer, sent_s, time.monotonic())
         self._open[sequence] = message
         self._waiting_bytes += len(received.data)
         self._waiting.append((message, received.data))

@@ -73,14 +73,13 @@ class NatsFleet:
         note: Callable[[Generations], None],
         keep: KeptRows,
         fetching: Fetching,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
+        self._hub, self._places, self._lease = hub, places, lease
         self._generations, self._note, self._keep = generations, note, keep
         self._noted, self._refusals = generations.changes, Refusals()
-        self._orders = CaptureOrders(self, hub, places, lease, fetching, clock, self._refusals)
+        self._orders = CaptureOrders(self, hub, places, lease, fetching, time.monotonic, self._refusals)
         self._hosts: dict[str, Host] = {}
-        self._incoming = Incoming(hub, places, lease, self._orders.write_again, clock, self._refusals)
+        self._incoming = Incoming(hub, places, lease, self._orders.write_again, self._refusals)
         self._unsettled: deque[AgentMessage] = deque()
         self._rows = RowBuffer(SILENT_S + FETCH_S)
         self._dedup = Deduplicator()
@@ -102,7 +101,7 @@ class NatsFleet:
         connected_s = self._hub.connected_s
         if connected_s is None or self._orders.busy:
             return False
-        if not all_over(self._hosts, self._incoming.agents, self._generations, self._clock(), connected_s):
+        if not all_over(self._hosts, self._incoming.agents, self._generations, time.monotonic(), connected_s):
             self._called.clear()
             return False
         answers = [self._answers(agent) for agent, host in self._hosts.items() if not host.over]
@@ -117,7 +116,7 @@ class NatsFleet:
         """See `Fleet`: steps that come twice are reported once, and so is the silence of ranks."""
         self._take_in()
         due = self._rows.due(
-            self._clock(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
+            time.monotonic(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
         )
         for host in self._hosts.values():
             if host.silent or host.newest is None or not self._is_silent(host):
@@ -136,7 +135,7 @@ class NatsFleet:
         if connected_s is None:
             return None
         heard = [one for one in self._hosts.values() if one.seen_s >= connected_s and not self._is_silent(one)]
-        return status_of_all(heard, self._generations, self._clock())
+        return status_of_all(heard, self._generations, time.monotonic())
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
@@ -195,7 +194,7 @@ class NatsFleet:
 
     def _is_silent(self, host: Host) -> bool:
         connected_s = self._hub.connected_s
-        return connected_s is not None and host.quiet_s(self._clock(), connected_s) > SILENT_S
+        return connected_s is not None and host.quiet_s(time.monotonic(), connected_s) > SILENT_S
 
     def _answers(self, agent: str) -> bool:
         """Whether a quiet host answers, or still may: a hub on a full disk passes questions on."""
@@ -206,7 +205,7 @@ class NatsFleet:
         if self._called[agent].result().problem:
             return False
         del self._called[agent]
-        self._hosts[agent].seen_s = self._clock()
+        self._hosts[agent].seen_s = time.monotonic()
         return True
 
     def _take_in(self) -> None:
@@ -260,7 +259,7 @@ class NatsFleet:
             agent=agent,
             position=message.sequence,
         )
-        self._rows.add(mine, self._clock())
+        self._rows.add(mine, time.monotonic())
 
     def holds(self, message: AgentMessage) -> bool:
         """Whether steps that came before a message are still held back."""
