@@ -23,15 +23,7 @@ from numpy.typing import NDArray
 
 from sftriage import __version__
 from sftriage.errors import InputError, SftriageError
-from sftriage.mitigate.switching import (
-    MAX_STAGES,
-    Request,
-    Setting,
-    StageTimes,
-    SwitchStatus,
-    as_range,
-    numbers_of,
-)
+from sftriage.mitigate.switching import MAX_STAGES, Request, Setting, StageTimes, SwitchStatus, as_range, numbers_of
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text

@@ -180,10 +180,7 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
         raise UsageError(f"cannot start {command[0]}: no such program")
     rings = make_rings_directory(f"doctor-{os.getpid()}")
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place,
-            under_seams(Path(place), rings) as added,
-        ):
+        with tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place, under_seams(Path(place), rings) as added:
             environment = {"SFTRIAGE_RINGS": str(rings), **added}
             known = _run(command, environment, rings, steps, patience_s)
             return found_of(_read_ranks(rings, rings / REPORTS), known)

@@ -130,14 +130,7 @@ class AgentHost:
     """
 
     def __init__(
-        self,
-        rings: Path,
-        directory: Path,
-        job: str,
-        job_id: str,
-        address: HubAddress,
-        name: str,
-        keeping: Keeping,
+        self, rings: Path, directory: Path, job: str, job_id: str, address: HubAddress, name: str, keeping: Keeping
     ) -> None:
         self._rings = rings
         self.spool = directory / "spool"

@@ -199,10 +199,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "standstill": ("{reasons}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
     "one_off": ("one-off, and has passed", ""),
-    "contended": (
-        "contention for CPUs, which may pass",
-        ": {contended}, so far for {lasted_s} s of {for_s} s",
-    ),
+    "contended": ("contention for CPUs, which may pass", ": {contended}, so far for {lasted_s} s of {for_s} s"),
     "descheduled": (
         "waiting for a CPU",
         ": that is {descheduled_share} of its lateness, and no trace of its own would show it",

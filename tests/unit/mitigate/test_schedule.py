@@ -90,12 +90,7 @@ def test_break_even_delay(n: int, break_even: float | None) -> None:
     assert cost.break_even_s == (None if break_even is None else pytest.approx(break_even, abs=1e-4))
 
 
-@given(
-    n=st.integers(2, 20),
-    size_bytes=st.floats(1, 1e10),
-    latency_s=st.floats(0, 1e-3),
-    delay_s=st.floats(0, 10),
-)
+@given(n=st.integers(2, 20), size_bytes=st.floats(1, 1e10), latency_s=st.floats(0, 1e-3), delay_s=st.floats(0, 10))
 def test_at_break_even_both_cost_the_same(n: int, size_bytes: float, latency_s: float, delay_s: float) -> None:
     cost = under_straggler(n, Messages(size_bytes, latency_s, 1e-9))
     at = cost.break_even_s
