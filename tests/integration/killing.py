@@ -20,6 +20,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.scenario import entries
 
@@ -28,14 +29,11 @@ RANK, STEPS, WARMUP_STEPS = 1, 40, 20
 """Long enough for every stage of a capture to be seen."""
 LOOK_S = 0.5
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: asked-only}
-spec:
-  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
-  limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
-"""
+POLICY = policy(
+    'name: none, match: {label: suspect, gain: ">= 99%"}',
+    detection="",
+    limits="overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100",
+)
 
 
 @dataclass

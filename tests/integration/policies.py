@@ -1,15 +1,22 @@
 """Policies of tests, as text."""
 
 
-def policy(*rules: str, steps: tuple[int, int, int] = (30, 10, 10), limits: str = "captures_per_run: 1") -> str:
-    """A policy of rules in YAML's flow style; ``steps`` are those of a window, its stride and the warm-up."""
-    window, stride, warmup = steps
+def policy(
+    *rules: str,
+    steps: tuple[int, int, int] = (30, 10, 10),
+    detection: str | None = None,
+    limits: str = "captures_per_run: 1",
+    name: str = "test",
+) -> str:
+    """A policy of rules in YAML's flow style; ``steps`` (window, stride, warm-up) or all of ``detection``."""
+    if detection is None:
+        detection = ", ".join(f"{key}_steps: {n}" for key, n in zip(("window", "stride", "warmup"), steps, strict=True))
     return f"""
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
-metadata: {{name: test}}
+metadata: {{name: {name}}}
 spec:
-  detection: {{window_steps: {window}, stride_steps: {stride}, warmup_steps: {warmup}}}
+  detection: {{{detection}}}
   rules: [{", ".join(f"{{{rule}}}" for rule in rules)}]
   limits: {{{limits}}}
 """

@@ -7,17 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.policies import policy
 from tests.integration.processes import ended
 from tests.scenario import entries
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  detection: {window_steps: 10, stride_steps: 5, warmup_steps: 3}
-  rules: [{name: slow, match: {}}]
-"""
+POLICY = policy("name: slow, match: {}", steps=(10, 5, 3), limits="")
 
 
 def on_record(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -13,24 +13,16 @@ import torch
 from sftriage.agent.stacks import find_py_spy
 from sftriage.runs.recordings import load_recording
 from sftriage.trainer import moments
+from tests.integration.policies import policy
 from tests.integration.processes import FORKED, ended, slowed, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 UNEDITED = Path(__file__).parent / "jobs" / "unedited"
 TORCHRUN = (Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", 2)
 THREE_FORKED = (*FORKED, 3)
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: seams}
-spec:
-  detection: {window_steps: 30, stride_steps: 5, warmup_steps: 10}
-  rules:
-    - name: slow-rank
-      match: {scope: [rank], stage: [data, other], gain: ">= 5% and >= 10ms"}
-      capture: {profiler: stacks, steps: 2, max_seconds: 20}
-  limits: {captures_per_run: 1}
-"""
+RULE = """name: slow-rank, match: {scope: [rank], stage: [data, other], gain: ">= 5% and >= 10ms"},
+  capture: {profiler: stacks, steps: 2, max_seconds: 20}"""
+POLICY = policy(RULE, steps=(30, 5, 10), name="seams")
 _EVALUATED = {40: "evaluation", 80: "evaluation"}
 _EVALUATED_AND_SAVED = {40: "eval+checkpoint", 80: "eval+checkpoint"}
 SLOWED = {
@@ -211,18 +203,8 @@ def test_doctor_says_that_a_script_failed(start, tmp_path):
     assert "words of its own" in told
 
 
-STALL_POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: hangs}
-spec:
-  detection: {stalled_after: 3s, window_steps: 20}
-  rules:
-    - name: stuck
-      match: {label: stalled}
-      capture: {profiler: stacks, max_seconds: 30}
-  limits: {captures_per_run: 1}
-"""
+STUCK = "name: stuck, match: {label: stalled}, capture: {profiler: stacks, max_seconds: 30}"
+STALL_POLICY = policy(STUCK, detection="stalled_after: 3s, window_steps: 20")
 WITHOUT_PTRACE = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace", "--ambient-caps=-sys_ptrace")
 
 

@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.counting import said, schedstat
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import named, verdicts
 
 JOB = Path(__file__).parent / "jobs" / "on_a_busy_cpu.py"
 STEPS = 160
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: watch}
-spec:
-  detection: {window_steps: 40, stride_steps: 20, warmup_steps: 20}
-  rules: [{name: slow-rank, match: {scope: [rank], gain: ">= 5%"}}]
-"""
+POLICY = policy('name: slow-rank, match: {scope: [rank], gain: ">= 5%"}', steps=(40, 20, 20), limits="")
 SCHEDSTAT = Path("/proc/self/schedstat")
 counts = SCHEDSTAT.exists() and said(schedstat, SCHEDSTAT.read_bytes(), 2)[0] >= 0
 pytestmark = [

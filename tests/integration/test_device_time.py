@@ -7,19 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests import needs
+from tests.integration.policies import policy
 from tests.integration.runs import named, verdicts
 
 JOB = Path(__file__).parent / "jobs" / "on_device.py"
 STEPS, SLOW_RANK = 200, 1
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: watch}
-spec:
-  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
-  rules:
-    - {name: anybody, match: {scope: [rank]}}
-"""
+POLICY = policy("name: anybody, match: {scope: [rank]}", limits="")
 
 
 @pytest.fixture(params=["queue", pytest.param("cuda", marks=needs.gpu)])

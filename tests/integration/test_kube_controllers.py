@@ -22,6 +22,7 @@ from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.hubs import free_port
 from tests.integration.kube import ANY, Cluster, Operators, OwnCluster
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
@@ -41,18 +42,9 @@ main()
 """
 """A release whose messages are so many versions newer than ours."""
 TOKEN = "a-token-of-sixteen-characters"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: input}
-spec:
-  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
-  rules:
-    - name: slow-input
-      match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"}
-      capture: {profiler: stacks, steps: 3, max_seconds: 20, control_ranks: 0}
-  limits: {captures_per_run: 3, overhead_budget: 100%}
-"""
+RULE = """name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 10ms"},
+  capture: {profiler: stacks, steps: 3, max_seconds: 20, control_ranks: 0}"""
+POLICY = policy(RULE, name="input", limits="captures_per_run: 3, overhead_budget: 100%")
 
 
 class Job:

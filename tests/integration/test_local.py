@@ -13,19 +13,17 @@ from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
 from sftriage.traces.store import LocalStore
+from tests.integration.policies import policy
 from tests.integration.processes import FORKED
 from tests.scenario import entries
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: hasty}
-spec:
-  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 0}
-  rules: [{name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3, max_seconds: 1}, cooldown: 0s}]
-"""
+
+
+def hasty(capture="profiler: torch, steps: 3, max_seconds: 1", limits=""):
+    rule = f'name: any, match: {{gain: ">= 5%"}}, capture: {{{capture}}}, cooldown: 0s'
+    return policy(rule, steps=(40, 40, 0), limits=limits)
 
 
 class Ending(Sink):
@@ -53,9 +51,9 @@ def watch(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
-    def watch(watcher, *command, policy=POLICY):
+    def watch(watcher, *command, policy=None):
         file = tmp_path / "hasty.yaml"
-        file.write_text(policy, encoding="utf-8")
+        file.write_text(policy or hasty(), encoding="utf-8")
         command = (sys.executable, *map(str, command))
         return local.LocalRun(command, "job", [file], lambda *_: [watcher], out=tmp_path / "run")
 
@@ -111,9 +109,9 @@ class Releasing(Ending):
 def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(watch, tmp_path):
     # GIVEN a rank that hangs in forward as soon as it is profiled
     pytest.importorskip("torch")
-    policy = POLICY.replace("max_seconds: 1", "max_seconds: 5") + "  limits: {overhead_budget: 100%}\n"
+    limited = hasty("profiler: torch, steps: 3, max_seconds: 5", "overhead_budget: 100%")
     watcher = Releasing(tmp_path / "end")
-    started = watch(watcher, *FORKED[1:], 2, SLOW_DATA, watcher.end, 0.02, "hangs", policy=policy)
+    started = watch(watcher, *FORKED[1:], 2, SLOW_DATA, watcher.end, 0.02, "hangs", policy=limited)
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
     again = ManualRequest("again", (1,), "me", "it goes on", steps=3)
     watcher.ask = lambda: requests.leave(started.directory, again)
@@ -137,11 +135,9 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
 def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
     # GIVEN a slow rank that profiles itself, and a rule that captures a healthy peer beside the suspect, for a while
     pytest.importorskip("torch")
-    beside = "capture: {profiler: torch, control_ranks: 1, steps: 400, max_seconds: 60}"
-    policy = POLICY.replace("capture: {profiler: torch, steps: 3, max_seconds: 1}", beside)
-    policy += "  limits: {overhead_budget: 100%}\n"
+    limited = hasty("profiler: torch, control_ranks: 1, steps: 400, max_seconds: 60", "overhead_budget: 100%")
     watcher = Ending(tmp_path / "end", after=2)
-    started = watch(watcher, *FORKED[1:], 3, SLOW_DATA, watcher.end, 0.02, "profiles", policy=policy)
+    started = watch(watcher, *FORKED[1:], 3, SLOW_DATA, watcher.end, 0.02, "profiles", policy=limited)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the suspect was refused, and the control ended with that reason, long before its steps were over

@@ -22,6 +22,7 @@ from sftriage.sinks.spans import trace_id_of
 from sftriage.verdict.accounting import anchored
 from sftriage.windows.gather import Shape
 from tests import needs
+from tests.integration import policies
 from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
@@ -32,15 +33,8 @@ HOME = Path(__file__).parent.parent.parent
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: quick}
-spec:
-  detection: {window_steps: 40, stride_steps: 10, warmup_steps: 10}
-  limits: {overhead_budget: 100%}
-  rules: [{name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3}, cooldown: 10m}]
-"""
+RULE = 'name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3}, cooldown: 10m'
+POLICY = policies.policy(RULE, steps=(40, 10, 10), limits="overhead_budget: 100%")
 
 
 @pytest.fixture

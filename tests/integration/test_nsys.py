@@ -19,6 +19,7 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.disks import small_disk
 from tests.integration.killing import POLICY as ASKED_ONLY
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
 
@@ -26,18 +27,9 @@ pytestmark = needs.nsys
 
 JOB = Path(__file__).parent / "jobs" / "slow_data.py"
 SECRET = "hunter2-hunter2"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: nsys}
-spec:
-  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 20}
-  rules:
-    - name: any
-      match: {gain: ">= 20%"}
-      capture: {profiler: nsys, steps: 4, max_seconds: 60, nsys: {trace: [nvtx, osrt], sqlite: true}}
-      cooldown: 1h
-"""
+RULE = """name: any, match: {gain: ">= 20%"}, cooldown: 1h,
+  capture: {profiler: nsys, steps: 4, max_seconds: 60, nsys: {trace: [nvtx, osrt], sqlite: true}}"""
+POLICY = policy(RULE, steps=(40, 40, 20), limits="")
 WHY = Trigger(0, 49, "suspect", "rank", (0,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 SLEEPS = "import sys, time; print('up', flush=True); time.sleep(float(sys.argv[1]))"
 

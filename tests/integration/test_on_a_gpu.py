@@ -12,30 +12,21 @@ import pytest
 
 from tests import needs
 from tests.integration.linked import kineto
+from tests.integration.policies import policy
 from tests.integration.runs import captures, named, verdicts
 from tests.scenario import entries
 
 JOB = Path(__file__).parent / "jobs" / "gpu_ddp.py"
 STEPS, SLOW_RANK = 400, 1
 WITHIN = {"forward": "Slow", "backward": "SlowBackward"}
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {{name: gpu}}
-spec:
-  detection: {{window_steps: 30, stride_steps: 10, warmup_steps: 20}}
-  rules:
-    - name: slow-rank
-      match: {{scope: [rank]}}
-      capture: {{profiler: {profiler}, steps: 4}}
-"""
 
 pytestmark = needs.gpu
 
 
 def ran(start, tmp_path, stage, profiler, *options):
     """Run the job to its end; its run directory."""
-    (tmp_path / "policy.yaml").write_text(POLICY.format(profiler=profiler), encoding="utf-8")
+    rule = f"name: slow-rank, match: {{scope: [rank]}}, capture: {{profiler: {profiler}, steps: 4}}"
+    (tmp_path / "policy.yaml").write_text(policy(rule, steps=(30, 10, 20), limits=""))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     out = tmp_path / "run"
     run = start(

@@ -18,6 +18,7 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, wait_until
 from tests.integration.runs import captures
 
@@ -49,19 +50,10 @@ QUERY = """async (sql) => {
 ERRORS = "severity IN ('error', 'data_loss') AND value > 0"
 SLOW_S = 0.1
 """Far more than a busy machine makes of a stage."""
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: late-data}
-spec:
-  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 20}
-  rules:
-    - name: slow-rank
-      match: {label: suspect, gain: ">= 20%"}
-      capture: {profiler: torch, steps: 4, control_ranks: 1}
-      cooldown: 1h
-  limits: {overhead_budget: 100%, captures_per_hour: 20, captures_per_run: 20}
-"""
+RULE = """name: slow-rank, match: {label: suspect, gain: ">= 20%"}, cooldown: 1h,
+  capture: {profiler: torch, steps: 4, control_ranks: 1}"""
+LIMITS = "overhead_budget: 100%, captures_per_hour: 20, captures_per_run: 20"
+POLICY = policy(RULE, steps=(40, 40, 20), limits=LIMITS, name="late-data")
 
 
 class Job:

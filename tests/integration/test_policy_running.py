@@ -4,29 +4,22 @@ import sys
 from pathlib import Path
 
 from tests import scenario
+from tests.integration.policies import policy
 from tests.integration.processes import wait_until
 from tests.unit.sinks.hooks import hooked
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: NAME}
-spec:
-  detection: {window_steps: 20, stride_steps: 10, warmup_steps: 10}
-  rules: [{name: NAME, match: {gain: ">= 5%"}}]
-"""
 
 
-def policy(name, more=""):
-    return POLICY.replace("NAME", name).replace('">= 5%"}', f'">= 5%"}}{more}')
+def quick(name):
+    return policy(f'name: {name}, match: {{gain: ">= 5%"}}', steps=(20, 10, 10), limits="", name=name)
 
 
 def wide(name, more):
     # (the job's one window decides, on a busy machine too)
     detection = "window_steps: 40, stride_steps: 40, warmup_steps: 0, contended_after: 0s"
-    return policy(name, more).replace("window_steps: 20, stride_steps: 10, warmup_steps: 10", detection)
+    return policy(f'name: {name}, match: {{gain: ">= 5%"}}, {more}', detection=detection, limits="", name=name)
 
 
 def entries(path, kind):
@@ -36,17 +29,17 @@ def entries(path, kind):
 def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_not(start, tmp_path):
     # GIVEN a job watched under two policies
     first, second, out = tmp_path / "first.yaml", tmp_path / "second.yaml", tmp_path / "run"
-    first.write_text(policy("first"), encoding="utf-8")
-    second.write_text(policy("second"), encoding="utf-8")
+    first.write_text(quick("first"), encoding="utf-8")
+    second.write_text(quick("second"), encoding="utf-8")
     of_job = "--job", "j", "--", sys.executable, LOOP, "2", "1000000", "0"
     run = start("run", "--policy", first, "--policy", second, "--out", out, *of_job)
     wait_until(lambda: entries(out, "window"))
     kept = [(out / name).read_text(encoding="utf-8") for name in ("policy.yaml", "policy-2.yaml")]
-    assert kept == [policy("first"), policy("second")]
+    assert kept == [quick("first"), quick("second")]
     # WHEN one of them breaks, and then is another
-    second.write_text(policy("second").replace("5%", "5"), encoding="utf-8")
+    second.write_text(quick("second").replace("5%", "5"), encoding="utf-8")
     (refused,) = wait_until(lambda: entries(out, "policy"))
-    second.write_text(policy("third"), encoding="utf-8")
+    second.write_text(quick("third"), encoding="utf-8")
     _, changed = wait_until(lambda: len(found := entries(out, "policy")) == 2 and found)
     decided = len(entries(out, "window"))
     wait_until(lambda: len(entries(out, "window")) > decided)
@@ -61,7 +54,7 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
 
 def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
     broken = tmp_path / "broken.yaml"
-    broken.write_text(policy("x").replace("5%", "5"), encoding="utf-8")
+    broken.write_text(quick("x").replace("5%", "5"), encoding="utf-8")
     run = start("run", "--policy", broken, "--out", tmp_path / "run", "--", "touch", tmp_path / "started")
     _, err = run.communicate(timeout=60)
     assert (run.returncode, (tmp_path / "started").exists(), (tmp_path / "run").exists()) == (2, False, False)
@@ -70,7 +63,7 @@ def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
 
 def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, environment):
     notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
-    notifying.write_text(wide("page-me", ", notify: [{webhook: {url_from_env: HOOK}}]"), encoding="utf-8")
+    notifying.write_text(wide("page-me", "notify: [{webhook: {url_from_env: HOOK}}]"), encoding="utf-8")
     # GIVEN a webhook that fails at first
     with hooked(500) as hook:
         arguments = ("run", "--policy", notifying, "--out", out, "--job", "j", "--", sys.executable, STUCK, end)
@@ -92,7 +85,7 @@ def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp
 
 def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(start, tmp_path):
     wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
-    wanting.write_text(wide("wanting", ", capture: {profiler: nsys}"), encoding="utf-8")
+    wanting.write_text(wide("wanting", "capture: {profiler: nsys}"), encoding="utf-8")
     run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
     (refused, *_) = wait_until(lambda: entries(out, "capture"))
     end.touch()

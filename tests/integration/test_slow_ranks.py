@@ -9,21 +9,16 @@ from pathlib import Path
 
 from sftriage.traces.manifest import Manifest
 from tests.integration.linked import check_linked
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 FOUND = {"data:2": (2, "data"), "forward:0": (0, "forward"), "optimizer:3": (3, "optimizer"), "other:1": (1, "other")}
 HELD = {"backward:1": "sync_ambiguous", "data:2+forward:1": "co_critical"}
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: in-turn}
-spec:
-  detection: {window_steps: 16, stride_steps: 8, warmup_steps: 8}
-  rules: [{name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {profiler: torch, steps: 3}, cooldown: 0s}]
-  limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
-"""
+RULE = 'name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {profiler: torch, steps: 3}, cooldown: 0s'
+LIMITS = "overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100"
+POLICY = policy(RULE, steps=(16, 8, 8), limits=LIMITS)
 
 
 def captured(run, rank, stage):

@@ -12,22 +12,14 @@ import pytest
 
 from sftriage.traces.manifest import Manifest
 from tests.integration.conftest import own_environment
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: hangs}
-spec:
-  detection: {stalled_after: 3s, window_steps: 20}
-  rules:
-    - name: stuck
-      match: {label: stalled}
-      capture: {profiler: stacks, max_seconds: 30, stacks: {flight_recorder: true}}
-  limits: {captures_per_run: 1}
-"""
+RULE = """name: stuck, match: {label: stalled},
+  capture: {profiler: stacks, max_seconds: 30, stacks: {flight_recorder: true}}"""
+POLICY = policy(RULE, detection="stalled_after: 3s, window_steps: 20")
 PAUSE_S = 5.0
 """Longer than what is a stall inside a stage."""
 IN_FORWARD, IN_BACKWARD, STOPPED = 120, 130, 140

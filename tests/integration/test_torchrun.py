@@ -6,22 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.policies import policy
 from tests.integration.runs import named
 
 JOBS = Path(__file__).parent / "jobs"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: input}
-spec:
-  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
-  rules:
-    - name: slow-input
-      match: {scope: [rank], stage: [data], gain: ">= 20% and >= 50ms"}
-      capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}
-  limits: {captures_per_run: 1}
-"""
+RULE = """name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 50ms"},
+  capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}"""
+POLICY = policy(RULE, name="input")
 
 
 @pytest.mark.parametrize("options", [(), ("watched",)])

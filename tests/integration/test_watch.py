@@ -10,24 +10,15 @@ from pathlib import Path
 import pytest
 
 from sftriage.traces.store import LocalStore
+from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
 from tests.scenario import Run, request_of, run_at, verdict
 
 IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: watched}
-spec:
-  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 20}
-  rules:
-    - name: slow-rank
-      match: {scope: [rank], stage: [data], gain: ">= 50ms"}
-      capture: {profiler: torch, steps: 3}
-  limits: {captures_per_run: 1}
-"""
+RULE = 'name: slow-rank, match: {scope: [rank], stage: [data], gain: ">= 50ms"}, capture: {profiler: torch, steps: 3}'
+POLICY = policy(RULE, steps=(20, 20, 20))
 
 
 @pytest.fixture
