@@ -1,7 +1,6 @@
 """A real browser, and `sftriage ui` for it to show."""
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,11 +51,6 @@ def serve(start) -> Callable[..., tuple[Any, str]]:
 def live(page: Any) -> None:
     """Wait until the page hears from the server."""
     page.wait_for_selector('#link[data-state="on"]')
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def fits_and_can_be_read(page: Any) -> bool:

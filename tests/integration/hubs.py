@@ -1,7 +1,6 @@
 """Hubs, and jobs beside them: hub, controller and agents are processes that can be killed and started again."""
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, ended, free_port, wait_until
 from tests.integration.runs import verdicts
 
 ROOT = Path(__file__).parents[2]
@@ -25,12 +24,6 @@ POLICY = policy(RULE, steps=(40, 20, 5))
 PATIENT = "from sftriage.fleet import over_nats; over_nats.SILENT_S = 120.0"
 """On a busy machine, what was killed is not there again within the time after which a host is given up."""
 START = "import sys\n{patch}\nfrom sftriage.commands import main\nsys.argv[0] = 'sftriage'\nmain()"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
@@ -142,7 +135,7 @@ class Hosts(Parts):
 
     @property
     def windows(self) -> list[dict]:
-        return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
+        return verdicts(self.run)
 
     def kept(self, number: int, name: str) -> None:
         steps = self.host(number) / "steps"

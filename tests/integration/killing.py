@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +19,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, kill, wait_until
 from tests.scenario import entries
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
@@ -132,9 +130,7 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
     finally:
         for job in made:
             job.known()
-            for pid in (*job.pids, job.process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill(*job.pids, job.process.pid)
             job.process.wait(DEADLINE_S)
 
 

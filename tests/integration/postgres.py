@@ -6,12 +6,11 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.integration.processes import DEADLINE_S, descendants, free_port, wait_until
 
 USER = "tester"
 PASSWORD = "p@ss/word:%20"
@@ -51,8 +50,7 @@ class Postgres:
             user = pwd.getpwnam(_unprivileged())
             self._as = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             os.chown(self.folder, user.pw_uid, user.pw_gid)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         password = self.folder / "password"
         password.write_text(PASSWORD)
         password.chmod(0o644)

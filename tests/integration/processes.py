@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,14 +62,23 @@ def wait_until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> ob
     return found
 
 
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 @contextlib.contextmanager
 def ended(process: subprocess.Popen) -> Iterator[None]:
     """A process, and all that it started, are gone when this ends, however it does."""
     try:
         yield
     finally:
-        for pid in [*descendants(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(*descendants(process.pid), process.pid)
         with contextlib.suppress(ValueError):
             process.communicate(timeout=DEADLINE_S)

@@ -1,21 +1,19 @@
 """What triage puts on record of remedies, and how a job is told to change in the middle."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.integration.policies import policy
-from tests.integration.processes import ended
-from tests.scenario import entries
+from tests.integration.processes import FORKED, ended
+from tests.integration.runs import on_record
 
 POLICY = policy("name: slow, match: {}", steps=(10, 5, 3), limits="")
-
-
-def on_record(run: Path, kind: str) -> list[dict[str, Any]]:
-    return entries(run / "decisions.jsonl", kind) if (run / "decisions.jsonl").exists() else []
+STRAGGLAR = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
 
 
 def remedies(run: Path) -> list[dict[str, Any]]:
@@ -30,6 +28,15 @@ def say(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)
     new.rename(path)
+
+
+def under_triage(
+    start: Callable[..., subprocess.Popen[str]], directory: Path, policy: str, command: tuple[Any, ...], **spec: Any
+) -> tuple[subprocess.Popen[str], Path]:
+    """Run a job, whose last argument is its spec as JSON, under a policy; its launcher, and its run directory."""
+    (directory / "policy.yaml").write_text(policy)
+    options = ["--policy", directory / "policy.yaml", "--out", directory / "run"]
+    return start("run", *options, "--", *FORKED, *command, json.dumps(spec)), directory / "run"
 
 
 @contextmanager

@@ -22,9 +22,12 @@ def captures(run: Path) -> tuple[Manifest, ...]:
     return LocalStore(run).manifests().manifests
 
 
+def on_record(run: Path, kind: str) -> list[dict[str, Any]]:
+    return entries(run / "decisions.jsonl", kind)
+
+
 def verdicts(run: Path) -> list[dict[str, Any]]:
-    """The verdicts of the windows that have been judged."""
-    return [entry["verdict"] for entry in entries(run / "decisions.jsonl", "window")]
+    return [entry["verdict"] for entry in on_record(run, "window")]
 
 
 def named(verdict: dict[str, Any]) -> tuple[int | None, str | None] | None:

@@ -15,8 +15,7 @@ import nkeys
 
 from sftriage.fleet.hub import CONTROLLER_FILE, agent_file
 from sftriage.runtime.hub_server import nats_server
-from tests.integration.hubs import free_port
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, free_port, wait_until
 
 CONFIGURATION = """
 listen: "127.0.0.1:{port}"

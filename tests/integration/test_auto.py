@@ -8,8 +8,7 @@ from sftriage.policy.in_force import find
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from tests.integration.processes import FORKED, wait_until
-from tests.integration.runs import captures
-from tests.scenario import entries
+from tests.integration.runs import captures, on_record
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 SLOW_S = 0.1
@@ -38,7 +37,7 @@ def trained(start, tmp_path):
 def test_of_a_loader_that_sleeps_stacks_alone_are_taken_and_name_the_line(trained):
     # GIVEN a rank that sleeps in data, under the policy that a first run has WHEN it is captured
     run, end = trained()
-    wait_until(lambda: entries(run / "decisions.jsonl", "cause"))
+    wait_until(lambda: on_record(run, "cause"))
     said = end()
     (manifest,) = captures(run)
     # THEN no profiler was started, and decision and manifest say why
@@ -67,9 +66,9 @@ def test_of_a_loader_that_sleeps_stacks_alone_are_taken_and_name_the_line(traine
 def test_what_stacks_leave_open_is_asked_of_operators_once_and_both_captures_name_each_other(trained, start):
     # GIVEN a rank that waits in data where no line says for what WHEN its first capture has said no more
     run, end = trained("opaque")
-    wait_until(lambda: len(entries(run / "decisions.jsonl", "cause")) > 1)
-    before = len(entries(run / "decisions.jsonl", "window"))
-    wait_until(lambda: len(entries(run / "decisions.jsonl", "window")) > before + 5)
+    wait_until(lambda: len(on_record(run, "cause")) > 1)
+    before = len(on_record(run, "window"))
+    wait_until(lambda: len(on_record(run, "window")) > before + 5)
     end()
     # THEN another follows it, by the other means and without waiting, and there is no third
     first, second = sorted(captures(run), key=lambda one: one.capture.first_step)
@@ -80,7 +79,7 @@ def test_what_stacks_leave_open_is_asked_of_operators_once_and_both_captures_nam
     assert (second.created_at - first.created_at).total_seconds() < 300
     (follow_up,) = [one for one in decisions_of(RunDirectory(run)) if one["reason"] == "follow_up"]
     assert follow_up["parameters"]["follows"] == first.capture_id
-    assert entries(run / "decisions.jsonl", "cause")[0]["left_open"] == "operators"
+    assert on_record(run, "cause")[0]["left_open"] == "operators"
     # AND that is what is shown
     shown = start("traces", "show", first.capture_id, "--run", run).communicate(timeout=60)[0]
     assert f"followed by {second.capture_id}" in shown

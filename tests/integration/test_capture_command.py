@@ -17,9 +17,8 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.liveness import trainers_alive, watcher_of
 from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
-from tests.integration.runs import captures
-from tests.scenario import entries
+from tests.integration.processes import DEADLINE_S, descendants, ended, kill, wait_until
+from tests.integration.runs import captures, on_record
 from tests.unit.conftest import run_going_on, run_in
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -124,9 +123,9 @@ def test_what_cannot_be_asked_for_is_said(start, running):
 
 def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
     directory = running
-    before = len(entries(directory / "decisions.jsonl", "manual_request"))
+    before = len(on_record(directory, "manual_request"))
     waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
-    wait_until(lambda: len(entries(directory / "decisions.jsonl", "manual_request")) > before)
+    wait_until(lambda: len(on_record(directory, "manual_request")) > before)
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (130, "")
@@ -173,12 +172,6 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         shutil.rmtree(rings, ignore_errors=True)
         status, _, err = asked(start, directory, "--rank", 0)
         assert (status, "and its job has ended" in err) == (2, True), err
-
-
-def kill(*pids):
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def rings_of(directory):

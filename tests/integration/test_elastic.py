@@ -79,7 +79,7 @@ class Job:
 
     @property
     def windows(self):
-        return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
+        return verdicts(self.run)
 
     def judged(self, attempt, more=3):
         """Wait until so many windows more of an attempt are judged than there are now."""

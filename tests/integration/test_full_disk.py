@@ -16,14 +16,14 @@ from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
-from tests.scenario import entries
+from tests.integration.runs import on_record
 
 pytest.importorskip("torch")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 
 
 def windows(run: Path) -> list[int]:
-    found = [one["verdict"] for one in entries(run / "decisions.jsonl", "window")]
+    found = [one["verdict"] for one in on_record(run, "window")]
     return [verdict["first_step"] for verdict in found if verdict["label"] != "stalled"]
 
 
@@ -46,7 +46,7 @@ def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_p
         command = [sys.executable, "-m", "sftriage", "run", "--out", run, "--", *FORKED, 2, SLOW_DATA, release]
         process = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
         with ended(process):
-            wait_until(lambda: (run / "decisions.jsonl").exists() and len(windows(run)) >= 2)
+            wait_until(lambda: len(windows(run)) >= 2)
             rings = Path(read_info(RunDirectory(run)).rings)
             # WHEN the disk takes nothing, or no new file
             begin(disk)

@@ -24,8 +24,7 @@ from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.monitor import Monitor
 from tests.disks import small_disk
-from tests.integration.hubs import free_port
-from tests.integration.processes import wait_until
+from tests.integration.processes import free_port, wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 from nats.js.errors import NoKeysError  # once it is known to be there

@@ -14,8 +14,8 @@ from sftriage.fleet import hub as fleet_hub
 from sftriage.fleet.hub import Hub, HubAddress, HubError, Leader, Lease, Subjects
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubOptions, HubServer, is_up, listens_on, make_secret
-from tests.integration.hubs import connection, free_port, own_hub
-from tests.integration.processes import wait_until
+from tests.integration.hubs import connection, own_hub
+from tests.integration.processes import free_port, wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 

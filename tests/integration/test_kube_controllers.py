@@ -20,10 +20,9 @@ from sftriage.kube.injecting import InjectionSettings
 from sftriage.runtime.hub_server import is_up, nats_server
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
-from tests.integration.hubs import free_port
 from tests.integration.kube import ANY, Cluster, Operators, OwnCluster
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob

@@ -18,9 +18,8 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.hubs import free_port
 from tests.integration.pods import Image, Objects, Place, missing, running
-from tests.integration.processes import ended
+from tests.integration.processes import ended, free_port
 from tests.unit.kube.pods import pod
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

@@ -23,9 +23,8 @@ import yaml
 from sftriage.kube.injecting import SITE
 from sftriage.kube.jobs import job_of
 from sftriage.kube.webhook import issued
-from tests.integration.hubs import free_port
 from tests.integration.kube import K8S, Cluster
-from tests.integration.processes import ended, wait_until
+from tests.integration.processes import ended, free_port, wait_until
 from tests.unit.kube.pods import JOBS, pod
 
 SOON_S = 60.0

@@ -15,10 +15,9 @@ from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, wait_until
-from tests.integration.runs import captures
+from tests.integration.runs import captures, on_record
 from tests.integration.s3 import BUCKET, environment_of
 from tests.integration.test_evidence import FIRST, HOST, SECOND, compiled
-from tests.scenario import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
@@ -111,14 +110,14 @@ def test_a_rank_of_another_host_is_captured_by_all_profilers_into_a_store_that_i
     # GIVEN a job on two hosts, under nsys, whose rank 3, on the second one, waits in data for nobody knows what
     run = job.run
     # WHEN the policy has its stacks sampled, which do not say why it waits, and follows them up
-    wait_until(lambda: run.is_dir() and len(entries(run / "decisions.jsonl", "cause")) >= 2)
+    wait_until(lambda: run.is_dir() and len(on_record(run, "cause")) >= 2)
     # AND a person asks for more, on the controller's host
     for profiler in ("torch", "nsys", "stacks"):
         by_hand = ["--rank", SLOW, "--profiler", profiler, "--reason", "a look"]
         job.sftriage(0, "capture", "--run", run, *by_hand)
     job.end()
     # THEN each capture was made once, and is stored
-    ended = [one["result"] for one in entries(run / "decisions.jsonl", "capture")]
+    ended = [one["result"] for one in on_record(run, "capture")]
     final = [(one["capture_id"], one["state"]) for one in ended]
     asked = [it["capture_id"] for one in decisions_of(RunDirectory(run)) for it in one["requests"]]
     assert sorted(final) == sorted((capture_id, "stored") for capture_id in asked), job.said
@@ -127,7 +126,7 @@ def test_a_rank_of_another_host_is_captured_by_all_profilers_into_a_store_that_i
     assert {one.host for one in its} == {SLOW_HOST}
     assert [one.profiler for one in its if one.profiler == "nsys"]
     # AND what the driver of its host says of its GPU was asked over the hub
-    found = [one for one in entries(run / "decisions.jsonl", "evidence") if one["gpus"]["of"]]
+    found = [one for one in on_record(run, "evidence") if one["gpus"]["of"]]
     of_it = [one["gpus"]["of"][str(SLOW)] for one in found if str(SLOW) in one["gpus"]["of"]]
     assert {gpu["uuid"] for gpu in of_it} == {"GPU-of-1"}
     # AND of a follow-up it is known what it follows

@@ -15,8 +15,7 @@ from sftriage.windows.rings import Ring
 from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY, SLOW_DATA
 from tests.integration.processes import DEADLINE_S, FORKED, wait_until
-from tests.integration.runs import captures
-from tests.scenario import entries
+from tests.integration.runs import captures, on_record
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -53,7 +52,7 @@ def in_the_middle(job, start, steps):
 
 def train(job):
     launcher = job.start(*FORKED, 2, SLOW_DATA, job.release, 0.05)
-    wait_until(lambda: (job.run / "decisions.jsonl").exists() and entries(job.run / "decisions.jsonl", "window"))
+    wait_until(lambda: on_record(job.run, "window"))
     return launcher
 
 

@@ -13,8 +13,7 @@ from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
 from tests.integration.hubs import SHAPE, SLOW, WORLD_SIZE, Hosts
 from tests.integration.processes import wait_until
-from tests.integration.runs import named
-from tests.scenario import entries
+from tests.integration.runs import named, on_record
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
@@ -68,10 +67,8 @@ def test_nothing_is_lost_and_nothing_counts_twice_whatever_is_killed(hosts):
     found = [suspect for one in windows if (suspect := named(one)) is not None]
     assert {rank for rank, _ in found} == {SLOW}
     assert (SLOW, "data") in found
-    asked = [
-        one["capture_id"] for e in entries(hosts.run / "decisions.jsonl", "window") for one in e["decision"]["requests"]
-    ]
-    ended = [one["result"] for one in entries(hosts.run / "decisions.jsonl", "capture")]
+    asked = [one["capture_id"] for e in on_record(hosts.run, "window") for one in e["decision"]["requests"]]
+    ended = [one["result"] for one in on_record(hosts.run, "capture")]
     final = [one for one in ended if one["state"] in ("stored", "failed", "refused", "expired")]
     assert Counter(one["capture_id"] for one in final) == Counter(asked)
     assert len(asked) == 1

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.hubs import free_port
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import DEADLINE_S, descendants, ended, is_controller, wait_until
+from tests.integration.processes import DEADLINE_S, descendants, ended, free_port, is_controller, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import terminals
 

@@ -23,9 +23,8 @@ from sftriage.verdict.accounting import anchored
 from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration import policies
-from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
 

@@ -14,14 +14,14 @@ from sftriage.trainer.monitor import Monitor
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.processes import FORKED, descendants, is_controller, wait_until
-from tests.integration.remedies import POLICY, on_record, remedies, say, states
+from tests.integration.remedies import POLICY, STRAGGLAR, remedies, say, states
+from tests.integration.runs import on_record
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 JOB = Path(__file__).parent / "jobs" / "chronic.py"
 RANKS_A_HOST, LATE_RANK = 2, 3
 SPEC = {"late_s": 0.2, "whole_s": 0.1, "steps": 3000}
-MITIGATE = "  mitigate: {remedies: [stragglar], min_saving: 1%, steps: 8}\n"
 
 
 IMPATIENT = """
@@ -77,7 +77,7 @@ class Job:
 @pytest.fixture
 def begin(tmp_path, environment):
     with two_hosts() as hosts:
-        yield lambda policy=MITIGATE: Job(hosts, tmp_path, environment, policy)
+        yield lambda policy=STRAGGLAR: Job(hosts, tmp_path, environment, policy)
 
 
 def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(begin, tmp_path):
@@ -111,7 +111,7 @@ def test_a_host_that_falls_silent_in_a_trial_ends_it_and_once_it_speaks_again_th
     # GIVEN a remedy that is being tried on ranks of two hosts
     (tmp_path / "patience").mkdir()
     (tmp_path / "patience" / "sitecustomize.py").write_text(IMPATIENT)
-    job = begin(MITIGATE.replace("steps: 8", "steps: 8, cooldown: 1s"))
+    job = begin(STRAGGLAR.replace("steps: 8", "steps: 8, cooldown: 1s"))
     run = job.run
     wait_until(lambda: states(run))
     # WHEN the agent of a host is killed, and the ranks there go on

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.mitigate.switching import Setting, SwitchFile, find_switches
-from tests.integration.processes import FORKED, wait_until
-from tests.integration.remedies import POLICY, meeting_ranks, on_record, remedies, say, states
+from tests.integration.processes import wait_until
+from tests.integration.remedies import POLICY, meeting_ranks, remedies, say, states, under_triage
+from tests.integration.runs import on_record
 
 JOB = Path(__file__).parent / "jobs" / "slow_link.py"
 SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 2000}
@@ -20,11 +21,10 @@ MITIGATE = "  mitigate: {remedies: [pipeline], min_saving: 2%, steps: 8}\n"
 @pytest.fixture
 def begin(start, tmp_path):
     def begin(policy, delays, **spec):
-        (tmp_path / "policy.yaml").write_text(policy)
         say(tmp_path / "delays", json.dumps(delays))
-        command = ["run", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--"]
-        start(*command, *FORKED, 4, JOB, json.dumps(SPEC | spec | {"delays": str(tmp_path / "delays")}))
-        return tmp_path / "run", tmp_path / "delays"
+        spec |= {"delays": str(tmp_path / "delays")}
+        _, run = under_triage(start, tmp_path, policy, (4, JOB), **(SPEC | spec))
+        return run, tmp_path / "delays"
 
     return begin
 

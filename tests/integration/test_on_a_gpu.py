@@ -13,8 +13,7 @@ import pytest
 from tests import needs
 from tests.integration.linked import kineto
 from tests.integration.policies import policy
-from tests.integration.runs import captures, named, verdicts
-from tests.scenario import entries
+from tests.integration.runs import captures, named, on_record, verdicts
 
 JOB = Path(__file__).parent / "jobs" / "gpu_ddp.py"
 STEPS, SLOW_RANK = 400, 1
@@ -61,7 +60,7 @@ def test_slow_kernels_of_a_rank_are_named_on_the_devices_clock_and_are_in_its_tr
 @needs.nsys
 def test_a_report_of_nsys_has_the_kernels_of_the_captured_steps(start, tmp_path):
     out = ran(start, tmp_path, "forward", "nsys, nsys: {sqlite: true}", "--nsys", "--nsys-trace", "cuda,nvtx")
-    said = [entry["result"]["detail"] for entry in entries(out / "decisions.jsonl", "capture")]
+    said = [entry["result"]["detail"] for entry in on_record(out, "capture")]
     for why in said:
         if "as new as the job's CUDA" in why:
             pytest.skip(why)

@@ -16,10 +16,9 @@ import pytest
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, free_port, wait_until
 from tests.integration.runs import captures
 
 pytest.importorskip("torch")

@@ -16,8 +16,7 @@ import pytest
 
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.browsing import free_port
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, free_port, wait_until
 from tests.scenario import run_at
 from tests.unit.conftest import manifest_of
 

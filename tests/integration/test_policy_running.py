@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from tests import scenario
 from tests.integration.policies import policy
 from tests.integration.processes import wait_until
+from tests.integration.runs import on_record
 from tests.unit.sinks.hooks import hooked
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -22,10 +22,6 @@ def wide(name, more):
     return policy(f'name: {name}, match: {{gain: ">= 5%"}}, {more}', detection=detection, limits="", name=name)
 
 
-def entries(path, kind):
-    return scenario.entries(path / "decisions.jsonl", kind)
-
-
 def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_not(start, tmp_path):
     # GIVEN a job watched under two policies
     first, second, out = tmp_path / "first.yaml", tmp_path / "second.yaml", tmp_path / "run"
@@ -33,16 +29,16 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
     second.write_text(quick("second"), encoding="utf-8")
     of_job = "--job", "j", "--", sys.executable, LOOP, "2", "1000000", "0"
     run = start("run", "--policy", first, "--policy", second, "--out", out, *of_job)
-    wait_until(lambda: entries(out, "window"))
+    wait_until(lambda: on_record(out, "window"))
     kept = [(out / name).read_text(encoding="utf-8") for name in ("policy.yaml", "policy-2.yaml")]
     assert kept == [quick("first"), quick("second")]
     # WHEN one of them breaks, and then is another
     second.write_text(quick("second").replace("5%", "5"), encoding="utf-8")
-    (refused,) = wait_until(lambda: entries(out, "policy"))
+    (refused,) = wait_until(lambda: on_record(out, "policy"))
     second.write_text(quick("third"), encoding="utf-8")
-    _, changed = wait_until(lambda: len(found := entries(out, "policy")) == 2 and found)
-    decided = len(entries(out, "window"))
-    wait_until(lambda: len(entries(out, "window")) > decided)
+    _, changed = wait_until(lambda: len(found := on_record(out, "policy")) == 2 and found)
+    decided = len(on_record(out, "window"))
+    wait_until(lambda: len(on_record(out, "window")) > decided)
     run.terminate()
     _, err = run.communicate(timeout=60)
     # THEN both are on record and said, with the place of the mistake
@@ -87,7 +83,7 @@ def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(
     wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
     wanting.write_text(wide("wanting", "capture: {profiler: nsys}"), encoding="utf-8")
     run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
-    (refused, *_) = wait_until(lambda: entries(out, "capture"))
+    (refused, *_) = wait_until(lambda: on_record(out, "capture"))
     end.touch()
     run.communicate(timeout=60)
     assert (refused["result"]["state"], refused["result"]["rank"]) == ("refused", 1)

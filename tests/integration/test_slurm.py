@@ -10,10 +10,9 @@ import pytest
 
 from tests.integration.conftest import own_environment
 from tests.integration.processes import wait_until
-from tests.integration.runs import captures, named, verdicts
+from tests.integration.runs import captures, named, on_record, verdicts
 from tests.integration.slurm import cluster_of_two
 from tests.integration.test_many_hosts import POLICY
-from tests.scenario import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -169,7 +168,7 @@ def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_aga
     cancelled = submit(on_the_page(1, tmp_path, "stepping.py release", "$HEAD:7500"))
     runs = tmp_path / "sftriage-runs"
     for job in (again, cancelled):
-        wait_until(lambda job=job: (runs / job / "decisions.jsonl").exists() and verdicts(runs / job))
+        wait_until(lambda job=job: verdicts(runs / job))
     # WHEN one is queued again, and the other one is cancelled
     cluster.run(0, "scontrol", "requeue", again)
     cluster.run(0, "scancel", cancelled)
@@ -177,13 +176,13 @@ def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_aga
     # THEN nothing is left of them but what was found, which can be read
     for job in (again, cancelled):
         wait_until(lambda job=job: not left(cluster, job, runs))
-        assert len(entries(runs / job / "decisions.jsonl", "window")) == len(verdicts(runs / job)) > 0
+        assert len(on_record(runs / job, "window")) == len(verdicts(runs / job)) > 0
         shown = cluster.run(0, "sftriage", "decisions", "--run", runs / job, "--json", cwd=tmp_path)
         assert shown.returncode == 0, shown.stderr
     # WHEN SLURM starts the first one again, under the same number
     cluster.run(0, "scontrol", "update", f"job={again}", "StartTime=now")
     second = runs / f"{again}-2"
-    wait_until(lambda: (second / "decisions.jsonl").exists() and verdicts(second))
+    wait_until(lambda: verdicts(second))
     assert cluster.about(again)["Restarts"] == "1"
     (tmp_path / "release").touch()
     wait_until(lambda: cluster.ended(again))
