@@ -159,7 +159,6 @@ def train(start, environment, tmp_path):
 
 
 def without_us(text: str) -> str:
-    """The script as it was before anybody wrote a line of ours into it."""
     return "".join(line for line in text.splitlines(keepends=True) if "sftriage" not in line.lower())
 
 

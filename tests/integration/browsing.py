@@ -48,8 +48,10 @@ def serve(start) -> Callable[..., tuple[Any, str]]:
     return serve
 
 
-def live(page: Any) -> None:
-    """Wait until the page hears from the server."""
+def live(page: Any, url: str = "") -> None:
+    """Wait until the page, at a URL if there is one, hears from the server."""
+    if url:
+        page.goto(url)
     page.wait_for_selector('#link[data-state="on"]')
 
 

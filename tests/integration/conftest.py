@@ -13,11 +13,7 @@ import pytest
 
 from sftriage.policy.in_force import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
-from tests.integration.kube import (
-    laptop,  # noqa: F401 (a fixture)
-    namespace,  # noqa: F401 (a fixture)
-    server,  # noqa: F401 (a fixture)
-)
+from tests.integration.kube import laptop, namespace, server, stored  # noqa: F401 (fixtures)
 from tests.integration.processes import ended
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
@@ -34,7 +30,6 @@ def own_environment(directory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    """An environment in which a run's notes are its own."""
     return own_environment(tmp_path)
 
 

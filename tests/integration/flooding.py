@@ -66,7 +66,6 @@ async def flood(address: HubAddress, places: Subjects, agents: Sequence[str], co
 
 
 def bomb() -> bytes:
-    """A small message of much."""
     packer = zlib.compressobj(9)
     parts = [packer.compress(b"\0" * (1 << 20)) for _ in range((MAX_UNPACKED_BYTES >> 20) + 1)]
     return b"SFT\x01" + b"".join(parts) + packer.flush()

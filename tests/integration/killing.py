@@ -53,7 +53,6 @@ class Job:
         return Path(read_info(self.directory).rings)
 
     def ring(self, rank: int) -> Ring:
-        """The newest ring of a rank."""
         return Ring(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
 
     def mailbox(self) -> MailboxClient:
@@ -135,7 +134,6 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
 
 
 def asked(job: Job, **changes: object) -> ManualRequest:
-    """Somebody asks for a capture."""
     job.asks += 1
     job.old = {path.name for path in (job.directory.path / "captures").glob("asked-*")}
     with job.mailbox() as mailbox:
@@ -147,7 +145,6 @@ def asked(job: Job, **changes: object) -> ManualRequest:
 
 
 def posted(job: Job, mailbox: MailboxClient) -> bool:
-    """The rank has been told."""
     with contextlib.suppress(RingError):  # (looked at while it is being written)
         return mailbox.latest() != job.posted_before
     return False
@@ -199,7 +196,6 @@ def result_of(job: Job, request_id: str) -> dict:
 
 
 def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
-    """Take the job over."""
     command = [sys.executable, "-m", "sftriage", "attach", "--run", str(job.directory.path)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     job.pids.add(process.pid)
@@ -207,7 +203,6 @@ def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
 
 
 def taken_over(job: Job, environment: dict[str, str]) -> None:
-    """Kill whoever watches the job, and have the next one watch it."""
     job.process.kill()
     job.process.wait(DEADLINE_S)
     job.process = attached(job, environment)
@@ -224,7 +219,6 @@ def end(job: Job) -> None:
 
 
 def capture_again(job: Job, environment: dict[str, str], profiler: str = "torch") -> dict:
-    """Have it captured by a person; the result."""
     command = [sys.executable, "-m", "sftriage", "capture", "--run", str(job.directory.path), "--rank", str(RANK)]
     done = subprocess.run(
         [*command, "--profiler", profiler, "--steps", "3", "--reason", "again", "--json"],

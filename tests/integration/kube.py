@@ -290,6 +290,13 @@ def stored_trace(folder: Path, url: str) -> tuple[RemoteStore, Manifest]:
     return RemoteStore.open(url), manifest
 
 
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[RemoteStore, Manifest]:
+    """A store with one trace, and its manifest."""
+    (tmp_path / "traces").mkdir()
+    return stored_trace(tmp_path, str(tmp_path / "traces"))
+
+
 def captured(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest, place: str = "") -> str:
     why = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
     body = made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow", "trigger": why})

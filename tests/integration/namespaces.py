@@ -106,11 +106,7 @@ class Hosts:
         environment = {"NODE_RANK": str(number), **environment, "GLOO_SOCKET_IFNAME": DEVICE}
         with said.open("ab") as file:
             process = subprocess.Popen(
-                self.inside(number, command),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
+                self.inside(number, command), env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
         self.started.append(process)
         return process

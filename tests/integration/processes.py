@@ -12,8 +12,9 @@ from pathlib import Path
 
 DEADLINE_S = 240.0
 
+JOBS = Path(__file__).parent / "jobs"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKED = (sys.executable, str(Path(__file__).parent / "jobs" / "launch.py"))
+FORKED = (sys.executable, str(JOBS / "launch.py"))
 """Launchers of a job: how many ranks comes next, and then their script. The second takes a third of the time."""
 
 SLOW_S, SLOW_SHARE = 0.03, 0.6
@@ -31,7 +32,6 @@ def slowed(rank: int, a_step: int, after: int) -> dict[str, str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes below this one."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -46,7 +46,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_controller(pid: int) -> bool:
-    """Whether a process is the controller that ``sftriage run`` has started."""
     return b"\0controller\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
@@ -71,6 +70,12 @@ def kill(*pids: int) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
+
+
+def peak_bytes(pid: int) -> int:
+    """The largest resident size of a process so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 @contextlib.contextmanager

@@ -19,8 +19,6 @@ TAKEN, GIVEN_BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 class Terminal:
-    """A terminal of some size with one program in it."""
-
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], columns: int, lines: int) -> None:
         self._master, slave = pty.openpty()
         self._screen = pyte.Screen(columns, lines)

@@ -165,8 +165,6 @@ SLEEPING = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 class Started:
-    """Starts processes of a command, and says when."""
-
     def __init__(self, *commands):
         self._commands, self.processes, self.again = list(commands), [], []
         self.changed = threading.Condition()

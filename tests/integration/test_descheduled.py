@@ -9,10 +9,10 @@ import pytest
 
 from sftriage.agent.counting import said, schedstat
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S
+from tests.integration.processes import DEADLINE_S, JOBS
 from tests.integration.runs import named, verdicts
 
-JOB = Path(__file__).parent / "jobs" / "on_a_busy_cpu.py"
+JOB = JOBS / "on_a_busy_cpu.py"
 STEPS = 160
 POLICY = policy('name: slow-rank, match: {scope: [rank], gain: ">= 5%"}', steps=(40, 20, 20), limits="")
 SCHEDSTAT = Path("/proc/self/schedstat")

@@ -2,15 +2,15 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests import needs
 from tests.integration.policies import policy
+from tests.integration.processes import JOBS
 from tests.integration.runs import named, verdicts
 
-JOB = Path(__file__).parent / "jobs" / "on_device.py"
+JOB = JOBS / "on_device.py"
 STEPS, SLOW_RANK = 200, 1
 POLICY = policy("name: anybody, match: {scope: [rank]}", limits="")
 

@@ -63,7 +63,6 @@ class Job:
             self.running[number] = self.hosts.start(number, command, self.environment, said)
 
     def say(self, name, text=""):
-        """Tell the ranks something; see the job."""
         (self.directory / "new").write_text(text)
         (self.directory / "new").rename(self.directory / name)
 

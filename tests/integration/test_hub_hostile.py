@@ -6,7 +6,6 @@ import hashlib
 import re
 import socket
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +23,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from tests.integration.flooding import flood
 from tests.integration.hubs import Hosts, connection, own_hub
+from tests.integration.processes import peak_bytes
 from tests.unit.conftest import manifest_of
 
 nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -103,11 +103,6 @@ def test_a_trace_that_is_not_what_it_says_is_refused(hub, tmp_path, lie):
     assert found.result.detail.isprintable()
     assert store.ids() == frozenset()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"] == []
-
-
-def peak_bytes(pid):
-    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM:")]
-    return int(line.split()[1]) << 10
 
 
 def test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on(tmp_path, environment):

@@ -48,7 +48,6 @@ def of_nsys(job: Job) -> list[int]:
 
 
 def commands() -> list[tuple[int, list[bytes]]]:
-    """Every process and the words that it was started with."""
     found = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -89,7 +88,6 @@ def collecting(job: Job, mailbox: MailboxClient) -> bool:
 
 
 def answered(job: Job, mailbox: MailboxClient) -> bool:
-    """The steps of what was asked for last are in."""
     return posted(job, mailbox) and mailbox.progress().answered
 
 
@@ -125,14 +123,12 @@ def kill(job: Job) -> None:
 
 
 def check_goes_on(job: Job, trainer: int) -> None:
-    """Training goes on, in the same process."""
     before = job.steps()
     wait_until(lambda: job.steps() > before + 20)
     assert job.trainer() == trainer
 
 
 def check_gone(job: Job) -> None:
-    """Nothing that was temporary is left, and no process of nsys."""
     assert not tmp_of(job).exists()
     wait_until(lambda: not of_nsys(job))
 
@@ -283,7 +279,6 @@ def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_
 
 @pytest.fixture
 def plain(tmp_path, environment):
-    """Starts jobs that nsys does not know of."""
     with jobs(tmp_path, environment) as start:
         yield start
 

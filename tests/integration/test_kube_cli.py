@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, put_status, stored_trace
+from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, put_status
 from tests.integration.processes import wait_until
 
 SOON_S = 60.0
@@ -29,13 +27,6 @@ REPORT = {
     "captures_total": 1,
     "cost": {"stragglers_s": 12.5},
 }
-
-
-@pytest.fixture
-def stored(tmp_path) -> tuple[RemoteStore, Manifest]:
-    """A store with one trace, and its manifest."""
-    (tmp_path / "traces").mkdir()
-    return stored_trace(tmp_path, str(tmp_path / "traces"))
 
 
 def reported(server: Cluster, namespace: str) -> None:

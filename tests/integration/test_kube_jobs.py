@@ -43,10 +43,7 @@ class TrainingJob:
         self.server, self.ref = server, JobRef("job", name, namespace)
         container = {"name": "train", "image": "train:1", "command": ["torchrun", "train.py"]}
         labels = {"batch.kubernetes.io/job-name": name, **({"sftriage.dev/inject": "enabled"} if labelled else {})}
-        self._template = {
-            "metadata": {"labels": labels},
-            "spec": {"containers": [container], "restartPolicy": "Never"},
-        }
+        self._template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "restartPolicy": "Never"}}
         about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
         server.create({**about, "spec": {"parallelism": 0, "template": self._template}}, namespace)
         self.uid = server.get("job", name, namespace=namespace)["metadata"]["uid"]

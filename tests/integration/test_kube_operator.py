@@ -15,7 +15,7 @@ import yaml
 from sftriage.policy.in_force import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured, stored_trace
+from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured
 from tests.integration.processes import wait_until
 
 DEFAULT = yaml.safe_load(find("default").read_text())
@@ -264,12 +264,6 @@ def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_
     ]
 
 
-@pytest.fixture
-def traces(tmp_path) -> tuple[RemoteStore, Manifest]:
-    (tmp_path / "traces").mkdir()
-    return stored_trace(tmp_path, str(tmp_path / "traces"))
-
-
 def with_finalizer(server: Cluster, namespace: str, store: RemoteStore, manifest: Manifest) -> str:
     name = captured(server, namespace, store, manifest)
     finalizers = wait_until(
@@ -283,31 +277,31 @@ def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
     return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
 
 
-def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, traces):
-    with operator.running("--store", traces[0].place):
-        name = with_finalizer(server, namespace, *traces)
-        assert len(traces[0].ids()) == 1
+def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, stored):
+    with operator.running("--store", stored[0].place):
+        name = with_finalizer(server, namespace, *stored)
+        assert len(stored[0].ids()) == 1
         server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
         wait_until(gone(server, namespace), SOON_S)
-    assert traces[0].ids() == frozenset()
+    assert stored[0].ids() == frozenset()
 
 
-def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, traces):
+def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, stored):
     """GIVEN a capture that is deleted while no operator runs THEN it waits, and the next operator deletes its trace."""
-    with operator.running("--store", traces[0].place):
-        name = with_finalizer(server, namespace, *traces)
+    with operator.running("--store", stored[0].place):
+        name = with_finalizer(server, namespace, *stored)
     server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
     assert server.get("tracecapture", name, namespace=namespace)["metadata"]["deletionTimestamp"]
-    assert len(traces[0].ids()) == 1
-    with operator.running("--store", traces[0].place):
+    assert len(stored[0].ids()) == 1
+    with operator.running("--store", stored[0].place):
         wait_until(gone(server, namespace), SOON_S)
-    assert traces[0].ids() == frozenset()
+    assert stored[0].ids() == frozenset()
 
 
-def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, traces):
+def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, stored):
     """GIVEN an operator that was given no store THEN the object waits, says why, and goes once somebody is given it."""
     with operator.running():
-        name = with_finalizer(server, namespace, *traces)
+        name = with_finalizer(server, namespace, *stored)
         server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
 
         def said() -> bool:
@@ -315,7 +309,7 @@ def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, na
             return any("is no store of this operator" in one["message"] for one in status["conditions"])
 
         wait_until(said, SOON_S)
-    assert len(traces[0].ids()) == 1
-    with operator.running("--store", traces[0].place):
+    assert len(stored[0].ids()) == 1
+    with operator.running("--store", stored[0].place):
         wait_until(gone(server, namespace), SOON_S)
-    assert traces[0].ids() == frozenset()
+    assert stored[0].ids() == frozenset()

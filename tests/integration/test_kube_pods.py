@@ -54,8 +54,6 @@ class Forwarded:
         self._thread.start()
 
     def port(self, port: int) -> int:
-        """The port there of a port here."""
-
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
                 while data := await reader.read(65536):

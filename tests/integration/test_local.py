@@ -47,7 +47,6 @@ class Ending(Sink):
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    """Watch a job under a policy."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 

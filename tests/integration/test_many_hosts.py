@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +11,12 @@ from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
 from tests.integration.namespaces import two_hosts
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, JOBS, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
+SLOW_DATA = JOBS / "slow_data.py"
 JOB = f"job/{os.getpid()}"
 SLOW = 3
 POLICY = policy(

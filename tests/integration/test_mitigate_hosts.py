@@ -13,13 +13,13 @@ from sftriage.mitigate.switching import SwitchFile, make_switch
 from sftriage.trainer.monitor import Monitor
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
-from tests.integration.processes import FORKED, descendants, is_controller, wait_until
+from tests.integration.processes import FORKED, JOBS, descendants, is_controller, wait_until
 from tests.integration.remedies import POLICY, STRAGGLAR, remedies, say, states
 from tests.integration.runs import on_record
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-JOB = Path(__file__).parent / "jobs" / "chronic.py"
+JOB = JOBS / "chronic.py"
 RANKS_A_HOST, LATE_RANK = 2, 3
 SPEC = {"late_s": 0.2, "whole_s": 0.1, "steps": 3000}
 
@@ -34,8 +34,6 @@ if "controller" in sys.orig_argv:
 
 
 class Job:
-    """A job of two ranks a host, under triage: its launchers, and the run directory."""
-
     def __init__(self, hosts, directory, environment, policy):
         self.hosts, self.directory, self.run = hosts, directory, directory / "run"
         say(directory / "whom", str(LATE_RANK))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sftriage.mitigate.switching import Setting, SwitchFile, find_switches
-from tests.integration.processes import wait_until
+from tests.integration.processes import JOBS, wait_until
 from tests.integration.remedies import POLICY, meeting_ranks, remedies, say, states, under_triage
 from tests.integration.runs import on_record
 
-JOB = Path(__file__).parent / "jobs" / "slow_link.py"
+JOB = JOBS / "slow_link.py"
 SPEC = {"forward_s": 0.006, "backward_s": 0.012, "microbatches": 8, "most": 8, "steps": 2000}
 DELAY_S = 0.02
 HELPED = [("trying", "worthwhile"), ("kept", "helps")]

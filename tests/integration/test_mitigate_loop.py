@@ -1,14 +1,13 @@
 """A real Gloo job with a rank that is late in every step: what triage does about it where its policy allows that."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import descendants, kill, wait_until
+from tests.integration.processes import JOBS, descendants, kill, wait_until
 from tests.integration.remedies import POLICY, STRAGGLAR, remedies, say, states, under_triage
 
-JOB = Path(__file__).parent / "jobs" / "chronic.py"
+JOB = JOBS / "chronic.py"
 RANKS, LATE_RANK = 8, 5
 SPEC = {"late_s": 0.15, "whole_s": 0.1, "steps": 1000}
 

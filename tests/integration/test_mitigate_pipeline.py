@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,9 @@ from torch.distributed.pipelining import schedules
 from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import _RECEIVES, _SENDS, HostTransfers, adapted_schedule, attach, is_known
 from sftriage.mitigate.advice import Pipeline, absorbing, one_f_one_b, order_of, planned
-from tests.integration.processes import FORKED
+from tests.integration.processes import FORKED, JOBS
 
-JOB = Path(__file__).parent / "jobs" / "delayed_pipeline.py"
+JOB = JOBS / "delayed_pipeline.py"
 FORWARD_S, BACKWARD_S, DELAY_S, MICROBATCHES = 0.004, 0.008, 0.01, 8
 
 

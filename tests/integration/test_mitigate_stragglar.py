@@ -1,14 +1,13 @@
 """Real ranks over Gloo that reduce around a straggler: the sums are right, who it is may change, and nobody hangs."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import FORKED, wait_until
+from tests.integration.processes import FORKED, JOBS, wait_until
 from tests.integration.remedies import meeting_ranks
 
-JOB = Path(__file__).parent / "jobs" / "stragglar_ranks.py"
+JOB = JOBS / "stragglar_ranks.py"
 
 
 @pytest.mark.parametrize(

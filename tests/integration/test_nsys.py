@@ -117,7 +117,6 @@ def place(tmp_path, environment, request):
 
 @pytest.fixture
 def rank(place):
-    """Start one rank by the script."""
     started = []
 
     def rank(*program, **changes):
@@ -179,13 +178,11 @@ def processes(fits):
 
 
 def session_agent(place):
-    """The pid of nsys's agent of this test's session."""
     name = f"--session-name={place['SFTRIAGE_NSYS_SESSION']}-0.0".encode()
     return next(processes(lambda words: b"--start-agent" in words and name in words), None)
 
 
 def ends_in(descriptor):
-    """What a descriptor of a process is an end of."""
     with contextlib.suppress(OSError):  # (closed since)
         return str(Path(descriptor).readlink())
 

@@ -89,13 +89,11 @@ class Rank:
         self.trains = True
 
     def train_again(self):
-        """A trainer that is new, in the next attempt."""
         self.attempt += 1
         self.monitor = Monitor(("data", "backward"), rank=0, world_size=1, rings=self.rings, spool=self.spool)
         self.reader = Ring(self.rings / f"rank-0.{self.attempt}.ring")
 
     def behaves(self, subcommand, script):
-        """What nsys does for this subcommand, in place of what it would."""
         (self.bin / f"{subcommand}.sh").write_text(script, encoding="utf-8")
 
     def look(self):
@@ -138,7 +136,6 @@ class Rank:
             return self.result(capture).state == "stored"
 
     def collecting(self, **changes):
-        """A capture for which nsys has been started."""
         capture = self.capture(**changes)
         while not (self.bin / "started").exists():
             # (no step after the look that may see that nsys has started)
@@ -186,7 +183,6 @@ def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
 
 @pytest.fixture
 def no_nvtx(monkeypatch):
-    """A trainer in which there is no NVTX."""
     monkeypatch.setitem(sys.modules, "nvtx", None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 

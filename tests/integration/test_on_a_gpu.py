@@ -6,16 +6,16 @@ Where there is none these are skipped. ``make gpu-check`` runs them and all othe
 import json
 import sqlite3
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests import needs
 from tests.integration.linked import kineto
 from tests.integration.policies import policy
+from tests.integration.processes import JOBS
 from tests.integration.runs import captures, named, on_record, verdicts
 
-JOB = Path(__file__).parent / "jobs" / "gpu_ddp.py"
+JOB = JOBS / "gpu_ddp.py"
 STEPS, SLOW_RANK = 400, 1
 WITHIN = {"forward": "Slow", "backward": "SlowBackward"}
 
@@ -23,7 +23,6 @@ pytestmark = needs.gpu
 
 
 def ran(start, tmp_path, stage, profiler, *options):
-    """Run the job to its end; its run directory."""
     rule = f"name: slow-rank, match: {{scope: [rank]}}, capture: {{profiler: {profiler}, steps: 4}}"
     (tmp_path / "policy.yaml").write_text(policy(rule, steps=(30, 10, 20), limits=""))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)

@@ -112,7 +112,6 @@ def both(tmp_path_factory):
 
 
 def opened(script: str, *arguments: object) -> dict:
-    """What a tool says, run in its own environment."""
     command = [str(needs.OPENERS), str(HERE / "openers" / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """Injected pods for which nothing else is there: no operator, no controller, no hub. Training is none the worse."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +8,14 @@ import pytest
 from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import HUB_KEY, job_of
 from tests.integration.pods import Image, Objects, Pod, missing, running
+from tests.integration.processes import JOBS
 from tests.unit.kube.pods import pod
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
-SCRIPT = Path(__file__).parent / "jobs" / "unedited" / "ddp.py"
+SCRIPT = JOBS / "unedited" / "ddp.py"
 OURS = InjectionSettings(image="sftriage:1")
 IMAGES = {"sftriage:1": Image(("sftriage",), user=65532)}
 TRAIN = ["torchrun", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "/out"]
@@ -23,7 +23,6 @@ KILLED = 128 + signal.SIGKILL
 
 
 def injected(command: list[str], annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
-    """A pod that is a job by itself, as the webhook has it."""
     body = pod(name="resnet", annotations=annotations or {}, **spec)
     (container,) = body["spec"]["containers"]
     container |= {"command": command, "volumeMounts": [{"name": "out", "mountPath": "/out"}]}

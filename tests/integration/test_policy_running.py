@@ -1,15 +1,14 @@
 """Policies under a job that runs: changed, broken, several of them, and telling somebody."""
 
 import sys
-from pathlib import Path
 
 from tests.integration.policies import policy
-from tests.integration.processes import wait_until
+from tests.integration.processes import JOBS, wait_until
 from tests.integration.runs import on_record
 from tests.unit.sinks.hooks import hooked
 
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
-STUCK = Path(__file__).parent / "jobs" / "stuck.py"
+LOOP = JOBS / "loop.py"
+STUCK = JOBS / "stuck.py"
 
 
 def quick(name):

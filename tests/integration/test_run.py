@@ -130,8 +130,6 @@ def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp
 
 
 class FromTerminal:
-    """A run of a script that was started from a terminal."""
-
     def __init__(self, script: str, out: Path, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "sftriage", "run", "--out", str(out), "--", "sh", "-c", script]
         self.pid, self._terminal = pty.fork()
@@ -149,7 +147,6 @@ class FromTerminal:
         return bool(select.select([self._terminal], [], [], 0)[0])
 
     def status(self, options: int = 0) -> int:
-        """What a shell is told of it next."""
         return wait_until(lambda: (found := os.waitpid(self.pid, os.WNOHANG | options))[0] and found)[1]
 
     def close(self) -> None:

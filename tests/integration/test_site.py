@@ -183,8 +183,7 @@ for step in range(100_000):
 
 
 @pytest.mark.parametrize(
-    ("how", "status"),
-    [("os._exit", 7), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL), ("a raise", 1)],
+    ("how", "status"), [("os._exit", 7), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL), ("a raise", 1)]
 )
 def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, environment, how, status):
     # GIVEN a script that trains WHEN its process ends, in its own way or somebody else's
@@ -192,12 +191,7 @@ def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, 
     with carried(tmp_path / "auto") as added:
         command = [sys.executable, "-c", ENDS, how]
         process = subprocess.Popen(
-            command,
-            env=environment | added,
-            cwd=rings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            command, env=environment | added, cwd=rings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout.readline() == "trains\n"
         if status < 0:

@@ -5,15 +5,14 @@ is not slow is asked of recordings (`test_policy_replay`), and of long runs on a
 """
 
 import json
-from pathlib import Path
 
 from sftriage.traces.manifest import Manifest
 from tests.integration.linked import check_linked
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, JOBS, wait_until
 from tests.integration.runs import captures, named, verdicts
 
-IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
+IN_TURN = JOBS / "in_turn.py"
 FOUND = {"data:2": (2, "data"), "forward:0": (0, "forward"), "optimizer:3": (3, "optimizer"), "other:1": (1, "other")}
 HELD = {"backward:1": "sync_ambiguous", "data:2+forward:1": "co_critical"}
 RULE = 'name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {profiler: torch, steps: 3}, cooldown: 0s'

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import own_environment
-from tests.integration.processes import wait_until
+from tests.integration.processes import JOBS, wait_until
 from tests.integration.runs import captures, named, on_record, verdicts
 from tests.integration.slurm import cluster_of_two
 from tests.integration.test_many_hosts import POLICY
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-JOBS = Path(__file__).parent / "jobs"
 PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
 SLOW = 3
 

@@ -26,8 +26,6 @@ IN_FORWARD, IN_BACKWARD, STOPPED = 120, 130, 140
 
 
 class Stood(NamedTuple):
-    """The job after its end, which hung in three steps of which each was seen."""
-
     run: Path
     pid: int
     stalls: list[dict[str, Any]]

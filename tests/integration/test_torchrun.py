@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.policies import policy
+from tests.integration.processes import JOBS
 from tests.integration.runs import named
 
-JOBS = Path(__file__).parent / "jobs"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 RULE = """name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% and >= 50ms"},
   capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}"""

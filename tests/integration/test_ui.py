@@ -47,7 +47,6 @@ def recorded(demonstrated) -> Path:
 
 
 def onsets_of(run: Path) -> set[str]:
-    """The steps at which windows have seen the fault begin."""
     windows = verdicts(run)
     suspects = (one["suspects"][0] for one in windows if one["suspects"])
     return {str(one["onset_step"]) for one in suspects if (one["rank"], one["stage"]) == (2, "data")}
@@ -56,8 +55,7 @@ def onsets_of(run: Path) -> set[str]:
 def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_path):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
-    page.goto(serve("--run", recorded)[1])
-    live(page)
+    live(page, serve("--run", recorded)[1])
     # THEN one look answers: not healthy, since when, who and where, what it cost, and what was done
     answers = page.inner_text(".answers")
     assert page.inner_text("#headline") == "Slow, and captured"
@@ -119,8 +117,7 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     captures, kept = (run / name for name in ("captures", "kept"))
     captures.rename(kept)
     run.joinpath("decisions.jsonl").write_bytes(lines[0])
-    page.goto(serve("--run", run)[1])
-    live(page)
+    live(page, serve("--run", run)[1])
     assert page.inner_text("#headline") != "Slow, and captured"
     # AND somebody has opened the table, and is about to type
     page.click("#timeline-table summary")
@@ -156,8 +153,7 @@ def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
 def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, recorded, tmp_path):
     # GIVEN the page of a run whose directory is not there
     process, url = serve("--run", tmp_path / "run")
-    page.goto(url)
-    live(page)
+    live(page, url)
     assert page.inner_text("#headline") == "No run yet"
     assert f"There is no run in {tmp_path / 'run'} yet." in page.inner_text("#outlook")
     # WHEN it is there THEN the page shows it by itself, and the terminal says so
@@ -181,8 +177,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     url = process.stdout.readline().strip()
     context = browser.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
-    page.goto(url)
-    live(page)
+    live(page, url)
     # WHEN runs begin one after the other THEN the page shows each
     for name in ("first", "second"):
         shutil.copytree(recorded, tmp_path / name)
@@ -247,8 +242,7 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
 def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     judged = verdicts(recorded)
     first_step, last_step = judged[0]["first_step"], judged[-1]["last_step"]
-    page.goto(serve("--run", recorded)[1])
-    live(page)
+    live(page, serve("--run", recorded)[1])
     # GIVEN a person who has a keyboard alone: the first stop leads past the head of the page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -282,15 +276,13 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
 
 
 def side(page, chart: str) -> float:
-    """Where on the screen a chart's cursor begins."""
     return page.locator(f"#{chart}-cursor .here").bounding_box()["x"]
 
 
 def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
-    page.goto(serve("--run", recorded)[1])
-    live(page)
+    live(page, serve("--run", recorded)[1])
     # WHEN one points at the capture's mark
     mark, chart = (page.locator(one).bounding_box() for one in (".stack .captured", "#timeline-cursor"))
     page.hover("#timeline-cursor", position={"x": mark["x"] + mark["width"] / 2 - chart["x"], "y": 40})
@@ -306,8 +298,7 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
     # GIVEN the page of a capture whose cause is known
     (manifest,) = LocalStore(recorded).manifests().manifests
     url = f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}"
-    page.goto(url)
-    live(page)
+    live(page, url)
     # THEN the cause is said, and where it is, is framed
     place = manifest.findings.cause.place
     expect(page.locator("#capture")).to_contain_text(manifest.findings.cause.sentence)
@@ -347,8 +338,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, rec
     (manifest,) = LocalStore(recorded).manifests().manifests
     context = browser.new_context(**PHONE, color_scheme=scheme)
     page = context.new_page()
-    page.goto(serve("--run", recorded)[1] + target.format(manifest.capture_id))
-    live(page)
+    live(page, serve("--run", recorded)[1] + target.format(manifest.capture_id))
     assert fits_and_can_be_read(page)
     context.close()
 
@@ -375,8 +365,7 @@ def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path
     # AND with it a browser shows the page, and what the page asks for on its own
     context = browser.new_context(http_credentials={"username": "any", "password": TOKEN})
     page = context.new_page()
-    page.goto(url)
-    live(page)
+    live(page, url)
     page.wait_for_function(PAINTED)
     context.close()
 

@@ -12,7 +12,7 @@ from sftriage.traces.remote import CaptureKey, RemoteStore
 from tests import needs
 from tests.integration.browsing import PHONE, fits_and_can_be_read, live
 from tests.integration.postgres import Postgres
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, peak_bytes, wait_until
 from tests.integration.s3 import BUCKET, Proxy, environment_of, served
 from tests.unit.conftest import manifest_of
 from tests.unit.web.stored import CONTENT, trace_of
@@ -36,8 +36,7 @@ def server():
 @pytest.fixture
 def through(server, environment):
     """A proxy before a bucket that is empty; what is started talks to it."""
-    for one in server.client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
-        server.client.delete_object(Bucket=BUCKET, Key=one["Key"])
+    server.clear()
     with Proxy(server) as proxy:
         environment.update(environment_of(proxy.url))
         yield proxy
@@ -149,15 +148,10 @@ def test_a_large_artefact_passes_through_without_being_held(through, put, serve)
         return digest.hexdigest()
 
     assert fetched(small) == small.artefacts[0].sha256
-    before = _peak_bytes(process.pid)
+    before = peak_bytes(process.pid)
     # WHEN it is fetched THEN it is whole, and the page has not become larger by it
     assert fetched(large) == large.artefacts[0].sha256
-    assert _peak_bytes(process.pid) - before < LARGE_BYTES / 2
-
-
-def _peak_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    assert peak_bytes(process.pid) - before < LARGE_BYTES / 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

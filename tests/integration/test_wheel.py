@@ -13,7 +13,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def build(to: Path, **environment: str) -> Path:
-    """Build the wheel of this checkout into a directory."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), str(CHECKOUT)]
     subprocess.run(command, check=True, timeout=280, env={**os.environ, **environment})
     (built,) = to.glob("*.whl")

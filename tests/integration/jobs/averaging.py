@@ -15,7 +15,6 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 
 def descend(model: torch.nn.Module) -> None:
-    """A step of gradient descent."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter -= 1e-3 * parameter.grad

@@ -65,7 +65,6 @@ def killed_once(where: str) -> None:
 
 
 def group_of(ranks: Iterable[range]) -> dist.ProcessGroup:
-    """Which of these groups this rank is in."""
     groups = {of: dist.new_group(list(of)) for of in ranks}
     return next(group for of, group in groups.items() if dist.get_rank() in of)
 

@@ -169,7 +169,6 @@ def voting(how: str) -> None:
 
 
 def warnings() -> list[str]:
-    """What is said from here on."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -296,7 +296,6 @@ def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(jo
     proc = Path(f"/proc/{job.trainer.process.pid}")
 
     def capture(number: int) -> int:
-        """One capture; how large its trace was."""
         asked = CaptureRequest(f"cap-{number}", 2, "torch", 20, 1, 60.0, 50_000_000, options)
         result = job.captures(asked)
         assert (result.state, result.last_step - result.first_step) == ("stored", 19), result
