@@ -128,10 +128,21 @@ FRAMEWORKS = {
 }
 
 
+def suspects(start, directory: Path, variables: dict[str, str], *job: object) -> set[tuple[int, str] | None]:
+    """Run a job of options, a launcher and a script; whom its windows name, and None for those that name nobody."""
+    policy, run = directory / "policy.yaml", directory / "run"
+    policy.write_text(POLICY)
+    job = start("run", "--policy", policy, "--out", run, *job, env=variables, cwd=directory)
+    _, told = job.communicate(timeout=400)
+    assert job.returncode == 0, told
+    found = {named(verdict) for verdict in verdicts(run)}
+    assert found - {None}, told
+    return found
+
+
 @pytest.fixture
 def train(start, environment, tmp_path):
     """Train by a script's text, rank 1 slow in its data set from some step on; the run."""
-    (tmp_path / "policy.yaml").write_text(POLICY)
     out = tmp_path / "out"
     out.mkdir()
 
@@ -143,16 +154,9 @@ def train(start, environment, tmp_path):
             "MLFLOW_TRACKING_URI": (out / "mlflow").as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
         }
-        arguments = (*auto, "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher, ranks)
-        job = start(
-            *("run", *arguments, HERE / "slowed.py", tmp_path / framework.script, out),
-            env=environment | slowed(1, framework.a_step, SLOW_FROM) | trackers,
-            cwd=tmp_path,
-        )
-        _, told = job.communicate(timeout=400)
-        assert job.returncode == 0, told
-        assert (1, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
-        assert {named(verdict) for verdict in verdicts(tmp_path / "run")} <= {None, (1, "data")}
+        variables = environment | slowed(1, framework.a_step, SLOW_FROM) | trackers
+        job = (*auto, "--", *launcher, ranks, HERE / "slowed.py", tmp_path / framework.script, out)
+        assert suspects(start, tmp_path, variables, *job) <= {None, (1, "data")}
         return tmp_path / "run"
 
     return train
@@ -261,17 +265,6 @@ def test_with_a_line_of_ours_and_auto_nothing_is_counted_twice(train, name):
 def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
     start, environment, tmp_path, script, ranks, slow, a_step
 ):
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    arguments = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *FORKED, ranks)
-    job = start(
-        "run",
-        *arguments,
-        HERE / "slowed.py",
-        EXAMPLES / f"{script}.py",
-        tmp_path,
-        env=environment | slowed(slow, a_step, SLOW_FROM),
-        cwd=tmp_path,
-    )
-    _, told = job.communicate(timeout=400)
-    assert job.returncode == 0, told
-    assert {named(verdict) for verdict in verdicts(tmp_path / "run")} == {None, (slow, "data")}, told
+    job = ("--", *FORKED, ranks, HERE / "slowed.py", EXAMPLES / f"{script}.py", tmp_path)
+    found = suspects(start, tmp_path, environment | slowed(slow, a_step, SLOW_FROM), *job)
+    assert found == {None, (slow, "data")}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,15 @@ def live(page: Any, url: str = "") -> None:
     if url:
         page.goto(url)
     page.wait_for_selector('#link[data-state="on"]')
+
+
+def downloaded(page: Any, folder: Path) -> Path:
+    """The trace that the page offers, under the name that the browser gives it."""
+    with page.expect_download() as download:
+        page.click("text=Download trace.json.gz")
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
 
 
 def fits_and_can_be_read(page: Any) -> bool:

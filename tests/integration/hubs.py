@@ -12,7 +12,7 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, Processes, free_port, wait_until
 from tests.integration.runs import verdicts
 
 ROOT = Path(__file__).parents[2]
@@ -41,35 +41,24 @@ def connection(port: int, credentials: Path | None, ca: Path | None = None, sche
         yield hub
 
 
-class Parts:
+class Parts(Processes):
     """The parts of a job on many hosts. ``patch`` is done in each before it begins."""
 
     patch = ""
 
     def __init__(self, directory: Path, environment: dict[str, str], policy: str) -> None:
-        self.directory, self.environment = directory, {**environment, "PYTHONPATH": str(ROOT)}
+        super().__init__(directory, {**environment, "PYTHONPATH": str(ROOT)})
         self.secret, self.address = directory / "secret", ("127.0.0.1", free_port())
         self.release, self.run, self.policy = directory / "release", directory / "run", directory / "policy.yaml"
         self.policy.write_text(policy, encoding="utf-8")
         make_secret(self.secret)
-        self._held = contextlib.ExitStack()
         self._held.callback(lambda: self.hub.close())
         self.hub = self.start_hub()
         self.controller = self.start_controller("--out", self.run, "--policy", self.policy)
 
     @property
-    def said(self) -> str:
-        return (self.directory / "said").read_text(encoding="utf-8")
-
-    @property
     def where(self) -> tuple[object, ...]:
         return "--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret
-
-    def start(self, *command: object) -> subprocess.Popen:
-        with (self.directory / "said").open("ab") as said:
-            process = subprocess.Popen([*map(str, command)], env=self.environment, stdout=said, stderr=said)
-        self._held.enter_context(ended(process))
-        return process
 
     def sftriage(self, name: str, *options: object) -> subprocess.Popen:
         return self.start(sys.executable, "-c", START.format(patch=self.patch), name, *self.where, *options)
@@ -84,9 +73,6 @@ class Parts:
     def kill(process: subprocess.Popen) -> None:
         process.kill()
         process.wait(DEADLINE_S)
-
-    def close(self) -> None:
-        self._held.close()
 
 
 class BesideHub(Parts):

@@ -87,3 +87,24 @@ def ended(process: subprocess.Popen) -> Iterator[None]:
         kill(*descendants(process.pid), process.pid)
         with contextlib.suppress(ValueError):
             process.communicate(timeout=DEADLINE_S)
+
+
+class Processes:
+    """Processes that write into a file ``said`` of a directory; they end with `close`."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self.directory, self.environment = directory, environment
+        self._held = contextlib.ExitStack()
+
+    @property
+    def said(self) -> str:
+        return (self.directory / "said").read_text(encoding="utf-8")
+
+    def start(self, *command: object, **more: str) -> subprocess.Popen:
+        with (self.directory / "said").open("ab") as said:
+            process = subprocess.Popen([*map(str, command)], env={**self.environment, **more}, stdout=said, stderr=said)
+        self._held.enter_context(ended(process))
+        return process
+
+    def close(self) -> None:
+        self._held.close()

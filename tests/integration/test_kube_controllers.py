@@ -20,9 +20,9 @@ from sftriage.kube.injecting import InjectionSettings
 from sftriage.runtime.hub_server import is_up, nats_server
 from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
-from tests.integration.kube import ANY, Cluster, Operators, OwnCluster
+from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, made
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, Processes, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
@@ -46,23 +46,18 @@ RULE = """name: slow-input, match: {scope: [rank], stage: [data], gain: ">= 20% 
 POLICY = policy(RULE, name="input", limits="captures_per_run: 3, overhead_budget: 100%")
 
 
-class Job:
+class Job(Processes):
     """A job of two ranks on this host, and what its pods would run, as the operator wants it, from its objects here."""
 
     def __init__(
         self, server: Cluster, namespace: str, folder: Path, environment: dict[str, str], **settings: object
     ) -> None:
-        self._held = contextlib.ExitStack()
         self.server, self.folder, self.port, self.release = server, folder, free_port(), folder / "release"
         self.policies, self.store, self.host = folder / "policies", folder / "traces", folder / "host"
         for path in (self.policies, self.store):
             path.mkdir()
-        self.environment = {
-            **environment,
-            "PYTHONPATH": str(REPOSITORY),
-            "SFTRIAGE_RINGS": str(self.host / "rings"),
-            "SFTRIAGE_SPOOL": str(self.host / "spool"),
-        }
+        places = {"SFTRIAGE_RINGS": str(self.host / "rings"), "SFTRIAGE_SPOOL": str(self.host / "spool")}
+        super().__init__(folder, {**environment, "PYTHONPATH": str(REPOSITORY), **places})
         said = {"image": "registry.example/sftriage@sha256:12", "store": str(self.store), **settings}
         self.settings = InjectionSettings.model_validate(said)
         self.operators = Operators(server, folder, namespace, self.settings)
@@ -99,17 +94,6 @@ class Job:
             if path.name not in data:
                 path.unlink()
 
-    @property
-    def said(self) -> str:
-        return (self.folder / "said").read_text()
-
-    def start(self, *command: object, **more: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "said").open("ab") as said:
-            environment = {**self.environment, **more}
-            process = subprocess.Popen([*map(str, command)], env=environment, stdout=said, stderr=said)
-        self._held.enter_context(ended(process))
-        return process
-
     def start_controller(self) -> subprocess.Popen[bytes]:
         spec = self._objects["deployment"]["spec"]["template"]["spec"]
         here = {"/policies": self.policies, "/runs": self.folder / "runs", "/hub/hub": self.hub / "hub"}
@@ -145,13 +129,8 @@ class Job:
         return found[0].get("status", {}) if found else {}
 
     def ask(self, name: str, **spec: Any) -> None:
-        body = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
-        about = {"name": name}
         said = {"job": self.ref.name, "reason": "why?", "requested_by": {"username": "jane"}, **spec}
-        self.server.create({**body, "metadata": about, "spec": said}, self.ref.namespace)
-
-    def close(self) -> None:
-        self._held.close()
+        self.server.create(made("TraceCapture", name, said), self.ref.namespace)
 
 
 @pytest.fixture

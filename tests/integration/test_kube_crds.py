@@ -18,13 +18,12 @@ from sftriage.policy.state import Losses, SuspectLoss
 from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.traces.manifest import ReproducedInfo
-from tests.integration.kube import K8S, put_status
+from tests.integration.kube import K8S, made, put_status
 from tests.integration.processes import wait_until
 from tests.scenario import row
 from tests.unit.conftest import manifest_of
 
 NOW_S = 1_800_000_000.0
-HEAD = {"apiVersion": "sftriage.dev/v1alpha1"}
 
 
 def documented(kind: str = "TriagePolicy") -> dict[str, str]:
@@ -106,7 +105,7 @@ def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
 
 def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     """GIVEN a run with a slow rank, hold-offs and captures WHEN its report is written THEN the server has all of it."""
-    server.create({**HEAD, "kind": "TriageReport", "metadata": {"name": "r"}, "spec": {"job": "resnet"}}, namespace)
+    server.create(made("TriageReport", "r", {"job": "resnet"}), namespace)
     served = server.get("triagereport", "r", namespace=namespace)
     info = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
     rows = (row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60))
@@ -124,7 +123,7 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
 def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     trigger = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
     spec = {"job": "resnet", "rank": 2, "reason": "slow in data", "trigger": trigger}
-    server.create({**HEAD, "kind": "TraceCapture", "metadata": {"name": "c"}, "spec": spec}, namespace)
+    server.create(made("TraceCapture", "c", spec), namespace)
     served = server.get("tracecapture", "c", namespace=namespace)
     found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
     manifest = manifest_of("c1").model_copy(update={"reproduced": found})
@@ -153,8 +152,7 @@ def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespac
 
 @pytest.mark.parametrize("text", documented("TraceCapture").values(), ids=documented("TraceCapture"))
 def test_a_capture_of_the_documentation_is_one_that_can_be_asked_for(server, namespace, text):
-    made = server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text)
-    served = json.loads(made.stdout)
+    served = json.loads(server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text).stdout)
     spec, wrong_ = capture_of(served)
     assert (spec is not None, wrong_) == (True, "")
     assert served["spec"] == yaml.safe_load(text)["spec"]

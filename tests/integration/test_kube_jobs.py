@@ -16,7 +16,7 @@ from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
-from tests.integration.kube import ANY, K8S, Cluster, Operators
+from tests.integration.kube import ANY, K8S, Cluster, Operators, made
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
@@ -208,10 +208,8 @@ def test_a_person_s_capture_is_given_to_the_controller_of_its_job(server, namesp
     operators.start()
     job = TrainingJob(server, namespace)
     job.add_pod(0)
-    about = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
     for name in ("pretraining", "later"):
-        spec = {"job": name, "rank": 0, "reason": "why?"}
-        server.create({**about, "metadata": {"name": name}, "spec": spec}, namespace)
+        server.create(made("TraceCapture", name, {"job": name, "rank": 0, "reason": "why?"}), namespace)
 
     def label(name: str) -> str:
         labels = server.get("tracecapture", name, namespace=namespace)["metadata"].get("labels", {})

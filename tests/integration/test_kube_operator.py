@@ -15,7 +15,7 @@ import yaml
 from sftriage.policy.in_force import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured
+from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured, made
 from tests.integration.processes import wait_until
 
 DEFAULT = yaml.safe_load(find("default").read_text())
@@ -219,10 +219,8 @@ def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
 
 def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, namespace, operator):
     good = {"job": "resnet", "rank": 2, "reason": "why?"}
-    made = {"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture"}
-    server.create({**made, "metadata": {"name": "good"}, "spec": good}, namespace)
-    bad = {**good, "profiler": "nsys", "torch": {}}
-    server.create({**made, "metadata": {"name": "bad"}, "spec": bad}, namespace)
+    server.create(made("TraceCapture", "good", good), namespace)
+    server.create(made("TraceCapture", "bad", {**good, "profiler": "nsys", "torch": {}}), namespace)
     with operator.running():
         server.kubectl(
             *("wait", "--for=condition=Accepted=False", "tracecapture/bad", "-n", namespace, f"--timeout={SOON_S:.0f}s")

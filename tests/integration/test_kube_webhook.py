@@ -23,18 +23,13 @@ import yaml
 from sftriage.kube.injecting import SITE
 from sftriage.kube.jobs import job_of
 from sftriage.kube.webhook import issued
-from tests.integration.kube import K8S, Cluster
+from tests.integration.kube import K8S, Cluster, made
 from tests.integration.processes import ended, free_port, wait_until
 from tests.unit.kube.pods import JOBS, pod
 
 SOON_S = 60.0
 HOST = "127.0.0.1"
-CAPTURE = {
-    "apiVersion": "sftriage.dev/v1alpha1",
-    "kind": "TraceCapture",
-    "metadata": {"name": "look"},
-    "spec": {"job": "resnet", "rank": 3, "reason": "why", "profiler": "stacks"},
-}
+CAPTURE = made("TraceCapture", "look", {"job": "resnet", "rank": 3, "reason": "why", "profiler": "stacks"})
 
 
 class Webhook:

@@ -77,9 +77,7 @@ def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, en
     (earlier / "__init__.py").write_text("")
     (earlier / "theirs.py").write_text("FOUND = True\n")
     environment["PYTHONPATH"] = f"{site}{os.pathsep}{earlier.parent}"
-    # WHEN
     script = f"{TRAIN}\nimport sftriage.theirs\nassert sftriage.theirs.FOUND"
-    # THEN
     assert Path(output([sys.executable, "-c", script], environment).strip()).is_relative_to(tmp_path / "auto")
     assert (tmp_path / "rings" / "rank-0.0.ring").exists()
 
@@ -99,7 +97,6 @@ with Monitor(("work",), ()) as monitor:
         pass
 print(moments.FORM.name, moments.WHY_NOT_C)
 """
-    # WHEN
     writer, _, why = output([python, "-I", "-S", "-c", script], environment).strip().partition(" ")
     # THEN it records, by the binary where there is one
     with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
@@ -125,7 +122,6 @@ def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path,
     (theirs / "sitecustomize.py").write_text("import sys\nsys.seen = __file__\n")
     site = carry(tmp_path / "auto")
     environment["PYTHONPATH"] = f"{site}{os.pathsep}{theirs}"
-    # WHEN
     asked = "import json, sys, sitecustomize; print(json.dumps([sys.seen, sitecustomize.__file__, sys.path]))"
     seen, named, path = json.loads(output([sys.executable, "-c", asked], environment))
     # THEN it is there as if there were no other, and so is the path

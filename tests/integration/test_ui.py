@@ -15,7 +15,7 @@ import pytest
 
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.browsing import PHONE, fits_and_can_be_read, live
+from tests.integration.browsing import PHONE, downloaded, fits_and_can_be_read, live
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import verdicts
@@ -81,10 +81,7 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
         list(range(manifest.capture.first_step, manifest.capture.last_step + 1))
     ] * 2
     # AND downloads the trace
-    with page.expect_download() as download:
-        page.click("text=Download trace.json.gz")
-    path = tmp_path / download.value.suggested_filename
-    download.value.save_as(path)
+    path = downloaded(page, tmp_path)
     # THEN it is the one that the manifest and the page speak of, whole
     artefact = manifest.artefacts[0]
     assert path.name == f"{manifest.capture_id}-{artefact.name}"

@@ -10,7 +10,7 @@ import pytest
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import CaptureKey, RemoteStore
 from tests import needs
-from tests.integration.browsing import PHONE, fits_and_can_be_read, live
+from tests.integration.browsing import PHONE, downloaded, fits_and_can_be_read, live
 from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, peak_bytes, wait_until
 from tests.integration.s3 import BUCKET, Proxy, environment_of, served
@@ -72,10 +72,7 @@ def test_from_the_list_to_the_downloaded_file(page, through, put, serve, tmp_pat
     page.click("table.list tbody a")
     assert page.inner_text("#capture-title") == "Capture of rank 0, steps 160 to 164"
     assert "No timeline here" in page.inner_text("#elsewhere")
-    with page.expect_download() as download:
-        page.click("text=Download trace.json.gz")
-    path = tmp_path / download.value.suggested_filename
-    download.value.save_as(path)
+    path = downloaded(page, tmp_path)
     # THEN what they have is what the manifest promises
     assert path.name == "c-8-trace.json.gz"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest.artefacts[0].sha256
