@@ -14,7 +14,7 @@ import pytest
 from sftriage.policy.in_force import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.kube import laptop, namespace, server, stored  # noqa: F401 (fixtures)
-from tests.integration.processes import ended
+from tests.integration.processes import ended, output_of
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -51,17 +51,9 @@ def demonstrated(tmp_path_factory) -> Demonstrated:
     directory, steps = tmp_path_factory.mktemp("demonstrated"), 160
     policy = directory / "policy.yaml"
     policy.write_text(find("default").read_text().replace("profiler: auto", "profiler: torch"))
-    command = ["demo", "--steps", str(steps), "--fault", "data:2:200", "--out", str(directory / "run")]
-    command += ["--policy", str(policy)]
-    done = subprocess.run(
-        [sys.executable, "-m", "sftriage", *command],
-        env=own_environment(directory),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return Demonstrated(directory / "run", done.stdout, steps, steps * 2 // 5)
+    command = ["demo", "--steps", steps, "--fault", "data:2:200", "--out", directory / "run", "--policy", policy]
+    said = output_of(sys.executable, "-m", "sftriage", *command, env=own_environment(directory), timeout=280)
+    return Demonstrated(directory / "run", said, steps, steps * 2 // 5)
 
 
 @pytest.fixture

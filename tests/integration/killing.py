@@ -19,10 +19,9 @@ from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, kill, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, TORCHRUN, descendants, kill, wait_until
 from tests.scenario import entries
 
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 RANK, STEPS, WARMUP_STEPS = 1, 40, 20
 """Long enough for every stage of a capture to be seen."""
 LOOK_S = 0.5

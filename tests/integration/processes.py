@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 DEADLINE_S = 240.0
 
 JOBS = Path(__file__).parent / "jobs"
+IN_TURN, LOOP, SLOW_DATA, STUCK = (JOBS / f"{name}.py" for name in ("in_turn", "loop", "slow_data", "stuck"))
+UNEDITED = JOBS / "unedited"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 FORKED = (sys.executable, str(JOBS / "launch.py"))
 """Launchers of a job: how many ranks comes next, and then their script. The second takes a third of the time."""
@@ -29,6 +32,14 @@ def slowed(rank: int, a_step: int, after: int) -> dict[str, str]:
         "SLOW_S": str(SLOW_S / a_step),
         "SLOW_SHARE": str(SLOW_SHARE),
     }
+
+
+def output_of(*command: object, **options: Any) -> str:
+    """What a command prints that ends with status 0."""
+    options = {"capture_output": True, "text": True, "timeout": DEADLINE_S, **options}
+    done = subprocess.run([*map(str, command)], check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
 
 
 def descendants(pid: int) -> list[int]:

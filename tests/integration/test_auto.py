@@ -7,10 +7,9 @@ import pytest
 from sftriage.policy.in_force import find
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
-from tests.integration.processes import FORKED, wait_until
+from tests.integration.processes import FORKED, SLOW_DATA, wait_until
 from tests.integration.runs import captures, on_record
 
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 SLOW_S = 0.1
 
 

@@ -14,10 +14,9 @@ from sftriage.agent.stacks import find_py_spy
 from sftriage.runs.recordings import load_recording
 from sftriage.trainer import moments
 from tests.integration.policies import policy
-from tests.integration.processes import FORKED, JOBS, ended, slowed, wait_until
+from tests.integration.processes import FORKED, UNEDITED, ended, slowed, wait_until
 from tests.integration.runs import captures, named, verdicts
 
-UNEDITED = JOBS / "unedited"
 TORCHRUN = (Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", 2)
 THREE_FORKED = (*FORKED, 3)
 RULE = """name: slow-rank, match: {scope: [rank], stage: [data, other], gain: ">= 5% and >= 10ms"},

@@ -17,11 +17,9 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.liveness import trainers_alive, watcher_of
 from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, descendants, ended, kill, wait_until
+from tests.integration.processes import DEADLINE_S, LOOP, descendants, ended, kill, output_of, wait_until
 from tests.integration.runs import captures, on_record
 from tests.unit.conftest import run_going_on, run_in
-
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
 
 
 @contextlib.contextmanager
@@ -184,9 +182,7 @@ def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, 
     elsewhere = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"]
     elsewhere += ['mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", sys.executable, "-m", "sftriage", "capture"]
     command = [*elsewhere, "--run", running, "--rank", 1, "--steps", 2, "--reason", "from there", "--json"]
-    done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["results"]
+    (result,) = json.loads(output_of(*command, env=environment, timeout=120))["results"]
     assert (result["rank"], result["state"]) == (1, "stored")
 
 

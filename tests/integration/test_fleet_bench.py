@@ -1,11 +1,12 @@
 """The bench of a large job, at a small size: its made-up agents are taken for real ones, and its figures are there."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.integration.processes import output_of
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 ROOT = Path(__file__).parents[2]
@@ -15,9 +16,7 @@ SIZE = ("--ranks", 32, "--sizes", 1, "--processes", 2, "--window", 40, "--stride
 def test_a_made_up_job_is_judged_by_the_real_controller(environment):
     # GIVEN four agents of eight ranks each, one of which is slow from the second window on
     command = [sys.executable, "-m", "bench", "fleet", *SIZE, "--steps-per-second", 20, "--seconds", 8, "--json"]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["sizes"]
+    (found,) = json.loads(output_of(*command, cwd=ROOT, env=environment))["sizes"]
     # THEN that rank is named and nobody else, and what its agents told has all come
     assert found["named"] == [found["planted"]], found["said"]
     assert (found["agents"], found["coverage_min"]) == (4, 1.0)

@@ -15,11 +15,10 @@ from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import SmallDisk, served_disk, small_disk
-from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, ended, wait_until
 from tests.integration.runs import on_record
 
 pytest.importorskip("torch")
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 
 
 def windows(run: Path) -> list[int]:

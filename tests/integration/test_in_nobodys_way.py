@@ -14,9 +14,8 @@ from sftriage.runtime.launcher import FORWARDED
 from tests.disks import served_disk, small_disk
 from tests.integration.hubs import BesideHub
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, LOOP, ended, wait_until
 
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
 STATUS = 3
 BLOCK = "def block(*_, **__):\n    import time\n    while True:\n        time.sleep(60)\n"
 REFUSE = 'def refuse(*_, **__):\n    raise RuntimeError("can\'t start new thread")\n'

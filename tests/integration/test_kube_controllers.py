@@ -22,7 +22,7 @@ from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, made
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, Processes, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, Processes, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
@@ -32,7 +32,6 @@ pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
 REPOSITORY = Path(__file__).parents[2]
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 OTHER = """
 import sftriage.fleet.wire as wire
 wire.VERSION += {}

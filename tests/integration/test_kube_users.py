@@ -19,14 +19,13 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.pods import Image, Objects, Place, missing, running
-from tests.integration.processes import ended, free_port
+from tests.integration.processes import UNEDITED, ended, free_port
 from tests.unit.kube.pods import pod
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 JOB, OURS = JobRef("pod", "resnet", "ml"), "sftriage:1"
-UNEDITED = Path(__file__).parent / "jobs" / "unedited"
 TRAIN = f"""
 import sys
 from pathlib import Path

@@ -14,11 +14,8 @@ from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
 from sftriage.traces.store import LocalStore
 from tests.integration.policies import policy
-from tests.integration.processes import FORKED
+from tests.integration.processes import FORKED, SLOW_DATA, STUCK
 from tests.scenario import entries
-
-STUCK = Path(__file__).parent / "jobs" / "stuck.py"
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 
 
 def hasty(capture="profiler: torch, steps: 3, max_seconds: 1", limits=""):

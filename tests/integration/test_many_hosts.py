@@ -11,12 +11,11 @@ from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
 from tests.integration.namespaces import two_hosts
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, JOBS, wait_until
+from tests.integration.processes import DEADLINE_S, SLOW_DATA, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-SLOW_DATA = JOBS / "slow_data.py"
 JOB = f"job/{os.getpid()}"
 SLOW = 3
 POLICY = policy(

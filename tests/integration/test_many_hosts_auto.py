@@ -5,9 +5,9 @@ import os
 import pytest
 
 from tests.integration.namespaces import two_hosts
-from tests.integration.processes import DEADLINE_S, slowed
+from tests.integration.processes import DEADLINE_S, UNEDITED, slowed
 from tests.integration.runs import captures, named, verdicts
-from tests.integration.test_auto_seams import POLICY, SLOW_FROM, UNEDITED
+from tests.integration.test_auto_seams import POLICY, SLOW_FROM
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")

@@ -14,7 +14,7 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, SLOW_DATA, wait_until
 from tests.integration.runs import captures, on_record
 from tests.integration.s3 import BUCKET, environment_of
 from tests.integration.test_evidence import FIRST, HOST, SECOND, compiled
@@ -22,7 +22,6 @@ from tests.integration.test_evidence import FIRST, HOST, SECOND, compiled
 pytest.importorskip("torch")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 SLOW, SLOW_HOST = 3, "node-b"
 STORE_PORT = 5055
 STORE = f"s3://{BUCKET}/kept"

@@ -13,8 +13,8 @@ from sftriage.runs.journal import read_journal
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 from tests.integration.hubs import BesideHub
-from tests.integration.killing import POLICY, SLOW_DATA
-from tests.integration.processes import DEADLINE_S, FORKED, wait_until
+from tests.integration.killing import POLICY
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, wait_until
 from tests.integration.runs import captures, on_record
 
 pytest.importorskip("torch")

@@ -24,13 +24,11 @@ from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration import policies
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, FORKED, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, LOOP, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
 
 HOME = Path(__file__).parent.parent.parent
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
-IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 
 RULE = 'name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3}, cooldown: 10m'
 POLICY = policies.policy(RULE, steps=(40, 10, 10), limits="overhead_budget: 100%")

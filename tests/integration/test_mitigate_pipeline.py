@@ -1,7 +1,6 @@
 """A real pipeline of four stages over Gloo with a delayed link, whose stages run as far ahead as is planned."""
 
 import json
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from torch.distributed.pipelining import schedules
 from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import _RECEIVES, _SENDS, HostTransfers, adapted_schedule, attach, is_known
 from sftriage.mitigate.advice import Pipeline, absorbing, one_f_one_b, order_of, planned
-from tests.integration.processes import FORKED, JOBS
+from tests.integration.processes import FORKED, JOBS, output_of
 
 JOB = JOBS / "delayed_pipeline.py"
 FORWARD_S, BACKWARD_S, DELAY_S, MICROBATCHES = 0.004, 0.008, 0.01, 8
@@ -23,10 +22,7 @@ SPEC = {"forward_s": FORWARD_S, "backward_s": BACKWARD_S, "delay_S": DELAYS, "mi
 
 
 def trained(environment, **spec):
-    command = [*FORKED, "4", JOB, json.dumps(SPEC | spec)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of(*FORKED, 4, JOB, json.dumps(SPEC | spec), env=environment))
 
 
 def orders(ahead_S):

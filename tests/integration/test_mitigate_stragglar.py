@@ -1,10 +1,8 @@
 """Real ranks over Gloo that reduce around a straggler: the sums are right, who it is may change, and nobody hangs."""
 
-import subprocess
-
 import pytest
 
-from tests.integration.processes import FORKED, JOBS, wait_until
+from tests.integration.processes import FORKED, JOBS, output_of, wait_until
 from tests.integration.remedies import meeting_ranks
 
 JOB = JOBS / "stragglar_ranks.py"
@@ -32,10 +30,7 @@ JOB = JOBS / "stragglar_ranks.py"
 def test_gradients_are_those_of_an_all_reduce(environment, tmp_path, ranks, what):
     if what in ("hooked", "releases"):
         environment = {**environment, "SFTRIAGE_RINGS": str(tmp_path)}
-    command = [*FORKED, str(ranks), JOB, what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["right"] * ranks
+    assert output_of(*FORKED, ranks, JOB, what, env=environment).split() == ["right"] * ranks
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "voting", "across", "casting"])

@@ -18,7 +18,7 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.conftest import own_environment
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, TORCHRUN, ended, free_port, output_of, wait_until
 from tests.integration.runs import captures
 
 pytest.importorskip("torch")
@@ -66,7 +66,7 @@ class Job:
         policy = self._directory / "policy.yaml"
         policy.write_text(POLICY, encoding="utf-8")
         command = ["run", *self._options, "--policy", policy, "--out", self.run, "--"]
-        command += [*(TORCHRUN if self._options else FORKED), 2, HERE / "jobs" / "slow_data.py"]
+        command += [*(TORCHRUN if self._options else FORKED), 2, SLOW_DATA]
         words = [sys.executable, "-m", "sftriage", *map(str, command), str(self._directory / "release"), str(SLOW_S)]
         with (self._directory / "output").open("wb") as output:
             self._process = subprocess.Popen(words, env=self._environment, stdout=output, stderr=output)
@@ -87,10 +87,7 @@ class Job:
         before = {one.capture_id for one in captures(self.run)}
         command = [sys.executable, "-m", "sftriage", "capture", "--run", self.run, "--rank", 0, "--rank", 1]
         command += ["--steps", STEPS, "--reason", "to lay them side by side", *options]
-        done = subprocess.run(
-            [str(word) for word in command], env=self._environment, capture_output=True, text=True, timeout=DEADLINE_S
-        )
-        assert done.returncode == 0, done.stderr
+        output_of(*command, env=self._environment)
         made = [one for one in captures(self.run) if one.capture_id not in before]
         return sorted(made, key=lambda one: one.capture.rank)
 
@@ -112,10 +109,7 @@ def both(tmp_path_factory):
 
 
 def opened(script: str, *arguments: object) -> dict:
-    command = [str(needs.OPENERS), str(HERE / "openers" / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(output_of(needs.OPENERS, HERE / "openers" / script, *arguments).splitlines()[-1])
 
 
 def test_a_trace_says_itself_whose_it_is_and_why_it_exists(both):

@@ -12,11 +12,10 @@ from sftriage.controller.replay import replay
 from sftriage.policy.in_force import load_set, shipped
 from sftriage.runs.recordings import load_recording
 from sftriage.words.decisions import reason_sentence
-from tests.integration.processes import JOBS
+from tests.integration.processes import LOOP
 from tests.scenario import Fault, Job, Recorder, decision, entries, every, from_step, run_at
 from tests.unit.policy.making import make_verdict
 
-LOOP = JOBS / "loop.py"
 FIRST_FAULTY_STEP = 110
 BEGINS = from_step(FIRST_FAULTY_STEP)
 

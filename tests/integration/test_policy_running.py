@@ -3,12 +3,9 @@
 import sys
 
 from tests.integration.policies import policy
-from tests.integration.processes import JOBS, wait_until
+from tests.integration.processes import LOOP, STUCK, wait_until
 from tests.integration.runs import on_record
 from tests.unit.sinks.hooks import hooked
-
-LOOP = JOBS / "loop.py"
-STUCK = JOBS / "stuck.py"
 
 
 def quick(name):

@@ -19,14 +19,13 @@ from sftriage.traces.remote import Objects, Patience, RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, LOOP, wait_until
 from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of, served
 from tests.unit.conftest import manifest_of
 
 URL = f"s3://{BUCKET}/team%20a"
 ASKS = policy("name: any, match: {label: suspect, gain: '>= 99%'}", limits="overhead_budget: 100%")
 LARGE_BYTES = 20 * 2**20
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.policy.in_force import find
-from tests.integration.processes import descendants, wait_until
-
-LOOP = Path(__file__).parent / "jobs" / "loop.py"
+from tests.integration.processes import LOOP, descendants, wait_until
 
 
 def launcher(steps: int = 300, status: int = 0, ranks: int = 2) -> list[str]:

@@ -9,10 +9,9 @@ import json
 from sftriage.traces.manifest import Manifest
 from tests.integration.linked import check_linked
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, JOBS, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, wait_until
 from tests.integration.runs import captures, named, verdicts
 
-IN_TURN = JOBS / "in_turn.py"
 FOUND = {"data:2": (2, "data"), "forward:0": (0, "forward"), "optimizer:3": (3, "optimizer"), "other:1": (1, "other")}
 HELD = {"backward:1": "sync_ambiguous", "data:2+forward:1": "co_critical"}
 RULE = 'name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {profiler: torch, steps: 3}, cooldown: 0s'

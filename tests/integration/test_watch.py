@@ -11,12 +11,11 @@ import pytest
 
 from sftriage.traces.store import LocalStore
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
 from tests.scenario import Run, request_of, run_at, verdict
 
-IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 RULE = 'name: slow-rank, match: {scope: [rank], stage: [data], gain: ">= 50ms"}, capture: {profiler: torch, steps: 3}'
 POLICY = policy(RULE, steps=(20, 20, 20))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.processes import output_of
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -66,10 +68,9 @@ def test_installed_from_the_wheel_the_demo_runs_elsewhere(wheel, environment, tm
     assert found.stdout.startswith(str(site))
     # WHEN the demo is run with it, in another folder
     demo = [sys.executable, "-m", "sftriage", "demo", "--json", "--ranks", "2", "--steps", "80", "--fault", "none"]
-    done = subprocess.run(demo, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
+    said = output_of(*demo, env=environment, cwd=tmp_path, timeout=280)
     # THEN its windows are judged, under the policy that came with the wheel, and told to a program
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = json.loads(said.splitlines()[-1])
     assert [one["first_step"] for one in outcome["windows"]] == [20, 30]
     assert [one["first_step"] for one in outcome["decisions"]] == [20, 30]
     assert (outcome["faults"], outcome["step_time_s"]["before_fault"] > 0) == ([], True)
