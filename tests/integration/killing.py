@@ -189,7 +189,6 @@ def results_of(job: Job, request_id: str) -> list[dict]:
 
 
 def result_of(job: Job, request_id: str) -> dict:
-    """What became of it, once it has ended."""
     (result,) = wait_until(lambda: results_of(job, request_id))
     return result
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.processes import kill
+
 DEVICE = "veth0"
 BOTH = ("10.97.0.1", "10.97.0.2")
 
@@ -115,10 +117,7 @@ class Hosts:
         """Kill all that was ever started on a host, whoever its parent is by now."""
         name, init = self.names[number], [one.pid for one in self.inits[number : number + 1]]
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
-        for pid in map(int, found.split()):
-            if pid not in init:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+        kill(*{*map(int, found.split())}.difference(init))
 
     def end(self) -> None:
         for number in range(len(self.names)):

@@ -41,8 +41,6 @@ def _unprivileged() -> str | None:
 
 
 class Postgres:
-    """A server; started, stopped and killed as the test says."""
-
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sftriage-pg-"))
         self._as = {}

@@ -51,8 +51,7 @@ def asked(start, directory, *options):
 
 
 def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
-    directory = running
-    status, out, err = asked(start, directory, "--rank", 1, "--steps", 3, "--json")
+    status, out, err = asked(start, running, "--rank", 1, "--steps", 3, "--json")
     assert status == 0, err
     answer = json.loads(out)
     (result,) = answer["results"]
@@ -61,7 +60,7 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
         "asked",
         "stored",
     )
-    shown = start("traces", "show", result["capture_id"], "--run", directory, "--json").communicate(timeout=60)[0]
+    shown = start("traces", "show", result["capture_id"], "--run", running, "--json").communicate(timeout=60)[0]
     manifest = json.loads(shown)
     assert manifest["capture"]["rank"] == 1
     assert manifest["capture"]["last_step"] - manifest["capture"]["first_step"] == 2
@@ -70,10 +69,10 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     assert manifest["trigger"]["why"].endswith(" asked for it: a look at the loader")
     assert manifest["reproduced"] is None
     # AND the decision is among the run's decisions, and the trace can be fetched
-    decided = json.loads(start("decisions", "--run", directory, "--json").communicate(timeout=60)[0])
+    decided = json.loads(start("decisions", "--run", running, "--json").communicate(timeout=60)[0])
     made = [one for one in decided if result["capture_id"] in [request["capture_id"] for request in one["requests"]]]
     assert [(one["label"], one["outcome"]) for one in made] == [("asked", "capture")]
-    got = start("traces", "get", result["capture_id"], "--run", directory, "--out", directory / "mine.gz", "--json")
+    got = start("traces", "get", result["capture_id"], "--run", running, "--out", running / "mine.gz", "--json")
     assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
 
 
@@ -110,26 +109,24 @@ def test_the_limits_hold_for_people_too(start, environment, tmp_path):
 
 
 def test_what_cannot_be_asked_for_is_said(start, running):
-    directory = running
-    assert "rank 7 is not in this job: its ranks are 0 to 1" in asked(start, directory, "--rank", 7)[2]
-    assert "--reason" in start("capture", "--run", directory, "--rank", 0).communicate(timeout=60)[1]
+    assert "rank 7 is not in this job: its ranks are 0 to 1" in asked(start, running, "--rank", 7)[2]
+    assert "--reason" in start("capture", "--run", running, "--rank", 0).communicate(timeout=60)[1]
     # AND what somebody else left there is removed and not obeyed
-    bad = directory / "asks" / "0.json"
+    bad = running / "asks" / "0.json"
     bad.write_text('{"request_id": "../../x", "ranks": [0]}')
     wait_until(lambda: not bad.exists())
 
 
 def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
-    directory = running
-    before = len(on_record(directory, "manual_request"))
-    waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
-    wait_until(lambda: len(on_record(directory, "manual_request")) > before)
+    before = len(on_record(running, "manual_request"))
+    waiting = start("capture", "--run", running, "--rank", 1, "--reason", "long", "--steps", 200)
+    wait_until(lambda: len(on_record(running, "manual_request")) > before)
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (130, "")
     found = re.search(r"the capture goes on by itself, and is stored once it has ended: `sftriage (.+)`", err)
     assert found, err
-    wait_until(lambda: [one for one in captures(directory) if one.trigger.why.endswith("asked for it: long")])
+    wait_until(lambda: [one for one in captures(running) if one.trigger.why.endswith("asked for it: long")])
     shown = start(*found[1].split()).communicate(timeout=60)[0]
     assert "asked for it: long" in shown
 
@@ -194,8 +191,7 @@ def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
 
 
 def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):
-    directory = running
-    status, out, err = asked(start, directory, "--rank", 0, "--rank", 1, "--steps", 4, "--json")
+    status, out, err = asked(start, running, "--rank", 0, "--rank", 1, "--steps", 4, "--json")
     assert status == 0, err
     first, second = json.loads(out)["results"]
     assert (first["first_step"], first["last_step"]) == (second["first_step"], second["last_step"])

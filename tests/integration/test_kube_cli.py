@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.kube import CAPTURE_ID, Cluster, captured, made, put_status
-from tests.integration.processes import wait_until
+from tests.integration.processes import free_port, wait_until
 
 SOON_S = 60.0
 REPORT = {
@@ -131,8 +130,7 @@ def test_one_whose_trace_is_not_there_yet(server, namespace, laptop):
 
 def test_a_trace_is_opened(server, namespace, laptop, stored):
     captured(server, namespace, *stored)
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     with laptop.running("open", "c", "--no-browser", "--json", "--port", port) as process:
         assert process.stdout is not None
         shown = json.loads(process.stdout.readline())

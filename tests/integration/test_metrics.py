@@ -202,8 +202,6 @@ def empty_panels(url: str, began_s: float) -> list[tuple[str, str]]:
 
 
 class Observed(NamedTuple):
-    """A job that has ended, with what was heard of it meanwhile."""
-
     run: Path
     prometheus: str
     empty_panels: list[tuple[str, str]]

@@ -91,7 +91,6 @@ def run(tmp_path) -> Path:
 
 @pytest.fixture
 def temporary(tmp_path, environment) -> Path:
-    """Where the command keeps its copy of the trace."""
     path = tmp_path / "temporary"
     path.mkdir()
     environment["TMPDIR"] = str(path)

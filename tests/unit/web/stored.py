@@ -21,7 +21,6 @@ CONTENT = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
 
 
 def trace_of(content: bytes) -> Artefact:
-    """A compressed trace as a manifest names it."""
     digest = hashlib.sha256(content).hexdigest()
     about = {"role": "trace", "media_type": "application/gzip", "size_bytes": len(content), "sha256": digest}
     return Artefact(name="trace.json.gz", **about)
@@ -29,15 +28,12 @@ def trace_of(content: bytes) -> Artefact:
 
 @dataclass
 class Shelf:
-    """The store, and the page about it."""
-
     root: Path
     source: StoreSource
     app: Any
     made: list[Manifest] = field(default_factory=list)
 
     def put(self, capture_id: str, job: str = "resnet", run: str = "run-1", **about: Any) -> Manifest:
-        """Put a capture there, as an upload does."""
         update = {"job": job, "run": run, **about.pop("update", {})}
         manifest = manifest_of(capture_id, trace_of(CONTENT), **about).model_copy(update=update)
         directory = self.directory(manifest)
@@ -47,7 +43,6 @@ class Shelf:
         return manifest
 
     def stock(self) -> "Shelf":
-        """Put captures of two jobs and three runs there."""
         again = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.1, expected_s=0.1)
         self.put("c-1", second=1)
         self.put("c-2", rank=3, stage="forward", second=2)
