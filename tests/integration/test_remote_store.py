@@ -268,7 +268,7 @@ def test_a_run_uploads_while_it_goes_on_and_finishes_at_its_end(start, through, 
     # THEN it is waited for, and said where they are
     assert f"2 captures are in {URL}" in err
     manifests = LocalStore(directory).manifests()
-    assert (len(manifests.manifests), manifests.problems) == (2, ())
+    assert (len(manifests.manifests), manifests.unfit) == (2, {})
     assert store.manifests().manifests == manifests.manifests
     assert {one.job for one in manifests.manifests} == {"my job"}
     # AND from the run they are fetched as if they were here
