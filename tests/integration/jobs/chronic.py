@@ -48,7 +48,7 @@ class Ring(stragglar._Exchange):
         self._received = torch.empty_like(self._chunks[0])
 
     def run(self) -> None:
-        n, me = len(self._ranks), self._me
+        n, me = len(self._ranks), self._ranks.index(dist.get_rank())
         after, before = self._ranks[(me + 1) % n], self._ranks[(me - 1) % n]
         for number in range(2 * (n - 1)):
             sent, own = self._chunks[(me - number) % n], self._chunks[(me - number - 1) % n]
