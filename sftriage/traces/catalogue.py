@@ -36,37 +36,28 @@ from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
-from sftriage.traces.store import Store, StoreCondition
+from sftriage.traces.store import Listing, Store
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 _TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 _METADATA = sa.MetaData()
 VERSION = "0001"  # version of these tables; raise it with every change to them
-
 _schema = sa.Table("sftriage_schema", _METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
 
 CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # patience with a shared database
-
 BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
 
-# Written into the file, to recognise a foreign database.
-_APPLICATION_ID = 0x53465452
+_APPLICATION_ID = 0x53465452  # written into the file, to recognise a foreign database
 # What SQLite says of a file that is damaged or has other tables.
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
-
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
 _UNDEFINED = {"42P01", "42703", "42P07"}
-
-
 Progress = Callable[[int, int], None]  # takes the number of manifests read, and of all
-
-_EXPLAINED_LATER = timedelta(hours=1)
-_MAX_UNEXPLAINED = 20
-_READERS = 8
-_BATCH = 500
-
 _Result = TypeVar("_Result")
-_Value = TypeVar("_Value")
+
+_EXPLAINED_LATER, _MAX_UNEXPLAINED = timedelta(hours=1), 20
+_READERS = 8
+_BATCH = 500  # rows of a transaction, so that no other writer waits long; they are sorted, against deadlocks
 
 CONTROL_LABEL = "control"  # of a rank that was captured to compare with, in place of what led to the capture
 FOLLOW_UP_LABEL = "follow-up"  # the same, where an earlier capture left it open why the suspect is slow
@@ -132,13 +123,14 @@ class CaptureRow:
     def of(cls, manifest: Manifest, store: str, reference: str) -> CaptureRow:
         """The row of a manifest that a store has under a reference."""
         window, reproduced = manifest.trigger.window, manifest.reproduced
+        label = FOLLOW_UP_LABEL if manifest.trigger.follows else manifest.trigger.label
         # A field that is not given here is called as in the part of the manifest that has it.
         values = {
             **dict(manifest.artefacts[0]),
             **dict(manifest.trigger),
             **dict(manifest.capture),
             **dict(manifest),
-            "label": _label(manifest),
+            "label": CONTROL_LABEL if manifest.capture.role == "control" else label,
             "window_first_step": window.first_step,
             "window_last_step": window.last_step,
             "created_at": _written(manifest.created_at),
@@ -155,12 +147,6 @@ class CaptureRow:
         safe: list[Any] = [CONTROL.sub("?", value) if isinstance(value, str) else value for value in values]
         row = cls(*safe)
         return row if CAPTURE_ID.fullmatch(row.capture_id) and math.isfinite(row.gain_s) else None
-
-
-def _label(manifest: Manifest) -> str:
-    if manifest.capture.role == "control":
-        return CONTROL_LABEL
-    return FOLLOW_UP_LABEL if manifest.trigger.follows else manifest.trigger.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +201,7 @@ def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[sa.ColumnEl
     for name in _EQUAL:
         if (value := getattr(wanted, name)) is not None:
             yield _captures.c[name] == value if _storable(value) else sa.false()
-    if wanted.prefix is not None:
-        prefix = wanted.prefix
+    if (prefix := wanted.prefix) is not None:
         yield sa.func.substr(_captures.c.capture_id, 1, len(prefix)) == prefix if _storable(prefix) else sa.false()
     if wanted.steps is not None:
         spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
@@ -256,13 +241,12 @@ class Catalogue:
     """
 
     def __init__(self, at: str | os.PathLike[str] | None, store: Store | None) -> None:
-        at_file = None if at is None else Path(at)
-        self._database = PostgresDatabase(at) if isinstance(at, str) else _SqliteFile(at_file)
+        self._database = PostgresDatabase(at) if isinstance(at, str) else _SqliteFile(None if at is None else Path(at))
         self._store, self.name = store, self._database.name
 
     def add(self, manifest: Manifest) -> None:
         """Index a capture that is in the store. Adding it again changes nothing."""
-        self._insert([(self._own_store.reference(manifest), manifest)])
+        self._insert([manifest])
 
     def drop(self, reference: str) -> None:
         """Forget a capture, by the store's reference. One that is not there changes nothing."""
@@ -271,11 +255,10 @@ class Catalogue:
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that are wanted, oldest first; each once, where it can be had from several stores."""
         here = None if self._store is None else self._own_name
-        query = sa.select(*(_captures.c[field.name] for field in dataclasses.fields(CaptureRow))).where(
-            *_conditions(wanted or CaptureQuery(), here)
-        )
-        query = query.order_by(*(_captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
-        found = self._run_query(lambda connection: connection.execute(query).all(), indexed=True)
+        columns = (_captures.c[field.name] for field in dataclasses.fields(CaptureRow))
+        order = (_captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store"))
+        query = sa.select(*columns).where(*_conditions(wanted or CaptureQuery(), here)).order_by(*order)
+        found = self._run_query(lambda connection: connection.execute(query).all(), indexed=here is not None)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
 
@@ -301,38 +284,36 @@ class Catalogue:
         known = self._references()
         found, problems = self._read(self._own_store.ids(), progress)
         self._insert(found)
-        self._delete(known - {reference for reference, _ in found})
+        self._delete(known - set(map(self._own_store.reference, found)))
         mark = {"key": _key_of(self._own_name), "store": self._own_name}
         self._run_query(partial(_upsert, _stores, [mark]), write=True)
         return len(found), (*problems, *self._own_store.leftovers())
 
     def _read(
         self, references: Collection[str], progress: Progress | None
-    ) -> tuple[list[tuple[str, Manifest]], tuple[str, ...]]:
-        found: list[tuple[str, Manifest]] = []
-        unfit: dict[str, StoreCondition] = {}
+    ) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
+        ordered, found = sorted(references), []
         with ThreadPoolExecutor(_READERS) as readers:
-            found_all = readers.map(self._own_store.seen, ordered := sorted(references))
-            for done, (reference, (manifest, condition)) in enumerate(zip(ordered, found_all, strict=True), 1):
-                if manifest is not None and condition.whole:
-                    found.append((reference, manifest))
-                else:
-                    unfit[reference] = condition
+            for one in zip(ordered, readers.map(self._own_store.seen, ordered), strict=True):
+                found.append(one)
                 if progress is not None:
-                    progress(done, len(ordered))
+                    progress(len(found), len(ordered))
+        listing = Listing.of(found)
         # What was removed meanwhile is no problem.
-        still = self._own_store.ids() if unfit else frozenset()
-        return found, tuple(f"capture {one} {condition.words}" for one, condition in unfit.items() if one in still)
+        still = self._own_store.ids() if listing.unfit else frozenset()
+        problems = (f"capture {one} {condition.words}" for one, condition in listing.unfit.items() if one in still)
+        return listing.manifests, tuple(problems)
 
-    def _insert(self, found: Sequence[tuple[str, Manifest]]) -> None:
-        rows = [CaptureRow.of(manifest, self._own_name, reference) for reference, manifest in found]
+    def _insert(self, found: Sequence[Manifest]) -> None:
+        rows = [CaptureRow.of(manifest, self._own_name, self._own_store.reference(manifest)) for manifest in found]
         values = [{"key": _key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
-        for batch in _batches(values):
-            self._run_query(partial(_upsert, _captures, batch), write=True)
+        for first in range(0, len(values), _BATCH):
+            self._run_query(partial(_upsert, _captures, values[first : first + _BATCH]), write=True)
 
     def _delete(self, references: Collection[str]) -> None:
-        for keys in _batches([_key_of(self._own_name, reference) for reference in sorted(references)]):
-            forget = sa.delete(_captures).where(_captures.c.key.in_(keys))
+        keys = [_key_of(self._own_name, reference) for reference in sorted(references)]
+        for first in range(0, len(keys), _BATCH):
+            forget = sa.delete(_captures).where(_captures.c.key.in_(keys[first : first + _BATCH]))
             self._run_query(partial(sa.Connection.execute, statement=forget), write=True)
 
     def _references(self) -> frozenset[str]:
@@ -340,12 +321,11 @@ class Catalogue:
         return self._run_query(lambda connection: frozenset(connection.execute(query).scalars()))
 
     def _unexplained(self, connection: sa.Connection) -> frozenset[str]:
-        now = datetime.now(timezone.utc)
-        at = _captures.c.created_at
+        now, at = datetime.now(timezone.utc), _captures.c.created_at
         lately = at >= _written(now - _EXPLAINED_LATER), at <= _written(now)
         its = _captures.c.store == self._own_name, _captures.c.cause.is_(None), *lately
-        newest = sa.select(_captures.c.reference).where(*its).order_by(_captures.c.created_at.desc())
-        return frozenset(connection.execute(newest.limit(_MAX_UNEXPLAINED)).scalars())
+        newest = sa.select(_captures.c.reference).where(*its).order_by(at.desc()).limit(_MAX_UNEXPLAINED)
+        return frozenset(connection.execute(newest).scalars())
 
     def _has_mark(self, connection: sa.Connection) -> bool:
         query = sa.select(_stores.c.key).where(_stores.c.key == _key_of(self._own_name))
@@ -374,7 +354,6 @@ class Catalogue:
                 what = f"{self.name} cannot be built again"
 
     def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
-        indexed = indexed and self._store is not None
         with self._database.transaction(write=write) as connection:
             if self._database.is_current(connection) and (not indexed or self._has_mark(connection)):
                 return question(connection)
@@ -392,12 +371,6 @@ def _upsert(table: sa.Table, rows: Sequence[dict[str, Any]], connection: sa.Conn
     # Each dialect has an insert of its own, which are spelt alike.
     statement: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
     connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
-
-
-def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """Small enough that no other writer waits long, and in order, so that two writers do not lock each other out."""
-    for first in range(0, len(values), _BATCH):
-        yield values[first : first + _BATCH]
 
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
@@ -580,9 +553,7 @@ class PostgresDatabase(_Database):
 
     def store_name(self, place: str) -> str:
         """A URL; a directory's says on which host it is."""
-        if "://" in place:
-            return place
-        return f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
+        return place if "://" in place else f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
 
 
 def on_one_host(store: str) -> bool:
