@@ -1,10 +1,25 @@
 """What is known of each host and of groups of ranks by what agents send: who is there, what they do, what is over."""
 
 from dataclasses import replace
+from math import inf
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sftriage.fleet.hosts import AWAY_S, SETTLE_S, Generations, Groups, Host, RollCall, status_of_all
+from sftriage.fleet.hosts import (
+    AWAY_S,
+    GOES_ON_S,
+    KEPT_GENERATIONS,
+    SETTLE_S,
+    Generations,
+    Groups,
+    Host,
+    Known,
+    RollCall,
+    status_of_all,
+)
 from sftriage.fleet.over_nats import GONE_S, all_over, of_all
 from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
@@ -130,54 +145,42 @@ def test_what_the_drivers_of_two_hosts_say_is_put_together():
 
 HERE, SILENT, OVER = (Host(newest=block(), **how) for how in ({}, {"silent": True}, {"over": True}))
 AWAY = "the hub cannot be reached: is its host up?"
+A, AB, ABC = (dict.fromkeys(names, HERE) for names in ("a", "ab", "abc"))
+LOOKS = {
+    "hosts that come one after another are one line": [
+        ({"b": HERE, "later_s": 0.5}, []),
+        (AB, ["4 ranks on 2 hosts: a and b"]),
+        (AB, []),
+    ],
+    "of many hosts some are named": [
+        ({f"n{number}": HERE for number in range(64)}, ["128 ranks on 64 hosts: n0, n1, n10, n11 and 60 more"]),
+    ],
+    "silent hosts are one line, and so is their return": [
+        (ABC, ["6 ranks on 3 hosts: a, b and c"]),
+        (ABC | {"b": SILENT, "c": SILENT}, ["nothing is heard of b and c: windows go out without their ranks"]),
+        (ABC | {"b": SILENT, "c": SILENT}, []),
+        (ABC | {"c": SILENT}, ["b is back"]),
+    ],
+    "a host that has left is no news": [(AB, ["4 ranks on 2 hosts: a and b"]), (AB | {"b": OVER}, [])],
+    "a hub that is away for long is news, and hosts that were silent meanwhile are not": [
+        (A, ["2 ranks on 1 host: a"]),
+        (A | {"away": AWAY, "later_s": 1.0}, []),
+        (A, []),
+        (A | {"away": AWAY, "later_s": AWAY_S}, [f"{AWAY} The job goes on, and nobody is judged meanwhile"]),
+        (A, [f"the hub is back after {AWAY_S:.0f} s; what was recorded meanwhile is judged now"]),
+    ],
+}
 
 
-class Said:
-    def __init__(self) -> None:
-        self._call, self.now_s = RollCall(), 100.0
-
-    def of(self, away: str = "", later_s: float = SETTLE_S, **hosts: Host) -> list[str]:
-        """What is said of some hosts that are as they are for a while."""
-        said = self._call.look(hosts, away, self.now_s)
-        self.now_s += later_s
-        return said + self._call.look(hosts, away, self.now_s)
-
-
-def test_hosts_that_come_one_after_another_are_said_in_one_line():
-    said = Said()
-    assert said.of(later_s=0.5, b=HERE) == []
-    assert said.of(b=HERE, a=HERE) == ["4 ranks on 2 hosts: a and b"]
-    assert said.of(b=HERE, a=HERE) == []
-
-
-def test_of_many_hosts_some_are_named():
-    hosts = {f"n{number}": HERE for number in range(64)}
-    assert Said().of(**hosts) == ["128 ranks on 64 hosts: n0, n1, n10, n11 and 60 more"]
-
-
-def test_hosts_of_which_nothing_is_heard_are_said_together_and_so_is_their_return():
-    said = Said()
-    said.of(a=HERE, b=HERE, c=HERE)
-    silent = ["nothing is heard of b and c: windows go out without their ranks"]
-    assert said.of(a=HERE, b=SILENT, c=SILENT) == silent
-    assert said.of(a=HERE, b=SILENT, c=SILENT) == []
-    assert said.of(a=HERE, b=HERE, c=SILENT) == ["b is back"]
-
-
-def test_a_host_that_has_left_is_no_news():
-    said = Said()
-    said.of(a=HERE, b=HERE)
-    assert said.of(a=HERE, b=OVER) == []
-
-
-def test_a_hub_that_is_away_for_a_moment_is_no_news_and_one_that_stays_away_is():
-    said = Said()
-    said.of(a=HERE)
-    assert said.of(AWAY, later_s=1.0, a=HERE) == []
-    assert said.of(a=HERE) == []
-    assert said.of(AWAY, later_s=AWAY_S, a=HERE) == [f"{AWAY} The job goes on, and nobody is judged meanwhile"]
-    # WHEN it is back THEN that is said once, and hosts that could not be heard of meanwhile are none of the news
-    assert said.of(a=HERE) == [f"the hub is back after {AWAY_S:.0f} s; what was recorded meanwhile is judged now"]
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
+def test_a_roll_call_says_only_what_lasts_and_once(looks):
+    call, now_s = RollCall(), 100.0
+    for hosts, lines in looks:
+        about = {"away": "", "later_s": SETTLE_S} | hosts
+        away, later_s = about.pop("away"), about.pop("later_s")
+        first = call.look(about, away, now_s)
+        now_s += later_s
+        assert first + call.look(about, away, now_s) == lines
 
 
 NAME = "ranks-0.abcd"
@@ -292,3 +295,168 @@ def test_a_host_tells_of_its_own_ranks_alone(told):
     told.says(1, group((2, 3)), replace(ALONE, value=2))
     (whole,) = told.groups.statuses()
     assert (whole.name, whole.value, list(whole.here)) == (NAME, 0, [0, 1, 2, 3])
+
+
+EPOCH_S = 2e6
+CLOCKS_S = {"a": 1e6, "b": -50.0, "c": 0.0, "d": 7e3}  # what the hub's clock is ahead of those of hosts
+
+
+class Job:
+    """The hosts of a job, whose ranks start at times of the hub's clock."""
+
+    def __init__(self, known=None):
+        self.generations = Generations() if known is None else Generations(known)
+
+    def take(self, host, ranks, began_s, start=0, world_size=4):
+        """What a host tells of one of its starts: whether anything is new."""
+        some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
+        ones = dict(zip(ranks, incarnations(host, ranks, began_s, start, world_size), strict=True))
+        return self.generations.take(f"{host}:", CLOCKS_S[host], some, ones)
+
+    def step(self, host, ranks, first_s, began_s, last_s=0.0, start=0, world_size=4):
+        stepping = incarnations(host, ranks, began_s, start, world_size)
+        return self.generations.stepped(stepping, lambda: (EPOCH_S + first_s, EPOCH_S + last_s))
+
+    def of(self, host, ranks, began_s, start=0, world_size=4):
+        return set(map(self.generations.of, incarnations(host, ranks, began_s, start, world_size)))
+
+
+def process(host, rank, began_s, start, world_size):
+    mono_ns = int((EPOCH_S + began_s - CLOCKS_S[host]) * 1e9)
+    made = info(rank, world_size=world_size, attempt=start, pid=1000 + int(10 * began_s) * 10 + rank, host=host)
+    return replace(made, started_mono_ns=mono_ns)
+
+
+def incarnations(host, ranks, *about):
+    return [Incarnation.of(f"boot-{host}", process(host, rank, *about)) for rank in ranks]
+
+
+def test_who_begins_after_the_others_have_taken_steps_is_not_of_them():
+    # GIVEN a host that was never heard of before the job started again, and whose ranks' numbers are free therefore
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.step("a", (0, 1), 2.0, began_s=0.0)
+    job.take("b", (2, 3), 60.0, start=1)
+    # THEN they are of the generation of those that start when they do
+    job.take("a", (0, 1), 60.0, start=1)
+    assert job.of("b", (2, 3), 60.0, 1) == job.of("a", (0, 1), 60.0, 1) == {1}
+
+
+def test_where_ranks_do_not_wait_for_each_other_one_may_begin_late():
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    assert not job.step("a", (0, 1), inf, began_s=0.0)
+    job.take("b", (2, 3), 600.0)
+    assert job.of("b", (2, 3), 600.0) == job.of("a", (0, 1), 0.0) == {0}
+
+
+def test_a_start_that_no_others_are_known_of_is_of_no_generation():
+    # GIVEN a start that came to nothing between two generations, told of by one host long after
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.step("a", (0, 1), 2.0, began_s=0.0)
+    job.take("a", (0, 1), 60.0, start=1)
+    job.step("a", (0, 1), 62.0, began_s=60.0, start=1)
+    assert not job.take("b", (0, 1), 30.0, start=1)
+    assert job.of("b", (0, 1), 30.0, 1) == {None}
+
+
+def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
+    # GIVEN a job of which one rank alone starts again
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    job.step("a", (0, 1), 1.0, began_s=0.0)
+    job.take("b", (2,), 30.0, start=1)
+    assert job.of("b", (2,), 30.0, 1) == {1}
+    # WHEN the others take steps long after
+    assert not job.step("a", (0, 1), 1.0, 0.0, last_s=30.0 + GOES_ON_S)
+    assert job.step("a", (0, 1), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
+    assert job.step("b", (3,), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
+    # THEN all are together
+    assert job.of("a", (0, 1), 0.0) == job.of("b", (3,), 0.0) == {1}
+
+
+def test_two_jobs_under_one_name_are_said_once(caplog):
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (0, 1), 1.0)
+    for last_s in (5.0, 20.0, 30.0):
+        job.step("a", (0, 1), 2.0, 0.0, last_s)
+    # THEN the newer one counts
+    assert (job.of("a", (0, 1), 0.0), job.of("b", (0, 1), 1.0)) == ({0}, {1})
+    assert [record.message[:50] for record in caplog.records] == ["hosts a and b both have a rank 0 that takes steps;"]
+
+
+def test_a_controller_that_takes_over_knows_the_generations():
+    job = Job()
+    for start in range(20):
+        job.take("a", (0, 1), 60.0 * start, start)
+        job.step("a", (0, 1), 60.0 * start + 2.0, 60.0 * start, start=start)
+    known = msgspec.json.decode(msgspec.json.encode(job.generations.known), type=Known)
+    # THEN the newest, and of the older ones so many as may still send something
+    again = Job(known)
+    oldest = 20 - KEPT_GENERATIONS
+    assert (again.of("a", (0, 1), 1140.0, 19), again.of("a", (0,), 60.0 * oldest, oldest)) == ({19}, {oldest})
+    assert again.of("a", (0,), 60.0 * (oldest - 1), oldest - 1) == {None}
+    assert not again.take("a", (0, 1), 1140.0, 19)
+    # AND who began long after the newest has taken steps is of the next one
+    again.take("b", (2, 3), 1200.0)
+    assert again.of("b", (2, 3), 1200.0) == {20}
+
+
+@st.composite
+def starts(draw, replaced=True):
+    """A job's starts: of each which hosts have which ranks, from when on; and what each host tells, in its order."""
+    told, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
+    always = draw(st.integers(1, 4))
+    for number in range(draw(st.integers(1, 5))):
+        hosts = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
+        if not replaced:
+            hosts = draw(st.permutations("abcd"[:always]))
+        truth.append({})
+        for place, host in enumerate(hosts):
+            # (nobody ends a first step before all have begun; not every start comes to a step)
+            began_s = 100.0 * number + draw(st.floats(0.0, 20.0))
+            about = (place,), began_s, counts[host], len(hosts)
+            truth[-1][host] = about
+            told[host].append(("take", host, *about))
+            if draw(st.booleans()):
+                told[host].append(("step", host, *about, 100.0 * number + 25.0))
+            counts[host] += 1
+    return told, truth
+
+
+ORDERS = st.lists(st.integers(0, 11), min_size=40, max_size=40).map(iter)
+"""Whose turn it is to tell something, of four hosts at most that tell of two things a start."""
+
+
+def generations_of(told, truth, order, late_s=inf):
+    """The generations of each start, where what hosts tell comes in an order, none so late after what others tell."""
+    found = Job()
+    while left := {host: some[0] for host, some in told.items() if some}:
+        earliest_s = min(began_s for _, _, _, began_s, *_ in left.values())
+        heard = sorted(host for host, some in left.items() if some[3] < earliest_s + late_s)
+        what, host, ranks, began_s, start, world_size, *first_s = told[heard[next(order) % len(heard)]].pop(0)
+        if what == "take":
+            found.take(host, ranks, began_s, start, world_size)
+        else:
+            found.step(host, ranks, first_s[0], began_s, first_s[0], start, world_size)
+    return [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
+
+
+@settings(max_examples=200)
+@given(job=starts(replaced=False), order=ORDERS)
+def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, order):
+    # GIVEN hosts whose ranks are numbered anew with each start, and that are heard of as early or late as may be
+    found = generations_of(*job, order)
+    # THEN each start is a generation
+    assert found == [{number} for number in range(len(found))]
+
+
+@settings(max_examples=200)
+@given(job=starts(), order=ORDERS)
+def test_hosts_may_come_and_go_with_each_generation(job, order):
+    # GIVEN hosts that are lost and replaced, and heard of before others have begun again twice
+    found = generations_of(*job, order, late_s=70.0)
+    assert found == [{number} for number in range(len(found))]
