@@ -7,55 +7,66 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CHUNK_BYTES = 16 << 10
-WRITERS: set[asyncio.StreamWriter] = set()
 
 
-async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, control: Path) -> None:
-    """Pass on what comes from one side, each piece once its delay is over and there is room for it."""
-    loop = asyncio.get_running_loop()
-    pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+class Proxy:
+    """Passes connections on, unless ``let_in`` is false, and what comes back, unless ``silent`` is true."""
 
-    async def send() -> None:
-        while True:
-            came_s, piece = await pieces.get()
-            delay_s, bytes_per_s = map(float, control.read_text().split())
-            await asyncio.sleep(max(0.0, came_s + delay_s - loop.time()))
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(len(piece) / bytes_per_s)
+    silent, let_in = False, True
 
-    WRITERS.add(writer)
-    sending = asyncio.create_task(send())
-    with contextlib.suppress(OSError):
-        while piece := await reader.read(CHUNK_BYTES):
-            await pieces.put((loop.time(), piece))
-    sending.cancel()
-    WRITERS.discard(writer)
-    writer.close()
+    def __init__(self, host: str, port: int, pace: Callable[[], Iterable[float]] = lambda: (0.0, 1e9)) -> None:
+        self._to, self._pace = (host, port), pace
+        self._writers: set[asyncio.StreamWriter] = set()
 
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not self.let_in:
+                raise ConnectionRefusedError
+            other_reader, other_writer = await asyncio.open_connection(*self._to)
+        except OSError:
+            writer.close()
+            return
+        ways = (self._pass(reader, other_writer), self._pass(other_reader, writer, back=True))
+        await asyncio.gather(*ways, return_exceptions=True)
 
-def broken() -> None:
-    for writer in WRITERS:
-        writer.transport.abort()
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool = False) -> None:
+        """Pass on what comes from one side, each piece once its delay is over and there is room for it."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+
+        async def send() -> None:
+            while True:
+                came_s, piece = await pieces.get()
+                delay_s, bytes_per_s = self._pace()
+                await asyncio.sleep(max(0.0, came_s + delay_s - loop.time()))
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(len(piece) / bytes_per_s)
+
+        self._writers.add(writer)
+        sending = asyncio.create_task(send())
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(CHUNK_BYTES):
+                if not (back and self.silent):
+                    await pieces.put((loop.time(), piece))
+        sending.cancel()
+        self._writers.discard(writer)
+        writer.close()
+
+    def break_all(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
 
 
 async def main() -> None:
     port, (host, _, target), control = int(sys.argv[1]), sys.argv[2].rpartition(":"), Path(sys.argv[3])
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            other_reader, other_writer = await asyncio.open_connection(host, int(target))
-        except OSError:
-            writer.close()
-            return
-        ways = (passed(reader, other_writer, control), passed(other_reader, writer, control))
-        await asyncio.gather(*ways, return_exceptions=True)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, broken)
-    server = await asyncio.start_server(connected, "127.0.0.1", port)
+    proxy = Proxy(host, int(target), lambda: map(float, control.read_text().split()))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, proxy.break_all)
+    server = await asyncio.start_server(proxy.connected, "127.0.0.1", port)
     await server.serve_forever()
 
 

@@ -124,12 +124,7 @@ POLICY = policy(
 
 
 class Part:
-    """A process that is to be there until it has ended well.
-
-    Attributes:
-        process: the newest one.
-        ends: of those that have ended, with what status.
-    """
+    """A process that is started again until it has ended well; ``ends`` are the statuses of all that have ended."""
 
     def __init__(self, name: str, start: Callable[[], subprocess.Popen]) -> None:
         self.name, self._start = name, start
@@ -221,8 +216,7 @@ class World:
     def act(self, action: Action) -> Callable[[], None] | None:
         """Do what befalls the job; what mends it, if it is not mended by itself."""
         self.note(action)
-        host, for_s = action.host, action.for_s
-        agent = self.agents[host]
+        host, for_s, agent = action.host, action.for_s, self.agents[action.host]
         parts = {"agent": agent, "controller": self.controller, "hub": self.hub}
         verb, _, what = action.kind.partition(" ")
         if action.kind == "kill trainers":
@@ -234,37 +228,33 @@ class World:
             self._kill_hub(for_s)
             if action.kind != "kill hub":
                 shutil.rmtree(self.directory / "nats", ignore_errors=True)
-            return None
-        if action.kind == "restart hub":
+        elif action.kind == "restart hub":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._hub_pid, signal.SIGTERM)
-            return None
-        if action.kind == "lose consumer":
+        elif action.kind == "lose consumer":
             # As of a controller that is killed when it has removed the consumer of the one before it.
             self.controller.kill(for_s)
             self.at_hub("lose-consumer")
-            return None
-        if action.kind == "kill agent in capture":
+        elif action.kind == "kill agent in capture":
             self._soon(lambda: _size(self.host(host) / "begun"), agent, for_s)
-            return None
-        if action.kind == "kill controller at request":
+        elif action.kind == "kill controller at request":
             self._soon(lambda: _size(self.run / "state.json"), self.controller, for_s)
-            return None
-        if verb == "kill":
+        elif verb == "kill":
             parts[what].kill(for_s)
-            return None
-        if verb == "stop":
+        elif verb == "stop":
             return self._stopped(self._hub_pid if what == "hub" else parts[what].process.pid)
-        if action.kind == "cut link":
+        elif action.kind == "cut link":
             self.hosts.cut(whole=False)
             return lambda: self.hosts.cut(whole=True)
-        if action.kind in ("slow link", "drop link"):
+        elif action.kind in ("slow link", "drop link"):
             link = self.links[host]
             link.slow(SLOW_DELAY_S, SLOW_BYTES_PER_S)
             return (lambda: link.slow(0.0, 1e9)) if verb == "slow" else lambda: (link.drop(), link.slow(0.0, 1e9))
-        disk = self.disks[f"host-{host}" if "agent" in what else "run"]
-        disk.fill()
-        return disk.empty
+        else:
+            disk = self.disks[f"host-{host}" if "agent" in what else "run"]
+            disk.fill()
+            return disk.empty
+        return None
 
     def at_hub(self, what: str) -> str:
         """Do something at the hub, if that is there; what it says."""
@@ -280,11 +270,10 @@ class World:
 
     def end(self) -> None:
         """Let the job end, and wait until all that watched it has."""
-        last_step = self.step() + 25
+        last_step = self.last_step = self.step() + 25
         partial = self.release.with_suffix(".new")
         partial.write_text(str(last_step))
         partial.rename(self.release)
-        self.last_step = last_step
         for trainer in self.trainers:
             assert trainer.wait(DEADLINE_S) == 0
         self.note(f"the trainers have ended after step {last_step}")

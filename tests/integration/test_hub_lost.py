@@ -23,6 +23,7 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.traces.disk import Disk
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.monitor import Monitor
+from tests.chaos.proxy import Proxy
 from tests.disks import small_disk
 from tests.integration.processes import free_port, wait_until
 
@@ -32,52 +33,31 @@ from nats.js.errors import NoKeysError  # once it is known to be there
 PLACES = Subjects.of("job")
 
 
-class Breaking:
+class Breaking(Proxy):
     """What passes connections on to a hub; broken, all that is on its way is lost."""
 
     def __init__(self, port):
-        self.port, self._hub_port, self._writers = 0, port, set()
+        super().__init__("127.0.0.1", port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.silent, self.let_in = False, True
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
-
-    async def _listen(self):
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        listening = asyncio.start_server(self.connected, "127.0.0.1", 0)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(10)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def _connected(self, reader, writer):
-        if not self.let_in:
-            writer.close()
-            return
-        try:
-            hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
-        except OSError:
-            writer.close()
-            return
-        ways = (self._passed(reader, hub_writer, False), self._passed(hub_reader, writer, True))
-        await asyncio.gather(*ways, return_exceptions=True)
-
-    async def _passed(self, reader, writer, from_hub):
-        self._writers.add(writer)
-        try:
-            while piece := await reader.read(1 << 16):
-                if not (from_hub and self.silent):
-                    writer.write(piece)
-                    await writer.drain()
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
     def break_all(self):
-        """What the hub has sent since this was silent is lost with the connections."""
-        for writer in list(self._writers):
-            self._loop.call_soon_threadsafe(writer.transport.abort)
+        self._loop.call_soon_threadsafe(super().break_all)
+
+    async def _end(self):
+        self._server.close()
+        super().break_all()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def close(self):
-        self._loop.call_soon_threadsafe(self._server.close)
-        self.break_all()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
