@@ -56,7 +56,6 @@ class _Dealer:
         return self._decks.setdefault(name, Deck(cards, self._rng)).deal()
 
     def _fault(self, sort: str, where: str, fraction: float, **values: Any) -> tuple[str, Truth, dict[str, Any]]:
-        """A single fault, of some rank and course."""
         rank, course = self._deal("rank", range(self._n_ranks)), self._deal(f"{sort} course", COURSES)
         first, last, every, full_at = 0, self._n_steps, 1, None
         if course == "onset" or (course == "every" and self._rng.random() < 0.5):

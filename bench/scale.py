@@ -92,9 +92,8 @@ class Job:
         slots_RW[:, STEP], slots_RW[:, BETWEEN], slots_RW[:, READY] = self.step, 0, UNKNOWN
         slots_RW[:, DURATIONS : DURATIONS + n_stages] = (own_SR * MS_NS).T
         self.step += 1
-        counted_RC = None
-        if self.options.counted:
-            counted_RC = self._random.exponential(COUNTED, (self.options.ranks, len(COUNTERS)))
+        shape = self.options.ranks, len(COUNTERS)
+        counted_RC = self._random.exponential(COUNTED, shape) if self.options.counted else None
         return StepArrays(self.schema, self.ranks_R, slots_RW, counted_RC)
 
 
