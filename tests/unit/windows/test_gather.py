@@ -66,26 +66,33 @@ def test_windows_come_at_every_stride_once_every_rank_has_passed_their_end(numbe
     assert fed(gatherer(warmup=warmup), [step(rank, n) for n in numbers for rank in (0, 1)]) == found
 
 
+FOURS, FIFTIES = Shape(4, 2, 3), Shape(50, 10, 20, SHRINKS)
+
+
 @pytest.mark.parametrize(
-    ("due", "first_step", "found"),
+    ("shape", "due", "first_step", "found", "stride"),
     [
-        # What is due next is where the steps begin that come, or after them, by less than the warm-up or by more.
-        (13, 13, 13),
-        (13, 12, 13),
-        (13, 8, 11),
-        (13, 0, 3),
-        # Some of it never comes: windows go on with the next one that is there whole.
-        (13, 14, 15),
-        (13, 20, 21),
+        # The next due step is where the steps that come begin, or after them, by less than the warm-up or by more.
+        (FOURS, 13, 13, 13, 2),
+        (FOURS, 13, 12, 13, 2),
+        (FOURS, 13, 8, 11, 2),
+        (FOURS, 13, 0, 3, 2),
+        # Some of it never comes: windows go on with the next that is there whole.
+        (FOURS, 13, 14, 15, 2),
+        (FOURS, 13, 20, 21, 2),
         # Before anything was judged, what comes first is the warm-up.
-        (None, 8, 11),
+        (FOURS, None, 8, 11, 2),
+        # Long steps, of which windows and warm-up have fewer.
+        (FIFTIES, 35, 0, 10, 5),
+        (FIFTIES, 35, 26, 35, 5),
+        (FIFTIES, 35, 34, 35, 5),
     ],
 )
-def test_windows_of_a_job_that_is_gone_on_with_begin_where_they_would_have(due, first_step, found):
-    target = Gatherer(SCHEMA, 1, Shape(4, 2, 3), due=due)
-    windows = fed(target, [step(0, n) for n in range(first_step, first_step + 20)])
+def test_windows_of_a_resumed_job_begin_where_they_would_have(shape, due, first_step, found, stride):
+    target = Gatherer(SCHEMA, 1, shape, due=due)
+    windows = fed(target, [step(0, n, durations_ns=(240 * MS, 0, 0)) for n in range(first_step, first_step + 80)])
     assert windows[0][0] == found
-    assert {later[0] - before[0] for before, later in pairwise(windows)} == {2}
+    assert {later[0] - before[0] for before, later in pairwise(windows)} == {stride}
 
 
 @pytest.mark.parametrize(("rank", "number"), [(9, 1), (-1, 1), (0, -(2**62)), (0, 2**62)])
@@ -188,17 +195,6 @@ def test_a_job_that_becomes_quicker_gets_longer_windows():
     lengths = [last - first + 1 for first, last in windows]
     assert (lengths[0], lengths[-1]) == (10, 50)
     assert sorted(lengths) == lengths
-
-
-@pytest.mark.parametrize("first_step", [0, 26, 34])
-def test_long_steps_that_are_gone_on_with_make_windows_where_they_would_have(first_step):
-    # GIVEN a window that is due at step 35, WHEN steps come that begin before it
-    shape, took = Shape(50, 10, 20, SHRINKS), (240 * MS, 0, 0)
-    windows = fed(
-        Gatherer(SCHEMA, 1, shape, due=35), [step(0, n, durations_ns=took) for n in range(first_step, first_step + 80)]
-    )
-    # THEN one begins there
-    assert 35 in [first for first, _ in windows]
 
 
 def test_some_of_the_newest_steps_can_be_had_before_their_window():
