@@ -18,7 +18,7 @@ from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
 from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, pipeline_of
-from sftriage.policy.quantities import size_bytes
+from sftriage.policy.fields import size_bytes
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import losses_of
 from sftriage.reduce.stages import Names, load_names

@@ -106,7 +106,7 @@ def capture(
     It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
     they forbid is refused, with the reason.
     """
-    from sftriage.policy.quantities import size_bytes
+    from sftriage.policy.fields import size_bytes
 
     most_bytes = meant("--max-bytes", size_bytes, max_bytes)
     options = flags.of(profiler)

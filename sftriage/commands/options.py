@@ -183,13 +183,13 @@ class KeepingOptions:
 
     def of(self, job: str) -> Keeping:
         """The same, for a job of this name; UsageError where that cannot be."""
-        from sftriage.policy import quantities
+        from sftriage.policy import fields
         from sftriage.runtime.copies import Keeping
         from sftriage.windows.steplog import KeptSteps
 
         store = copies_of(job, self.store, drop_local=self.drop_local)
-        max_bytes = meant("--keep-steps", quantities.size_bytes, self.keep_steps)
-        age_s = meant("--keep-steps-for", quantities.seconds, self.keep_steps_for)
+        max_bytes = meant("--keep-steps", fields.size_bytes, self.keep_steps)
+        age_s = meant("--keep-steps-for", fields.seconds, self.keep_steps_for)
         if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
             raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
         return Keeping(store, self.drop_local, KeptSteps(max_bytes, age_s))

@@ -34,7 +34,7 @@ from sftriage.commands.output import (
 from sftriage.commands.ui import serve_page
 from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageError
 from sftriage.model.captures import Profiler
-from sftriage.policy import quantities
+from sftriage.policy import fields
 from sftriage.reports.texts import captures_table, decisions_table, manifest_lines
 from sftriage.runs.captures import (
     StoredState,
@@ -498,8 +498,8 @@ def prune_traces(
 
     Pinned ones stay, and without --damaged those that are damaged. What is left alone is said, and why.
     """
-    age_s = None if age is None else meant("--age", quantities.seconds, age)
-    retention = RetentionLimits(age_s, None if total is None else meant("--bytes", quantities.size_bytes, total))
+    age_s = None if age is None else meant("--age", fields.seconds, age)
+    retention = RetentionLimits(age_s, None if total is None else meant("--bytes", fields.size_bytes, total))
     if age is None and total is None and not damaged:
         raise UsageError("say what may go: --age, --bytes or --damaged")
     directory, its_store = whole_store(of.run, of.store)

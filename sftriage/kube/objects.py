@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
-from sftriage.policy.contradictions import in_capture
+from sftriage.policy.fields import in_capture
 from sftriage.policy.parsing import path_text
 from sftriage.policy.schema import Name, PolicyModel, ProfilerRun, Rank, Stage
 from sftriage.traces.manifest import FileName, Sha256

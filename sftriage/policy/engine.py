@@ -40,8 +40,8 @@ from sftriage.policy.captures import (
     suspect_limit,
     to_follow_up,
 )
+from sftriage.policy.fields import CONTENTION, Lasting
 from sftriage.policy.in_force import PolicySet
-from sftriage.policy.quantities import CONTENTION, Lasting
 from sftriage.policy.schema import Capture, Rule
 from sftriage.policy.state import (
     Lasted,

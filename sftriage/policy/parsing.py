@@ -19,8 +19,7 @@ from pydantic import BaseModel, ValidationError
 from yaml.constructor import SafeConstructor
 
 from sftriage.errors import InputError
-from sftriage.policy.contradictions import Location, contradictions
-from sftriage.policy.quantities import shown
+from sftriage.policy.fields import Location, contradictions, shown
 from sftriage.policy.schema import MAX_ITEMS, TriagePolicy
 
 MAX_SHOWN = 50

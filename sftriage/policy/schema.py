@@ -34,9 +34,8 @@ from sftriage.errors import SchemaError
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
-from sftriage.policy import quantities
-from sftriage.policy.contradictions import DEFAULTS, contradictions, unsaid
-from sftriage.policy.quantities import shown
+from sftriage.policy import fields
+from sftriage.policy.fields import DEFAULTS, contradictions, shown, unsaid
 
 CAPTURES_PER_DAY = 12
 MAX_ITEMS = 1000
@@ -123,7 +122,7 @@ def _held(value: object) -> object:
     return value
 
 
-_PERCENTAGE, _DURATION, _SIZE = map(_written, (quantities.PERCENTAGE, quantities.DURATION, quantities.SIZE))
+_PERCENTAGE, _DURATION, _SIZE = map(_written, (fields.PERCENTAGE, fields.DURATION, fields.SIZE))
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Stage = Annotated[
@@ -133,23 +132,23 @@ Stage = Annotated[
     _written(f"^{STAGE_NAME.pattern}$"),
 ]
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
+Share = Annotated[str, _within(fields.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
 Fraction = Annotated[
     float,
-    BeforeValidator(lambda value: quantities.fraction(value) if isinstance(value, str) else value),
+    BeforeValidator(lambda value: fields.fraction(value) if isinstance(value, str) else value),
     Field(ge=0, le=1),
-    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": quantities.PERCENTAGE}),
+    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": fields.PERCENTAGE}),
 ]
 """A number, or a percentage."""
-Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
-Gain = Annotated[str, _read(quantities.gain), _written(quantities.GAIN)]
-Cost = Annotated[str, _read(quantities.cost), _written(quantities.COST)]
-Lasting = Annotated[str, _read(quantities.lasting), _written(quantities.LASTING)]
-Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
-StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
-Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
-TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
-StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
+Budget = Annotated[str, _within(fields.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
+Gain = Annotated[str, _read(fields.gain), _written(fields.GAIN)]
+Cost = Annotated[str, _read(fields.cost), _written(fields.COST)]
+Lasting = Annotated[str, _read(fields.lasting), _written(fields.LASTING)]
+Cooldown = Annotated[str, _within(fields.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
+StallTime = Annotated[str, _within(fields.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
+Age = Annotated[str, _within(fields.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
+TraceSize = Annotated[str, _within(fields.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
+StoreSize = Annotated[str, _within(fields.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
 Held = Annotated[bool, BeforeValidator(_held)]
 Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
 TimeZone = Annotated[str, _read(zone)]
@@ -257,7 +256,7 @@ class ProfilerRun(PolicyModel):
     nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
     stacks: StacksOptions = Field(default=StacksOptions(), description="Options of a look from outside.")
 
-    max_trace_bytes = _number("max_bytes", quantities.size_bytes)
+    max_trace_bytes = _number("max_bytes", fields.size_bytes)
 
 
 class Capture(ProfilerRun):
@@ -323,9 +322,9 @@ class Detection(PolicyModel):
         "more is allowed where the job itself takes longer.",
     )
 
-    min_gain_fraction = _number("min_gain", quantities.fraction)
-    contended_for = _number("contended_after", lambda text: quantities.Lasting(seconds=quantities.seconds(text)))
-    stalled_after_s = _number("stalled_after", quantities.seconds)
+    min_gain_fraction = _number("min_gain", fields.fraction)
+    contended_for = _number("contended_after", lambda text: fields.Lasting(seconds=fields.seconds(text)))
+    stalled_after_s = _number("stalled_after", fields.seconds)
 
 
 class Match(PolicyModel):
@@ -407,20 +406,20 @@ class Rule(PolicyModel):
         "where: its ranks and stage), and after a message about it in which it sends none. Others wait for nothing.",
     )
 
-    cooldown_s = _number("cooldown", quantities.seconds)
+    cooldown_s = _number("cooldown", fields.seconds)
 
-    def lasts(self, detection: Detection) -> quantities.Lasting:
+    def lasts(self, detection: Detection) -> fields.Lasting:
         """``for`` in steps or seconds, where windows are cut as ``detection`` says."""
-        found = quantities.lasting(self.lasting)
+        found = fields.lasting(self.lasting)
         if not found.windows:
             return found
         # The steps that so many in a row span; of one window one, for whatever it shows is there at once.
         more = found.windows - 1
-        return quantities.Lasting(steps=detection.window_steps + more * detection.stride_steps if more else 1)
+        return fields.Lasting(steps=detection.window_steps + more * detection.stride_steps if more else 1)
 
-    min_share = _number("match", lambda match: quantities.gain(match.gain)[0])
-    min_gain_s = _number("match", lambda match: quantities.gain(match.gain)[1])
-    min_cost_hours = _number("match", lambda match: 0.0 if match.cost is None else quantities.cost(match.cost))
+    min_share = _number("match", lambda match: fields.gain(match.gain)[0])
+    min_gain_s = _number("match", lambda match: fields.gain(match.gain)[1])
+    min_cost_hours = _number("match", lambda match: 0.0 if match.cost is None else fields.cost(match.cost))
 
     def misses(self, label: str, suspect: Suspect) -> tuple[bool, bool, bool, bool]:
         """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""
@@ -486,7 +485,7 @@ class Limits(PolicyModel):
         """``captures_per_day``, said or not."""
         return self.captures_per_day or max(CAPTURES_PER_DAY, self.captures_per_hour)
 
-    overhead_fraction = _number("overhead_budget", quantities.fraction)
+    overhead_fraction = _number("overhead_budget", fields.fraction)
 
 
 class Active(PolicyModel):
@@ -527,8 +526,8 @@ class Mitigate(PolicyModel):
         default="1h", description="Time after a remedy was undone in which it is not tried again on the same straggler."
     )
 
-    min_saving_fraction = _number("min_saving", quantities.fraction)
-    cooldown_s = _number("cooldown", quantities.seconds)
+    min_saving_fraction = _number("min_saving", fields.fraction)
+    cooldown_s = _number("cooldown", fields.seconds)
 
 
 class Retention(PolicyModel):
@@ -537,8 +536,8 @@ class Retention(PolicyModel):
     age: Age | None = Field(default=None, description="Traces older than this are removed.")
     bytes: StoreSize | None = Field(default=None, description="Size of all traces over which the oldest are removed.")
 
-    age_s = _number("age", lambda age: None if age is None else quantities.seconds(age))
-    size_bytes = _number("bytes", lambda size: None if size is None else quantities.size_bytes(size))
+    age_s = _number("age", lambda age: None if age is None else fields.seconds(age))
+    size_bytes = _number("bytes", lambda size: None if size is None else fields.size_bytes(size))
 
 
 class Spec(PolicyModel):

@@ -193,13 +193,13 @@ def since_of(text: str, now: datetime) -> datetime:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from sftriage.policy import quantities
+    from sftriage.policy import fields
 
     try:
         if _MOMENT.fullmatch(text):
             moment = TypeAdapter(datetime).validate_python(text)
             return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
-        return now - timedelta(seconds=quantities.seconds(text))
+        return now - timedelta(seconds=fields.seconds(text))
     except (ValidationError, ValueError, OverflowError):
         raise UsageError(
             f"--since {text!r}: expected how long ago, such as 2h or 3d, a day such as 2026-11-20, "

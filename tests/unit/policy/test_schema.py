@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sftriage.policy.captures import Means, choose, computes, options_of
-from sftriage.policy.in_force import next_open_s
-from sftriage.policy.quantities import (
+from sftriage.policy.fields import (
     AT_ONCE,
     COST,
     DURATION,
@@ -29,6 +28,7 @@ from sftriage.policy.quantities import (
     seconds,
     size_bytes,
 )
+from sftriage.policy.in_force import next_open_s
 from sftriage.policy.schema import Capture, TriagePolicy, cron_trigger
 from sftriage.policy.schema import zone as zone_of
 from sftriage.words.verdicts import clock
