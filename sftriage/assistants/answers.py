@@ -20,11 +20,10 @@ from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
 from sftriage.reports.texts import explanation_lines, manifest_lines
-from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
-from sftriage.runs.source import RunSource, View
+from sftriage.runs.source import Damaged, RunSource, View
 from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow

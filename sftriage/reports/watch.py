@@ -14,11 +14,10 @@ from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
-from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import CaptureStatus, DecisionGroup, RequestRow, WindowRow, groups_of, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of, telling_row
-from sftriage.runs.source import RunSource, View
+from sftriage.runs.source import Damaged, RunSource, View
 from sftriage.traces.manifest import Manifest
 from sftriage.words.decisions import caused, ended_sentence
 from sftriage.words.news import RecentLines

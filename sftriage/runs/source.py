@@ -6,28 +6,109 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 
-from sftriage.errors import InputError
+from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured
 from sftriage.policy.state import Losses
 from sftriage.runs import liveness
-from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.decisions import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import LocalStore, Upload
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
+from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8
 STALE_S = 120.0
 """A run that goes on is marked once it has judged no window for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Something in the store that is no capture, and why."""
+
+    capture_id: str
+    problem: str
+
+
+class CaptureShelf:
+    """The captures in a run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._store = LocalStore(directory)
+        self._known: dict[str, tuple[object, Manifest]] = {}
+        self._sent: dict[str, tuple[object, Upload | None]] = {}
+
+    def all(self) -> list[Manifest | Damaged]:
+        """Every capture, the newest first, and at the end what is none."""
+        ids = self._store.ids()
+        self._known = {name: known for name, known in self._known.items() if name in ids}
+        found = [self.get(name) for name in sorted(ids)]
+        whole = [one for one in found if isinstance(one, Manifest)]
+        whole.sort(key=lambda manifest: (manifest.created_at, manifest.capture_id), reverse=True)
+        return [*whole, *(one for one in found if isinstance(one, Damaged))]
+
+    def get(self, capture_id: str) -> Manifest | Damaged | None:
+        """One capture; None where there is none of that id, or it could be none."""
+        known = self._known.get(capture_id)
+        if known is not None and known[0] == self._signature(capture_id, known[1].artefacts):
+            return known[1]
+        try:
+            # Before it is read: what changes meanwhile is read again.
+            signature = self._signature(capture_id, ())
+            found = self._store.manifest(capture_id)
+        except (UsageError, ValueError):  # (no file has such a name)
+            return None
+        except (InputError, IntegrityError, OSError) as error:
+            return Damaged(capture_id, str(error))
+        sizes = tuple(self._sizes(capture_id, found.artefacts))
+        if all(size in (None, one.size_bytes) for size, one in zip(sizes, found.artefacts, strict=True)):
+            self._known[capture_id] = ((*signature, *sizes), found)
+        return found
+
+    def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
+        """How far each capture is on its way elsewhere, and whether somebody sends them now."""
+        found: dict[str, Upload] = {}
+        for name in self._store.ids():
+            # What has arrived does not change any more; what has not is looked at again.
+            signature = self._store.signature(name, UPLOAD_NAME)
+            known = self._sent.get(name)
+            if known is None or known[0] != signature:
+                known = self._sent[name] = (signature, self._store.noted_upload(name))
+            if (upload := known[1]) is not None:
+                found[name] = upload
+            elif url is not None:
+                found[name] = Upload(url=url, state="waiting")
+        self._sent = {name: known for name, known in self._sent.items() if name in found}
+        if all(upload.state == "stored" for upload in found.values()):
+            return found, False
+        busy = self._store.busy
+        for name, one in found.items():
+            # What was on its way when its sender died waits.
+            if not busy and one.state == "uploading":
+                found[name] = one.model_copy(update={"state": "waiting"})
+        return found, busy
+
+    def signature(self) -> tuple[object, ...]:
+        """What changes whenever a capture comes, goes or is added to."""
+        artefacts = {name: manifest.artefacts for name, (_, manifest) in self._known.items()}
+        return tuple((name, self._signature(name, artefacts.get(name, ()))) for name in sorted(self._store.ids()))
+
+    def _signature(self, capture_id: str, artefacts: Sequence[Artefact]) -> tuple[object, ...]:
+        return (*self._store.signature(capture_id, MANIFEST_NAME), *self._sizes(capture_id, artefacts))
+
+    def _sizes(self, capture_id: str, artefacts: Sequence[Artefact]) -> Iterator[int | None]:
+        for artefact in artefacts:
+            try:
+                yield self._store.file(capture_id, artefact.name).lstat().st_size
+            except OSError:
+                yield None
 
 
 class Drawing:

@@ -17,10 +17,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.runs.captures import Damaged
 from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
-from sftriage.runs.source import View
+from sftriage.runs.source import Damaged, View
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store, Upload, beside
 from sftriage.web.charts import Timeline, bars_of

@@ -18,12 +18,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
-from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, log_of, statuses
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
-from sftriage.runs.source import STALE_S, Drawing, RunSource, StartedRun, StartedRuns, View
+from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRun, StartedRuns, View
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME

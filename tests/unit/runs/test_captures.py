@@ -5,7 +5,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.runs.captures import CaptureShelf, Damaged, since_of, steps_of
+from sftriage.runs.captures import since_of, steps_of
+from sftriage.runs.source import CaptureShelf, Damaged
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 
@@ -47,8 +48,6 @@ def test_what_has_not_changed_is_not_read_again(shelf, monkeypatch):
 
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
-
-
 LAST = 2**63 - 1
 
 
