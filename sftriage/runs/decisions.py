@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,57 +186,64 @@ def _status(capture_id: str, rank: int, role: str, result: captures.CaptureResul
     return CaptureStatus(capture_id, rank, role, *found)
 
 
-@dataclass(slots=True)
-class JournalTail:
-    """What a journal says so far: see `View` for what its parts are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRecord:
+    """What a journal says so far.
 
-    path: Path
+    ``rows`` are windows, ``asks`` captures requested beside them, and ``notes`` what else is on record, all in order.
+    By capture, ``became`` says how it ended and ``states`` how far it is. ``skipped`` lines could not be read,
+    ``dropped`` windows went with their age, and ``losses`` are what stragglers have cost since the run began.
+    """
+
     rows: list[WindowRow] = field(default_factory=list)
-    results: dict[str, captures.CaptureResult] = field(default_factory=dict)
+    became: dict[str, captures.CaptureResult] = field(default_factory=dict)
     states: dict[str, captures.CaptureResult] = field(default_factory=dict)
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
     dropped: int = 0
     losses: Losses = field(default_factory=Losses)
-    _appended: Appended = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._appended = Appended(self.path, self._take, self._restart)
+
+class JournalTail:
+    """Follows a journal."""
+
+    def __init__(self, path: Path) -> None:
+        self.record = JournalRecord()
+        self._appended = Appended(path, self._take, self._restart)
 
     def follow(self) -> bool:
         """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
         return self._appended.follow()
 
     def _restart(self) -> None:
-        self.skipped = self.dropped = 0
-        for kept in (self.rows, self.results, self.states, self.asks, self.notes):
-            kept.clear()
-        self.losses = Losses()
+        self.record = JournalRecord()
 
     def _take(self, line: bytes) -> None:
+        record = self.record
         try:
             event = events.decode(line)
         except (ValueError, RecursionError):
-            self.skipped += bool(line.strip())
+            self.record = replace(record, skipped=record.skipped + bool(line.strip()))
             return
         match event:
             case None | events.EvidenceGathered(remarks=()):
                 pass
             case events.WindowJudged():
-                before, self.losses = self.losses.lost_s, self.losses.after(event.verdict)
-                lost_s = self.losses.lost_s - before
-                self.rows.append(row_of(event.verdict, event.decision, event.triggers, lost_s))
+                losses = record.losses.after(event.verdict)
+                lost_s = losses.lost_s - record.losses.lost_s
+                record.rows.append(row_of(event.verdict, event.decision, event.triggers, lost_s))
+                self.record = replace(record, losses=losses)
             case events.JournalCompacted():
-                self.losses, self.dropped = Losses.of_values(event.losses), event.dropped
+                self.record = replace(record, losses=Losses.of_values(event.losses), dropped=event.dropped)
             case events.CaptureChanged():
-                self.states[event.result.capture_id] = event.result
+                record.states[event.result.capture_id] = event.result
                 if event.result.state in captures.ENDED:
-                    self.results[event.result.capture_id] = event.result
+                    record.became[event.result.capture_id] = event.result
             case events.ManualRequestDecided() | events.FollowUpDecided():
-                self.asks.append(request_row(event))
+                record.asks.append(request_row(event))
             case _:
-                self.notes.append(event)
+                record.notes.append(event)
 
 
 def row_of(

@@ -8,16 +8,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured
-from sftriage.policy.state import Losses
 from sftriage.runs import liveness
-from sftriage.runs.decisions import JournalTail, Other, RequestRow, WindowRow
+from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
@@ -116,8 +115,8 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What is known of a run at one moment.
+class View(JournalRecord):
+    """What is known of a run at one moment: what its journal said, and how the run is.
 
     Attributes:
         version: changes whenever something that a page shows does.
@@ -126,14 +125,10 @@ class View:
         going: the run has not ended.
         unwatched: nobody watches it, and nobody saw its end: how it stands is not known; ``rings_there``: what its
             ranks recorded last is there still.
-        rows: its windows; ``asks``: captures asked for beside them; ``notes``: what else is on record. All in order.
-        became: by capture, how it ended; ``states``: how far it is; ``uploads``: how far on its way to a store.
         captures: the stored ones, newest first.
-        skipped: lines of the journal that could not be read; ``dropped``: windows that went from it with its age.
-        uploading: somebody sends captures to the store now.
+        uploads: by capture, how far it is on its way to a store; ``uploading``: a process sends captures there now.
         disk: why nothing can be written to the run directory now, or "".
         failing: why triage does not work now, or "".
-        losses: what stragglers have cost since the run began.
         hosts: where the ranks run that were named last.
         directory: where the run is, for the commands that are named to a person.
     """
@@ -144,21 +139,13 @@ class View:
     going: bool = False
     unwatched: bool = False
     rings_there: bool = False
-    rows: tuple[WindowRow, ...] = ()
-    became: Mapping[str, CaptureResult] = field(default_factory=dict)
-    states: Mapping[str, CaptureResult] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
-    skipped: int = 0
-    dropped: int = 0
-    asks: tuple[RequestRow, ...] = ()
-    notes: tuple[Other, ...] = ()
     watcher: liveness.Watcher = field(default_factory=liveness.Watcher)
     telemetry: liveness.RankCoverage = field(default_factory=liveness.RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     disk: str = ""
     failing: str = ""
-    losses: Losses = field(default_factory=Losses)
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
 
@@ -285,8 +272,8 @@ class RunSource:
             return lanes_of(recorded or manifest.recorded)
 
     def _look(self, opened: _Opened) -> View:
-        run, journal, shelf = opened.run, opened.journal, opened.shelf
-        moved = journal.follow()
+        run, shelf, moved = opened.run, opened.shelf, opened.journal.follow()
+        journal = opened.journal.record
         try:
             info, problem = read_info(run), ""
         except InputError as error:
@@ -309,27 +296,21 @@ class RunSource:
         if moved or version != self._view.version:
             named = next((row for row in reversed(journal.rows) if row.suspects), None)
             self._view = View(
+                # (copied: the journal grows on)
+                **{one.name: copy(getattr(journal, one.name)) for one in fields(journal)},
                 version=version,
                 info=info,
                 problem=problem,
                 going=going,
                 unwatched=unwatched,
                 rings_there=there,
-                rows=tuple(journal.rows),
-                became=dict(journal.results),
-                states=dict(journal.states),
                 captures=tuple(shelf.all()),
-                skipped=journal.skipped,
-                dropped=journal.dropped,
-                asks=tuple(journal.asks),
-                notes=tuple(journal.notes),
                 watcher=watcher,
                 telemetry=telemetry,
                 uploads=uploads,
                 uploading=uploading,
                 disk=disk,
                 failing=fails,
-                losses=journal.losses,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
             )

@@ -175,19 +175,19 @@ def test_who_follows_a_journal_gets_each_line_once_also_where_it_is_replaced(pat
         journal.append(judged(step, captures=step % 500 == 200, lost_s=0.001))
         if step % 30 == 0:
             often.follow()
-            assert [row.first_step for row in often.rows] == list(range(0, step + 1, 10))
+            assert [row.first_step for row in often.record.rows] == list(range(0, step + 1, 10))
         if step % 1500 == 0:
             seldom.follow()
-            once.append((seldom.rows[-1].first_step, seldom.losses.lost_s))
+            once.append((seldom.record.rows[-1].first_step, seldom.record.losses.lost_s))
     journal.close()
     # THEN the former has all of it, and the latter what is there, with the same sums
     often.follow()
     seldom.follow()
-    assert len(often.rows) == 400
+    assert len(often.record.rows) == 400
     assert [step for step, _ in once] == [0, 1500, 3000]
     for tail in (often, seldom):
-        assert tail.losses.lost_s == pytest.approx(0.001 * 4000)
-        assert (len(tail.rows) + tail.dropped, tail.skipped) == (400, 0)
+        assert tail.record.losses.lost_s == pytest.approx(0.001 * 4000)
+        assert (len(tail.record.rows) + tail.record.dropped, tail.record.skipped) == (400, 0)
 
 
 def test_a_journal_that_cannot_be_replaced_goes_on_growing(path, monkeypatch):
@@ -274,17 +274,17 @@ def test_what_the_controller_writes_is_followed(path, tail):
     # WHEN it is followed
     assert tail.follow()
     # THEN the window and the result are there, and nothing was held to be damage
-    (row,) = tail.rows
+    (row,) = tail.record.rows
     assert (row.first_step, row.last_step, row.label, row.outcome) == (100, 149, "suspect", "capture")
     assert (row.named, row.onset_step, row.rule) == ("rank 2 in data", 120, "slow-rank")
     assert [(one.capture_id, one.rank, one.role) for one in row.asked] == [("c-1", 2, "suspect")]
     assert sum(row.advances_s) == pytest.approx(row.exposed_s)
-    assert (tail.results["c-1"].state, tail.skipped) == ("failed", 0)
+    assert (tail.record.became["c-1"].state, tail.record.skipped) == ("failed", 0)
     # AND nothing is read twice
     assert not tail.follow()
     journal.window(verdict(110), decision(verdict(110)))
     assert tail.follow()
-    assert [row.first_step for row in tail.rows] == [100, 110]
+    assert [row.first_step for row in tail.record.rows] == [100, 110]
     journal.close()
 
 
@@ -293,13 +293,13 @@ def test_a_line_that_is_not_whole_yet_is_waited_for(path, tail):
     whole = line_of(20)
     path.write_bytes(whole[:100])
     tail.follow()
-    assert tail.rows == []
+    assert tail.record.rows == []
     # WHEN the rest comes
     with path.open("ab") as file:
         file.write(whole[100:])
     # THEN it is one window
     tail.follow()
-    assert [row.first_step for row in tail.rows] == [20]
+    assert [row.first_step for row in tail.record.rows] == [20]
 
 
 def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
@@ -313,7 +313,7 @@ def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
         file.write(line_of(30) + line_of(40))
     # THEN these are all there is beside the first
     tail.follow()
-    assert ([row.first_step for row in tail.rows], tail.skipped) == ([10, 30, 40], 0)
+    assert ([row.first_step for row in tail.record.rows], tail.record.skipped) == ([10, 30, 40], 0)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_damage_is_passed_over_and_counted(path, tail, damage):
     # WHEN the journal is followed
     tail.follow()
     # THEN the sound ones are there
-    assert ([row.first_step for row in tail.rows], tail.skipped) == ([20, 30], 1)
+    assert ([row.first_step for row in tail.record.rows], tail.record.skipped) == ([20, 30], 1)
 
 
 def test_another_journal_in_its_place_is_read_anew(path, tail):
@@ -355,7 +355,7 @@ def test_another_journal_in_its_place_is_read_anew(path, tail):
     path.write_bytes(line_of(500))
     tail.follow()
     # THEN nothing is left of the old one
-    assert [row.first_step for row in tail.rows] == [500]
+    assert [row.first_step for row in tail.record.rows] == [500]
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a directory"])
@@ -365,4 +365,4 @@ def test_what_is_no_journal_is_an_empty_one(path, tail, kind):
         path.mkdir()
     # WHEN it is followed THEN it has no windows
     assert not tail.follow()
-    assert tail.rows == []
+    assert tail.record.rows == []
