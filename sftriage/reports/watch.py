@@ -143,8 +143,7 @@ def window_values(row: WindowRow) -> dict[str, Any]:
     return {
         "type": "window",
         **picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
-        "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
-        **picked(row, "suspects", "candidates", "regression", "coverage"),
+        **picked(row, "advances_s", "suspects", "candidates", "regression", "coverage"),
         "decision": {
             **picked(row, "outcome", "reason", "parameters", "words"),
             "rule": row.rule or None,

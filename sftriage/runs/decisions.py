@@ -108,15 +108,13 @@ class NamedSuspect:
 class WindowRow(_DecisionRow):
     """What is kept of one window: its verdict and the decision on it.
 
-    ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``, of which ``excess_s`` is over what
-    is normal (None where that was not looked into). ``named`` is the first suspect in a few words, "" where nobody is
-    named, and ``onset_step`` where that one began. ``suspects`` are the first few, each with the first few of its
-    ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
-    vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
-    suspects have cost. ``parameters`` are those that ``reason`` is
-    said with. ``trouble`` is the key of who is named (`policy.state`), by which windows are compared, and not by
-    words. ``regression`` is there while the job is slower than its own best, and once when that ends. ``news`` says
-    when the window is worth a line.
+    ``advances_s``, by stage, sum to ``exposed_s``, of which ``excess_s`` is over what is normal (None where that is not
+    known). ``named`` is the first suspect in a few words, "" where no rank is named, and ``onset_step`` where that one
+    began. ``suspects`` are the first few, each with the first few of its ranks; a held window has ``candidates``
+    instead. ``coverage`` is the fraction of the window's vectors that were there, and ``clock`` the one that its times
+    are on. ``lost_s`` is what the window adds to the cost of suspects. ``parameters`` are those of the words of
+    ``reason``. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is there while the
+    job is slower than its own best, and once when that ends. ``news`` says when the window is worth a line.
     """
 
     first_step: int
@@ -125,8 +123,7 @@ class WindowRow(_DecisionRow):
     reasons: tuple[str, ...]
     exposed_s: float
     step_s: float
-    stages: tuple[str, ...]
-    advances_s: tuple[float, ...]
+    advances_s: Mapping[str, float]
     sentence: str
     named: str
     onset_step: int | None
@@ -261,8 +258,7 @@ def row_of(
     of_verdict = "first_step", "last_step", "label", "reasons", "exposed_s", "step_s", "clock", "regression"
     return WindowRow(
         **_decided(decision, triggers) | {"attempt": verdict.attempt} | picked(verdict, *of_verdict),
-        stages=tuple(verdict.advances_s),
-        advances_s=tuple(verdict.advances_s.values()),
+        advances_s=verdict.advances_s,
         sentence=verdict_sentence(verdict),
         named=f"{who(first)} in {where(first)}" if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,

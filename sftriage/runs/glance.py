@@ -556,13 +556,12 @@ def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
         if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
             break
         # A step that hangs has no frontier yet.
-        if row.stages and (not recent or row.stages == recent[0].stages):
+        if row.advances_s and (not recent or [*row.advances_s] == [*recent[0].advances_s]):
             recent.append(row)
     if not recent:
         return None
     taken = recent[:FRONTIER_WINDOWS][::-1]
-    of_stages = zip(*(row.advances_s for row in taken), strict=True)
-    advances_s = {stage: sum(values) / len(taken) for stage, values in zip(recent[0].stages, of_stages, strict=True)}
+    advances_s = {stage: sum(row.advances_s[stage] for row in taken) / len(taken) for stage in recent[0].advances_s}
     return Frontier(
         first_step=taken[0].first_step,
         last_step=taken[-1].last_step,

@@ -157,10 +157,10 @@ def columns_of(
 
 def _mean_of(rows: Sequence[WindowRow], stages: Sequence[str], at: int) -> TimelineColumn:
     # A step that hangs has no frontier yet: it is in the label, not in the stack.
-    timed = [row for row in rows if row.stages]
+    timed = [row for row in rows if row.advances_s]
     sums = dict.fromkeys(stages, 0.0)
     for row in timed:
-        for stage, advance_s in zip(row.stages, row.advances_s, strict=True):
+        for stage, advance_s in row.advances_s.items():
             sums[stage] += advance_s
     worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
     advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
@@ -322,7 +322,7 @@ def timeline(
     Its columns are the steps of the ``heat`` map where that has them on the clock that the windows are judged by.
     """
     # Every stage that is named, in the order of the newest window's step.
-    kinds = dict.fromkeys(row.stages for row in reversed(rows))
+    kinds = dict.fromkeys(tuple(row.advances_s) for row in reversed(rows))
     stages = tuple(dict.fromkeys(stage for of_row in kinds for stage in of_row))
     if axis is None or not stages:
         return None

@@ -229,7 +229,7 @@ def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, 
     if axis is None:
         return None
     newest = axis.stretches[-1]
-    judged = (row.last_step for row in rows if row.attempt == newest.attempt and row.stages)
+    judged = (row.last_step for row in rows if row.attempt == newest.attempt and row.advances_s)
     last_step = min(newest.last_step, max(judged, default=-1))
     return (newest.attempt, newest.first_step, last_step, axis.column_steps) if last_step >= newest.first_step else None
 
