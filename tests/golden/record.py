@@ -62,6 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="golden-") as made, chdir(made):
         root = Path(made).resolve()
         os.environ.update(XDG_STATE_HOME=str(root / "state"), XDG_CACHE_HOME=str(root / "cache"), HOME=str(root))
+        os.environ.update(KUBECONFIG=str(root / "kubeconfig"), KUBERNETES_SERVICE_HOST="")
         texts = {name: normal(text, root) for name, text in record(root)}
     with tempfile.TemporaryDirectory(prefix="now-") as made:
         into = RECORDED if "--accept" in sys.argv else Path(made)

@@ -1,12 +1,16 @@
 """What commands refuse, and sentences about states that no recorded run is in."""
 
 import io
+import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import yaml
 from rich.console import Console
 
 from sftriage.controller.controller import Controller
@@ -63,6 +67,14 @@ REFUSED = """
     explain 0-48 --run slow
     explain w0-49-r0-x-1 --run slow
     explain ² --run slow
+    decisions
+    decisions --run made/empty --json
+    traces list
+    traces list --run made/empty --json
+    traces list --run slow --rank 1000000000000000000000000000000
+    traces show w0-9-r0-x-1
+    traces for-step 1000000000000000000000000000000 --run slow
+    evidence --run slow
     advise slow --gradients much
     advise slow --gradients 0MB
     advise slow --bandwidth 0
@@ -76,12 +88,20 @@ REFUSED = """
     whatif none.parquet
     whatif none.npz
     whatif none
+    whatif no-time.npz
+    whatif one-step.npz
+    whatif TRACE
+    whatif TRACE no-time.npz
     reduce TRACE --save
+    reduce TRACE --against manifest.json
     reduce TRACE --against nowhere
     reduce TRACE --map nowhere
     reduce TRACE --stage nope
     reduce TRACE --rank 3
     policy validate no-such-policy broken.yaml
+    policy validate latin.yaml large.yaml pipe
+    policy test default --on made/empty
+    policy test default --on one-step.npz
     policy validate default broken.yaml no-such-policy --json
     policy test default --on slow --expect nothing
     policy test default --on slow --expect x --save x
@@ -94,6 +114,16 @@ REFUSED = """
     capture --run slow --rank 0 --reason look --profiler stacks --record-shapes
     capture --run slow --rank 0 --reason look --profiler torch --nsys-sqlite
     capture --run slow --rank 0 --reason look --max-bytes lots
+    kube policy
+    kube policy -n x -A
+    kube inject -f nowhere.yaml
+    kube inject -f job.yaml --server-version v1.28.3
+    kube inject -f job.yaml --server-version new
+    kube controller --job-id ml/resnet --policies p --run r --creds c
+    operator --runs-claim runs
+    operator --lease sftriage-operator
+    operator --settings nowhere.yaml
+    operator --store ftp://x
     demo --cause list
     demo --out new --policy defualt
     demo --cause garbage:
@@ -135,13 +165,52 @@ spec: {rules: [{name: slow-input, match: {stage: [data]}, capture: {stepz: 3}}]}
 """
 
 
+JOB = "{apiVersion: batch/v1, kind: Job, metadata: {name: resnet}, spec: {template: {spec: {containers: [{name: a}]}}}}"
+WRONG = Path(__file__).with_name("wrong.yaml")
+COLUMNS = {"seq_id": None, "start_ts": ["soon"], "step": [1.5], "duration": [None], "optype": ["mine"]}
+"""A wrong column of a trace in Parquet, in a file of its name; None leaves it out."""
+
+
 def refused(root: Path, trace: Path, sftriage: Callable[..., str]) -> Iterator[str]:
     """Commands that a person has to mend, or that find nothing; and what they leave behind."""
-    (root / "broken.yaml").write_text(BROKEN, encoding="utf-8")
-    before = set(root.iterdir())
+    _make_files(root, trace)
+    files, before = set(root.iterdir()), ""
     for command in REFUSED:
         yield sftriage(*command.replace("TRACE", str(trace.relative_to(root))).split())
-    yield f"left behind: {sorted(path.name for path in set(root.iterdir()) - before)}"
+    wrong = yaml.safe_load(WRONG.read_text(encoding="utf-8"))
+    parts = wrong.pop("parts")
+    for name, commands in wrong.items():
+        for command, texts in commands.items():
+            for text in texts:
+                content = text.replace("GOOD", parts["GOOD"]).replace("HEAD", parts["HEAD"])
+                (root / name).write_text(content, encoding="utf-8")
+                yield ("" if text == before else f"{name}: {json.dumps(text)}\n") + sftriage(*command.split())
+                before = text
+        (root / name).unlink()
+    for column in COLUMNS:
+        yield sftriage("whatif", f"{column}.parquet")
+    yield f"left behind: {sorted(path.name for path in set(root.iterdir()) - files)}"
+
+
+def _make_files(root: Path, trace: Path) -> None:
+    from pyarrow import parquet, table
+
+    (root / "broken.yaml").write_text(BROKEN, encoding="utf-8")
+    (root / "latin.yaml").write_bytes(BROKEN.encode() + b"# caf\xe9\n")
+    (root / "large.yaml").write_bytes(b"#" * 10_000_000)
+    os.mkfifo(root / "pipe")
+    (root / "job.yaml").write_text(JOB, encoding="utf-8")
+    shutil.copy(trace.with_name("manifest.json"), root)
+    run_in(root / "made" / "empty")
+    for name, steps, took_s in (("no-time", 9, 0.0), ("one-step", 1, 1.0)):
+        durations_NRS = np.full((steps, 2, 3), took_s)
+        stages = ["data", "backward", "other"]
+        np.savez(root / f"{name}.npz", durations_s=durations_NRS, stages=stages, sync=["backward"])
+    whole = {name: [0] for name in ("dp_rank", "stage", "step", "seq_id", "mc", "mb_id", "gmc")}
+    whole |= {"optype": ["forward-compute"], "start_ts": [0.0], "duration": [1.0]}
+    for column, value in COLUMNS.items():
+        values = {name: one for name, one in (whole | {column: value}).items() if one is not None}
+        parquet.write_table(table(values), root / f"{column}.parquet")
 
 
 def four_windows(path: Path) -> RunDirectory:

@@ -358,49 +358,6 @@ def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_pa
     assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
         ("slow_worker", [{"dp": 2, "pp": 0}], "data")
     ]
-    # AND one of them alone is not enough, and none of a recording's goes beside them
-    alone = sftriage("whatif", traces[0]).refusal
-    assert alone == f"sftriage: {traces[0]}: one rank's trace: a replay takes those of all ranks\n"
-    job = recorded(tmp_path / "job.npz")
-    beside = sftriage("whatif", traces[0], job).refusal
-    assert beside == f"sftriage: {job} is a recording of all ranks: it goes alone\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "not a Parquet file"),
-        (b"durations", "not a Parquet file"),
-        (b"PAR1 and nothing else", "not a readable Parquet file"),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(sftriage, tmp_path, content, said):
-    # GIVEN something that is no such file
-    pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
-    path = tmp_path / "trace.parquet"
-    path.write_bytes(content)
-    # WHEN analysed, THEN one line says which and what, and the exit code that it is the person's to mend
-    err = sftriage("whatif", path).refusal
-    assert err.startswith(f"sftriage: {path}: {said}")
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("column", "of_rows", "said"),
-    [
-        ("seq_id", lambda n: None, "column seq_id missing (columns there: dp_rank, stage, step"),
-        ("start_ts", lambda n: ["soon"] * n, "start_ts: object, and not seconds"),
-        ("step", lambda n: [1.5] * n, "step: float64, and not whole numbers"),
-        ("duration", lambda n: [None, *[0.1] * (n - 1)], "duration: 1 values missing"),
-        ("optype", lambda n: ["mine"] * n, "optype mine: not one of forward-compute"),
-    ],
-)
-def test_a_column_that_is_missing_or_of_another_sort_is_named(sftriage, traced, column, of_rows, said):
-    # GIVEN a trace in which one column is not what it has to be
-    job = Job(stages=2, dps=2, steps=1)
-    path = traced(job, **{column: of_rows(len(job.rows().step_E))})
-    # WHEN analysed, THEN it says which column, and what is in it
-    assert sftriage("whatif", path).refusal.startswith(f"sftriage: {path}: {said}")
 
 
 @pytest.mark.parametrize("bound", ["MAX_OPERATIONS", "MAX_UNPACKED_BYTES"])
@@ -421,16 +378,6 @@ def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tm
         f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n"
     )
     assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
-
-
-@pytest.mark.parametrize(
-    ("steps", "took_s", "said"),
-    [(9, 0.0, "the operations take no time"), (1, 1.0, "no two complete, ordinary steps in a row")],
-)
-def test_a_recording_of_no_time_or_too_short_to_have_a_step_is_refused(sftriage, tmp_path, steps, took_s, said):
-    path = tmp_path / "job.npz"
-    np.savez(path, durations_s=np.full((steps, 2, len(STAGES)), took_s), stages=STAGES, sync=["backward"])
-    assert sftriage("whatif", path).refusal == f"sftriage: {path}: {said}\n"
 
 
 @pytest.fixture

@@ -56,18 +56,6 @@ def run(tmp_path):
     return run_in(tmp_path / "run")
 
 
-@pytest.mark.parametrize("command", [["decisions"], ["traces", "list"], ["traces", "show", "w0-9-r0-x-1"]])
-def test_without_any_run_it_is_said_how_to_start_one(sftriage, command):
-    outcome = sftriage(*command)
-    assert outcome.code == 2
-    assert "start one with `sftriage demo` or `sftriage run`" in outcome.err
-
-
-def test_an_empty_run_lists_nothing(sftriage, run):
-    assert sftriage("decisions", "--run", run.path, "--json").json == []
-    assert sftriage("traces", "list", "--run", run.path, "--json").json == []
-
-
 @pytest.mark.parametrize(
     ("command", "job"),
     [

@@ -148,12 +148,6 @@ def test_a_rank_whose_gpu_is_not_known_says_why(sftriage, run, job, answer):
     assert "Nothing out of the ordinary" in said.out
 
 
-def test_a_run_that_is_over_is_refused(sftriage, run):
-    said = sftriage("evidence", "--run", run.path)
-    assert said.code == 2
-    assert "no rank of" in said.err
-
-
 def states(findings):
     return {one.what: one.state for one in findings}
 

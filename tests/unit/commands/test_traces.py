@@ -429,13 +429,6 @@ def test_a_list_of_captures_fits_into_a_line_and_breaks_no_id(sftriage, seen, mo
         assert all(line.endswith(("┓", "┃", "┩", "│", "┘")) for line in lines[1:])
 
 
-def test_numbers_beyond_all_bounds_are_nowhere(sftriage, seen):
-    for words in (["list", "--rank", 10**30], ["for-step", 10**30]):
-        outcome = sftriage("traces", *words, "--run", seen.path)
-        assert outcome.code == 0
-        assert "No " in outcome.err
-
-
 def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):
     # GIVEN a capture with stacks, and others without
     path = tmp_path / "stacks.json"

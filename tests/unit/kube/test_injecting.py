@@ -12,7 +12,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.errors import InputError
 from sftriage.kube.injecting import (
     SITE,
     Injection,
@@ -257,24 +256,6 @@ def test_what_is_no_training_job_comes_out_as_it_is(body):
 
 
 JOB_OF_ONE = made("batch/v1", "Job", {"template": TEMPLATE})
-REFUSED = {
-    "a TrainJob": (
-        made("trainer.kubeflow.org/v1alpha1", "TrainJob", {}),
-        "TrainJob resnet: a TrainJob has no pod templates",
-    ),
-    "a CronJob": (made("batch/v1", "CronJob", {}), "named once it is made"),
-    "a Job without a name": ({**JOB_OF_ONE, "metadata": {"generateName": "x-"}}, "sftriage.dev/job-name"),
-    "two groups": (
-        made("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"replicas": 2, **LEADERS}),
-        "each of its replicas is a job",
-    ),
-}
-
-
-@pytest.mark.parametrize(("body", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_job_whose_name_nobody_knows_yet_is_refused_in_words(body, said):
-    with pytest.raises(InputError, match=said):
-        injected(body, "ml", DEFAULTS, OLDEST)
 
 
 def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_path):
@@ -303,25 +284,6 @@ def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
     assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
 
 
-@pytest.mark.parametrize("text", ["{", "just words", "kind: [", None])
-def test_a_file_that_is_none_is_said_in_a_line(sftriage, tmp_path, text):
-    path = tmp_path / "job.yaml"
-    if text is not None:
-        path.write_text(text)
-    outcome = sftriage("kube", "inject", "-f", str(path))
-    assert (outcome.code, outcome.out) == (2, "")
-    assert len(outcome.err.splitlines()) == 1
-
-
-def test_an_old_cluster_is_said(sftriage, tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB_OF_ONE))
-    outcome = sftriage("kube", "inject", "-f", str(path), "--server-version", "v1.28.3")
-    assert "Kubernetes 1.28 has no sidecars that end with their pod" in outcome.err
-    assert yaml.safe_load(outcome.out) == JOB_OF_ONE
-    assert sftriage("kube", "inject", "-f", str(path), "--server-version", "new").code == 2
-
-
 def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftriage, tmp_path):
     folder, spool = tmp_path / "sftriage", tmp_path / "disk" / "spool"
     outcome = sftriage("kube", "carry", str(folder), "--spool", str(spool))
@@ -330,24 +292,6 @@ def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftr
     assert spool.stat().st_mode & 0o777 == 0o777
     # AND once more, as when a pod's first container is started again
     assert sftriage("kube", "carry", str(folder), "--spool", str(spool)).code == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("imag: x", "imag: Extra inputs"),
-        ("rings: many", "rings: "),
-        ("resources: {cpu: 1 core}", "resources.cpu"),
-        ("run_as_user: 0", "run_as_user"),
-        ("- x", "cannot be read|valid dictionary"),
-        ("{", "cannot be read"),
-    ],
-)
-def test_settings_that_make_no_sense_are_said_in_a_line(tmp_path, text, said):
-    path = tmp_path / "settings.yaml"
-    path.write_text(text)
-    with pytest.raises(InputError, match=said):
-        read_settings(path)
 
 
 def test_settings_say_only_what_differs(tmp_path):

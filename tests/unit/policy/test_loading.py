@@ -1,13 +1,12 @@
 """Policies from files, and several of them in force together."""
 
 import hashlib
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import InputError
 from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.in_force import PolicySet, find, load, load_set, shipped
@@ -44,56 +43,6 @@ def test_every_mistake_is_said_at_once_where_it_is():
     assert lines_of((HERE / "all_wrong.yaml").read_text()) == (HERE / "all_wrong.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", "p.yaml: the document is empty"),
-        ("# only a comment\n", "p.yaml: the document is empty"),
-        ("---\n", "p.yaml: the document is empty"),
-        ("- a\n- b\n", "p.yaml:1:1: expected a mapping with apiVersion, kind, metadata and spec"),
-        ("just text\n", "p.yaml:1:1: expected a mapping with apiVersion, kind, metadata and spec"),
-        (GOOD + "---\n" + GOOD, "p.yaml:9:1: a second document; a policy file holds one"),
-        (HEAD + "\tx: 1\n", "p.yaml:5:1: not valid YAML: a tab where YAML wants spaces"),
-        (HEAD + "  rules: [\n", "p.yaml:6:1: not valid YAML: while parsing a flow node, "),
-        (HEAD + "  rules: \x07\n", "p.yaml:5:10: not valid YAML: character '\\x07' is not allowed"),
-        (HEAD + "  a: &x [1]\n  b: *x\n", "p.yaml:6:6: alias *x refused: write the value out"),
-        (HEAD + "  <<: {rules: []}\n", "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, "),
-        (
-            HEAD + "  rules: !!python/object/apply:os.system [id]\n",
-            "p.yaml:5:10: tag 'tag:yaml.org,2002:python/object/apply:os.system' refused: a policy is plain data",
-        ),
-        (GOOD + "  limits:\n", "p.yaml:9:3: spec.limits: has no value; give it one, or leave the field out"),
-        (GOOD + "  [a]: 1\n", "p.yaml:9:3: spec.'?': expected a field name, got a list or a mapping"),
-        (GOOD + '  "\\e[2J": 1\n', "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, "),
-        (
-            GOOD + "  limits: {captures_per_run: " + "9" * 5000 + "}\n",
-            "p.yaml:9:30: spec.limits.captures_per_run: '9999",
-        ),
-        (GOOD + "  limits: 2026-13-45\n", "p.yaml:9:11: spec.limits: must be a mapping of fields, got '2026-13-45'"),
-        (GOOD.replace("suspect", "healthy"), "p.yaml:7:22: spec.rules[0].match.label: no capture on healthy, because"),
-        (
-            GOOD.replace("suspect", "healthy").replace("      capture: {}\n", ""),
-            "p.yaml:7:22: spec.rules[0].match.label: a rule on healthy would do nothing; ",
-        ),
-        (GOOD.replace("TriagePolicy", "Deployment"), "p.yaml:2:7: kind: expected TriagePolicy, got 'Deployment'"),
-        (GOOD.replace("slow-rank", "no"), "p.yaml:6:13: spec.rules[0].name: must be text (quote it if it looks like"),
-        (GOOD.replace("{name: p}", "{name: 12}"), "p.yaml:3:18: metadata.name: must be text (quote it if it looks"),
-        (GOOD + "      cooldown: 1:30\n", "p.yaml:9:17: spec.rules[0].cooldown: expected a duration with its unit"),
-        (HEAD + "  rules: []\n", "p.yaml:5:10: spec.rules: no rule; a policy that captures nothing has rules without"),
-        (HEAD + "  limits: {}\n", "p.yaml:5:3: spec.rules: required, but not there"),
-    ],
-)
-def test_what_is_refused_says_why_and_where(text, line):
-    lines = lines_of(text)
-    assert any(said.startswith(line) for said in lines), lines
-
-
-def test_of_one_field_one_mistake_is_said():
-    """GIVEN a required field without a value THEN it is not reported as missing as well."""
-    lines = lines_of(GOOD.replace("metadata: {name: p}", "metadata: {name: }"))
-    assert lines == ["p.yaml:3:12: metadata.name: has no value; give it one, or leave the field out"]
-
-
 def test_a_text_of_more_rules_than_a_policy_has_is_not_read_to_its_end():
     # GIVEN more rules than there may be, and after them what no reader of YAML takes
     rules = "".join(f"    - {{name: r{n}, match: {{}}}}\n" for n in range(MAX_ITEMS + 1))
@@ -108,6 +57,8 @@ def test_documents_made_to_exhaust_the_reader_are_refused_quickly():
     assert lines_of(laughs) == ["p.yaml:2:10: alias *a0 refused: write the value out"]
     assert lines_of("[" * 200_000) == ["p.yaml:1:21: nested more than 20 deep"]
     assert lines_of("x: " + "- " * 100_000)[0].startswith("p.yaml:1:")
+    (digits,) = lines_of(f"{GOOD}  limits: {{captures_per_run: {'9' * 5000}}}\n")
+    assert digits.startswith("p.yaml:9:30: spec.limits.captures_per_run: '9999")
     assert lines_of("a" * (MAX_FILE_BYTES + 1)) == ["p.yaml: larger than 256 KiB"]
     assert time.monotonic() - started < 5
 
@@ -118,23 +69,9 @@ def test_of_thousands_of_mistakes_the_first_are_shown():
     assert lines[-1] == "p.yaml: and 950 more"
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path):
-    """GIVEN no file, a directory, a pipe, bytes that are not UTF-8 and 10 MB THEN each is refused, and none waits."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "latin").write_bytes(GOOD.encode() + b"# caf\xe9\n")
-    (tmp_path / "large").write_bytes(b"#" * 10_000_000)
-    cases = {
-        "missing": "cannot be read: No such file or directory",
-        ".": "not a regular file",
-        "pipe": "not a regular file",
-        "large": "larger than 256 KiB",
-    }
-    for name, reason in cases.items():
-        with pytest.raises(InputError) as refused:
-            load(tmp_path / name)
-        assert str(refused.value) == f"{tmp_path / name}: {reason}"
-    with pytest.raises(InputError, match=r"latin:9:6: not UTF-8$"):
-        load(tmp_path / "latin")
+def test_a_file_that_has_gone_by_now_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.yaml: cannot be read: No such file or directory$"):
+        load(tmp_path / "gone.yaml")
 
 
 def test_a_policy_is_found_by_path_or_by_name(tmp_path, monkeypatch):
@@ -144,10 +81,6 @@ def test_a_policy_is_found_by_path_or_by_name(tmp_path, monkeypatch):
     (tmp_path / "default").mkdir()  # a directory is no policy, and hides none
     assert find("mine.yaml") == Path("mine.yaml")
     assert find("default") == shipped()["default"]
-    with pytest.raises(
-        UsageError, match="no policy 'defualt': not a file, nor one of those shipped: default, hang, observe-only"
-    ):
-        find("defualt")
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
@@ -253,8 +186,6 @@ def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path):
         load_set([tmp_path / "a.yaml", "default", tmp_path / "b.yaml"])
     lines = str(refused.value).split("\n")
     assert {line.split(":")[0] for line in lines} == {str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")}
-    with pytest.raises(UsageError, match="no policy 'nope'"):
-        load_set(["default", "nope"])
     with pytest.raises(ValueError, match="no policy"):
         load_set([])
 
