@@ -4,12 +4,14 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 from rich.console import Console
 
@@ -34,7 +36,7 @@ from sftriage.trainer.seams.patches import NAMES
 from sftriage.windows.npz import counted_of
 from sftriage.words.decisions import capturing_sentence
 from sftriage.words.verdicts import verdict_sentence
-from tests.unit.conftest import run_in
+from tests.unit.conftest import run_going_on, run_in
 
 REFUSED = """
     tracse
@@ -114,6 +116,8 @@ REFUSED = """
     capture --run slow --rank 0 --reason look --profiler stacks --record-shapes
     capture --run slow --rank 0 --reason look --profiler torch --nsys-sqlite
     capture --run slow --rank 0 --reason look --max-bytes lots
+    capture --run made/going --rank 0 --reason look --max-bytes 1Ki
+    capture --run made/going --rank 0 --reason look --profiler nsys --nsys-trace cuda,nvtz
     kube policy
     kube policy -n x -A
     kube inject -f nowhere.yaml
@@ -167,6 +171,17 @@ spec: {rules: [{name: slow-input, match: {stage: [data]}, capture: {stepz: 3}}]}
 
 JOB = "{apiVersion: batch/v1, kind: Job, metadata: {name: resnet}, spec: {template: {spec: {containers: [{name: a}]}}}}"
 WRONG = Path(__file__).with_name("wrong.yaml")
+ELSEWHERE = (
+    ("psycopg", "traces list --catalogue postgresql://host/db"),
+    ("pyarrow", "whatif seq_id.parquet"),
+    ("pyarrow", "whatif one-step.npz"),
+    ("prometheus_client", "run --out new --metrics-port 0 -- true"),
+    ("opentelemetry.exporter.otlp.proto.http", "run --out new --otel -- true"),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "run --out new --otel -- true"),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc", "run --out new --otel -- true"),
+    ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT=many", "run --out new --otel -- true"),
+)
+"""Libraries that are missing and variables that are set, and a command that refuses because of it."""
 COLUMNS = {"seq_id": None, "start_ts": ["soon"], "step": [1.5], "duration": [None], "optype": ["mine"]}
 """A wrong column of a trace in Parquet, in a file of its name; None leaves it out."""
 
@@ -187,6 +202,11 @@ def refused(root: Path, trace: Path, sftriage: Callable[..., str]) -> Iterator[s
                 yield ("" if text == before else f"{name}: {json.dumps(text)}\n") + sftriage(*command.split())
                 before = text
         (root / name).unlink()
+    for what, command in ELSEWHERE:
+        name, _, value = what.partition("=")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(name, value) if value else patch.setitem(sys.modules, name, None)
+            yield f"{what}\n{sftriage(*command.split())}"
     for column in COLUMNS:
         yield sftriage("whatif", f"{column}.parquet")
     yield f"left behind: {sorted(path.name for path in set(root.iterdir()) - files)}"
@@ -202,6 +222,7 @@ def _make_files(root: Path, trace: Path) -> None:
     (root / "job.yaml").write_text(JOB, encoding="utf-8")
     shutil.copy(trace.with_name("manifest.json"), root)
     run_in(root / "made" / "empty")
+    run_going_on(root / "made" / "going")
     for name, steps, took_s in (("no-time", 9, 0.0), ("one-step", 1, 1.0)):
         durations_NRS = np.full((steps, 2, 3), took_s)
         stages = ["data", "backward", "other"]

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import sys
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -367,17 +366,6 @@ def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriag
     monkeypatch.setattr(f"sftriage.runtime.reducing.{bound}", 7)
     err = sftriage("whatif", path).refusal
     assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", err)
-
-
-def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tmp_path, monkeypatch):
-    # GIVEN an installation without the extra
-    path = traced(Job(stages=2, dps=2, steps=1))
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    # WHEN a trace in Parquet is to be read, THEN it says what to install, and everything else goes on working
-    assert sftriage("whatif", path).refusal == (
-        f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n"
-    )
-    assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
 
 
 @pytest.fixture

@@ -65,15 +65,6 @@ def vars_of(bound):
     return getattr(bound, type(bound).__name__.lower())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [(("--profiler", "nsys", "--nsys-trace", "cuda,nvtz"), "nsys"), (("--max-bytes", "1Ki"), "max_bytes: ")],
-)
-def test_options_that_make_no_sense_are_refused(sftriage, run, options, said):
-    assert said in sftriage("capture", "--run", run.path, "--rank", 0, "--reason", "a look", *options).refusal
-    assert not list(run.asks.iterdir())
-
-
 @pytest.mark.parametrize(("name", "said"), [("a\nb", "has control characters"), ("x" * 501, "is too long")])
 def test_a_user_whose_name_is_no_line_of_text_is_told_so(sftriage, run, monkeypatch, name, said):
     monkeypatch.setenv("LOGNAME", name)

@@ -12,7 +12,6 @@ from rich.console import Console
 from sftriage.commands import output
 from sftriage.commands.cli import CONTENTS, Command, Entry, Section
 from sftriage.commands.options import MetricsOptions
-from sftriage.errors import UsageError
 from sftriage.reports.texts import titled
 from sftriage.runtime.local import job_name
 from sftriage.sinks.metering import Metering
@@ -141,27 +140,6 @@ def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsy
     output.lists().print(table)
     written = capsys.readouterr()
     assert (written.out.count(odd), written.err.count(odd)) == (5, 1)
-
-
-@pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
-def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
-    monkeypatch.setitem(sys.modules, missing, None)
-    wanted, extra = ({"metrics_port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
-    with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
-        MetricsOptions(**wanted).metering()
-
-
-@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
-def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
-    monkeypatch.setenv(variable, "grpc")
-    with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
-        MetricsOptions(otel=True).metering()
-
-
-def test_a_variable_that_is_none_is_said(monkeypatch):
-    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
-    with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
-        MetricsOptions(otel=True).metering()
 
 
 def test_nothing_is_made_where_nothing_was_asked_for():

@@ -253,31 +253,9 @@ def test_what_is_written_as_its_pattern_says_is_read(parse, text):
     assert re.search(WRITTEN[parse], text)
 
 
-A_GAIN, HOURS = "a condition such as >= 5%", "a condition with its unit"
-
-
-@pytest.mark.parametrize(
-    ("parse", "value", "expected"),
-    [
-        # (the fourth has an Arabic digit, which float() would read)
-        *((fraction, value, "a percentage such as 5%") for value in ("5", 0.05, "-5%", "\u0665%", "9" * 400 + "%")),
-        *((seconds, value, "a duration with its unit") for value in ("10", 600, "10 minutes", "")),
-        (seconds, "30m1h", "the largest first"),
-        (seconds, "10m10m", "each unit once"),
-        # (Kubernetes reads the last as half a byte)
-        *((size_bytes, value, "a size with its unit") for value in ("512", 512, "500m")),
-        *((gain, value, A_GAIN) for value in ("5%", "> 5%", None)),
-        (gain, ">= 5% or >= 10ms", "a percentage|a duration"),
-        (gain, ">= 5% and >= 6%", "the same unit twice"),
-        (gain, ">= 5", "a duration with its unit"),
-        (cost, ">= 5", "such as >= 5 GPU-hours, got '>= 5'"),
-        *((cost, f">= {wrong}", HOURS) for wrong in ("5h", "-5 GPU-hours", "0 GPU-hours", "1e9 GPU-hours")),
-        *((cost, value, HOURS) for value in ("5 GPU-hours", 5)),
-    ],
-)
-def test_what_cannot_be_read_says_what_was_expected(parse, value, expected):
-    with pytest.raises(ValueError, match=expected):
-        parse(value)
+def test_a_percentage_beyond_all_numbers_is_none():
+    with pytest.raises(ValueError, match="a percentage such as 5%"):
+        fraction("9" * 400 + "%")
 
 
 PIECES = (
