@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -31,6 +31,14 @@ def own_environment(directory: Path) -> dict[str, str]:
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
     return own_environment(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Any]:
+    from tests.integration.s3 import served
+
+    with served() as found:
+        yield found
 
 
 class Demonstrated(NamedTuple):

@@ -12,10 +12,9 @@ from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, Processes, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, ROOT, Processes, free_port, wait_until
 from tests.integration.runs import verdicts
 
-ROOT = Path(__file__).parents[2]
 SIMULATED = Path(__file__).parent / "jobs" / "simulated.py"
 WORLD_SIZE, SLOW, STEP_S = 4, 3, 0.05
 SHAPE = Shape(40, 20, 5)

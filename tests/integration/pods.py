@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, ROOT, wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH = f"{Path(sys.executable).parent}:{_SYSTEM_PATH}"
 """Where an image looks for its programs: `sftriage` and `python` are those of the tests."""
@@ -372,7 +371,7 @@ class Pod:
         yield f"mkdir -p {stage} && mount -t tmpfs -o mode=755 tmpfs {stage} && mkdir {stage}/upper {stage}/work {root}"
         yield f"mount -t overlay -o lowerdir=/,upperdir={stage}/upper,workdir={stage}/work overlay {root}"
         yield f"cd {root}"
-        programs = {REPOSITORY, Path(sys.prefix), Path(sys.base_prefix).resolve()}
+        programs = {ROOT, Path(sys.prefix), Path(sys.base_prefix).resolve()}
         # (an image's programs are for everybody, though on this machine they may lie where only root comes)
         ways = {way for path in programs for way in path.parents if way != Path("/")}
         yield from (f"chmod a+x .{shlex.quote(str(way))}" for way in sorted(ways))

@@ -13,6 +13,7 @@ from typing import Any
 
 DEADLINE_S = 240.0
 
+ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
 IN_TURN, LOOP, SLOW_DATA, STUCK = (JOBS / f"{name}.py" for name in ("in_turn", "loop", "slow_data", "stuck"))
 UNEDITED = JOBS / "unedited"

@@ -2,14 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.integration.processes import output_of
+from tests.integration.processes import ROOT, output_of
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
-ROOT = Path(__file__).parents[2]
 SIZE = ("--ranks", 32, "--sizes", 1, "--processes", 2, "--window", 40, "--stride", 20)
 
 

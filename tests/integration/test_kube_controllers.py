@@ -22,7 +22,7 @@ from sftriage.traces.remote import RemoteStore
 from tests.disks import small_disk
 from tests.integration.kube import ANY, Cluster, Operators, OwnCluster, made
 from tests.integration.policies import policy
-from tests.integration.processes import DEADLINE_S, FORKED, SLOW_DATA, Processes, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ROOT, SLOW_DATA, Processes, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.integration.shared_nats import account, documented
 from tests.integration.test_kube_jobs import OBJECTS, TrainingJob
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which so
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
-REPOSITORY = Path(__file__).parents[2]
 OTHER = """
 import sftriage.fleet.wire as wire
 wire.VERSION += {}
@@ -56,7 +55,7 @@ class Job(Processes):
         for path in (self.policies, self.store):
             path.mkdir()
         places = {"SFTRIAGE_RINGS": str(self.host / "rings"), "SFTRIAGE_SPOOL": str(self.host / "spool")}
-        super().__init__(folder, {**environment, "PYTHONPATH": str(REPOSITORY), **places})
+        super().__init__(folder, {**environment, "PYTHONPATH": str(ROOT), **places})
         said = {"image": "registry.example/sftriage@sha256:12", "store": str(self.store), **settings}
         self.settings = InjectionSettings.model_validate(said)
         self.operators = Operators(server, folder, namespace, self.settings)
@@ -218,7 +217,7 @@ def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack) -> str:
     (folder / "accounts").mkdir()
     (folder / "accounts" / "accounts.conf").write_text(account(text, folder / "hub", {"*": AGENTS_FILE}))
     port = free_port()
-    for name, text in yaml.safe_load((REPOSITORY / "k8s" / "nats" / "config.yaml").read_text())["data"].items():
+    for name, text in yaml.safe_load((ROOT / "k8s" / "nats" / "config.yaml").read_text())["data"].items():
         here = {
             "0.0.0.0:4222": f"127.0.0.1:{port}",
             "/data": f"{folder}/data",

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.pods import Image, Objects, missing, running
+from tests.integration.processes import ROOT
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
-REPOSITORY = Path(__file__).parents[2]
 BUILD_S = 500.0
 
 
@@ -47,7 +47,7 @@ def stages(text: str) -> list[Stage]:
 
 
 HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent)
-BUILD, FINAL = stages((REPOSITORY / "Dockerfile").read_text())
+BUILD, FINAL = stages((ROOT / "Dockerfile").read_text())
 
 
 def test_the_final_image_runs_as_nobody_and_holds_nothing_of_the_build():
@@ -61,7 +61,7 @@ def test_the_final_image_runs_as_nobody_and_holds_nothing_of_the_build():
 
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint here: make .venv/.dev")
 def test_a_linter_has_nothing_to_say_of_it():
-    done = subprocess.run([str(HADOLINT), "Dockerfile"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run([str(HADOLINT), "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -76,11 +76,11 @@ def ignored(name: str, rules: Sequence[str]) -> bool:
 
 def context(folder: Path) -> Path:
     """What `COPY . .` copies."""
-    rules = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     folder.mkdir()
-    for path in REPOSITORY.iterdir():
+    for path in ROOT.iterdir():
         for part in (rule[1:] for rule in rules if rule.startswith(f"!{path.name}/")):
-            shutil.copytree(REPOSITORY / part, folder / part)
+            shutil.copytree(ROOT / part, folder / part)
         if not ignored(path.name, rules) and path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif not ignored(path.name, rules):

@@ -24,11 +24,9 @@ from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration import policies
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, LOOP, ended, free_port, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, IN_TURN, LOOP, ROOT, ended, free_port, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
-
-HOME = Path(__file__).parent.parent.parent
 
 RULE = 'name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3}, cooldown: 10m'
 POLICY = policies.policy(RULE, steps=(40, 10, 10), limits="overhead_budget: 100%")
@@ -188,7 +186,7 @@ OF_A_REGRESSED_JOB = {"Slower than its own best"}
 
 def empty_panels(url: str, began_s: float) -> list[tuple[str, str]]:
     """The panels of the dashboard that have nothing to show, when they ask as Grafana would."""
-    dashboard = json.loads((HOME / "k8s" / "dashboards" / "sftriage.json").read_text(encoding="utf-8"))
+    dashboard = json.loads((ROOT / "k8s" / "dashboards" / "sftriage.json").read_text(encoding="utf-8"))
     empty = []
     for panel in dashboard["panels"]:
         if panel["title"] in OF_A_REGRESSED_JOB:
@@ -278,7 +276,7 @@ def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
 @needs.prometheus
 def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     # GIVEN the rules as somebody would copy them
-    text = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rules = tmp_path / "rules.yml"
     rules.write_text(re.search(r"```yaml\n(groups:.*?)```", text, re.DOTALL)[1])
     checked = subprocess.run([needs.PROMTOOL, "check", "rules", rules], capture_output=True, text=True)

@@ -20,18 +20,12 @@ from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, LOOP, wait_until
-from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of, served
+from tests.integration.s3 import BUCKET, FAULTS, Proxy, environment_of
 from tests.unit.conftest import manifest_of
 
 URL = f"s3://{BUCKET}/team%20a"
 ASKS = policy("name: any, match: {label: suspect, gain: '>= 99%'}", limits="overhead_budget: 100%")
 LARGE_BYTES = 20 * 2**20
-
-
-@pytest.fixture(scope="module")
-def moto():
-    with served() as server:
-        yield server
 
 
 @pytest.fixture

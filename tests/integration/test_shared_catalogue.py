@@ -28,7 +28,7 @@ from sftriage.traces.uploading import Uploader
 from tests import needs
 from tests.integration.postgres import PASSWORD, USER, Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
-from tests.integration.s3 import BUCKET, environment_of, served
+from tests.integration.s3 import BUCKET, environment_of
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
@@ -419,12 +419,6 @@ def test_a_statement_that_waits_for_somebody_elses_lock_is_given_up(url, store_o
         with pytest.raises(CatalogueError, match="timeout"):
             Catalogue(url, store).find()
     assert ids(Catalogue(url, store)) == ["a"]
-
-
-@pytest.fixture(scope="module")
-def moto():
-    with served() as server:
-        yield server
 
 
 @pytest.fixture

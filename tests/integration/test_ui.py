@@ -172,8 +172,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     # GIVEN the page, and no run of which anybody knows
     process = start("ui")
     url = process.stdout.readline().strip()
-    context = browser.new_context(viewport={"width": width, "height": 800})
-    page = context.new_page()
+    page = browser.new_page(viewport={"width": width, "height": 800})
     live(page, url)
     # WHEN runs begin one after the other THEN the page shows each
     for name in ("first", "second"):
@@ -199,7 +198,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     page.click("text=Decisions")
     page.wait_for_url(f"{url}runs/first/decisions")
     assert "There is a newer run: demo, second" in page.inner_text("#newer")
-    context.close()
+    page.close()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
@@ -320,24 +319,22 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
     expect(boxes.first).not_to_be_focused()
     assert page.evaluate("document.activeElement.closest('#flame-graph') !== null")
     # AND whoever runs no script has links
-    context = browser.new_context(java_script_enabled=False)
-    still = context.new_page()
+    still = browser.new_page(java_script_enabled=False)
     still.goto(url)
     still.locator("#flame-graph svg a", has_text=place.function).first.click()
     still.wait_for_url("**frame=**")
     expect(still.locator(".callers")).to_contain_text("main")
-    context.close()
+    still.close()
 
 
 @pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, recorded, target, scheme):
     (manifest,) = LocalStore(recorded).manifests().manifests
-    context = browser.new_context(**PHONE, color_scheme=scheme)
-    page = context.new_page()
+    page = browser.new_page(**PHONE, color_scheme=scheme)
     live(page, serve("--run", recorded)[1] + target.format(manifest.capture_id))
     assert fits_and_can_be_read(page)
-    context.close()
+    page.close()
 
 
 PAINTED = """() => {
@@ -360,11 +357,10 @@ def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path
         urllib.request.urlopen(url, timeout=DEADLINE_S)
     assert caught.value.code == 401
     # AND with it a browser shows the page, and what the page asks for on its own
-    context = browser.new_context(http_credentials={"username": "any", "password": TOKEN})
-    page = context.new_page()
+    page = browser.new_page(http_credentials={"username": "any", "password": TOKEN})
     live(page, url)
     page.wait_for_function(PAINTED)
-    context.close()
+    page.close()
 
 
 def test_it_ends_when_it_is_told_to_though_somebody_listens(serve, recorded, environment):

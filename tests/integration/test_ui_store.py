@@ -13,7 +13,7 @@ from tests import needs
 from tests.integration.browsing import PHONE, downloaded, fits_and_can_be_read, live
 from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, peak_bytes, wait_until
-from tests.integration.s3 import BUCKET, Proxy, environment_of, served
+from tests.integration.s3 import BUCKET, Proxy, environment_of
 from tests.unit.conftest import manifest_of
 from tests.unit.web.stored import CONTENT, trace_of
 
@@ -27,27 +27,21 @@ LARGE_BYTES = 96 * 2**20
 pytestmark = needs.chromium
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served() as server:
-        yield server
-
-
 @pytest.fixture
-def through(server, environment):
+def through(moto, environment):
     """A proxy before a bucket that is empty; what is started talks to it."""
-    server.clear()
-    with Proxy(server) as proxy:
+    moto.clear()
+    with Proxy(moto) as proxy:
         environment.update(environment_of(proxy.url))
         yield proxy
 
 
 @pytest.fixture
-def put(server):
+def put(moto):
     def put(capture_id: str, job: str = JOBS[0], content: bytes = CONTENT, **about):
         manifest = manifest_of(capture_id, trace_of(content), **about).model_copy(update={"job": job})
         for name, body in (("trace.json.gz", content), ("manifest.json", manifest.to_json())):
-            server.client.put_object(Bucket=BUCKET, Key=f"shared/{CaptureKey.of(manifest).key}/{name}", Body=body)
+            moto.client.put_object(Bucket=BUCKET, Key=f"shared/{CaptureKey.of(manifest).key}/{name}", Body=body)
         return manifest
 
     return put
@@ -106,7 +100,7 @@ def test_a_store_that_is_away_and_there_again(page, through, put, serve):
 
 
 @pytest.mark.parametrize("what", ["changed", "cut"])
-def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, put, serve, server, what, tmp_path):
+def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, put, serve, moto, what, tmp_path):
     # GIVEN an artefact of several pieces, that somebody has changed at its end, or that the network cuts
     content = os.urandom(5 * 2**20)
     manifest = put("c-1", content=content)
@@ -114,7 +108,7 @@ def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, pu
     process, url = serve("--store", URL)
     page.goto(f"{url}captures/{CaptureKey.of(manifest).key}")
     if what == "changed":
-        server.client.put_object(Bucket=BUCKET, Key=key, Body=content[:-1] + bytes([content[-1] ^ 1]))
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=content[:-1] + bytes([content[-1] ^ 1]))
     else:
         through.plan = lambda method, path: "short" if path.split("?")[0].endswith("trace.json.gz") else None
     # WHEN it is downloaded THEN the browser says that it failed
@@ -157,8 +151,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     name = "c-1-of-a-window-with-a-long-name-r2-slow-rank-1"
     manifest = put(name, "a-job-with-a-name-that-is-much-longer-than-most/ü", rank=2)
     _, url = serve("--store", URL)
-    context = browser.new_context(**PHONE, color_scheme=scheme)
-    page = context.new_page()
+    page = browser.new_page(**PHONE, color_scheme=scheme)
     page.goto(url)
     # THEN which rank and stage, what it costs, and whether the fault was there, are seen without scrolling sideways
     row = page.locator("table.list tbody tr")
@@ -171,15 +164,14 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     for target in ("", "?rank=x&since=2x", of_capture, "captures/x/y/z"):
         page.goto(url + target)
         assert fits_and_can_be_read(page)
-    context.close()
+    page.close()
 
 
 def test_without_scripts_it_is_all_there(browser, through, put, serve):
     # GIVEN a browser that runs nothing
     put("c-1")
     _, url = serve("--store", URL)
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
+    page = browser.new_page(java_script_enabled=False)
 
     def listed() -> bool:
         page.goto(url)
@@ -193,7 +185,7 @@ def test_without_scripts_it_is_all_there(browser, through, put, serve):
     page.click("text=all captures")
     page.click("table.list tbody a")
     assert "sha256" in page.inner_text("#manifest")
-    context.close()
+    page.close()
 
 
 @needs.postgres
