@@ -49,8 +49,8 @@ from sftriage.runs.captures import (
 )
 from sftriage.runs.directory import find_run, read_info
 from sftriage.runtime import catalogues
+from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
-from sftriage.runtime.copies import catalogue_url
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.retention import RetentionLimits, outlook, remove

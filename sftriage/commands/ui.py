@@ -158,8 +158,8 @@ def serve_page(
 
 
 def _captures(store: str | None, catalogue: str | None) -> StoreSource:
+    from sftriage.runtime.catalogue_urls import catalogue_url
     from sftriage.runtime.catalogues import own_catalogue, store_of
-    from sftriage.runtime.copies import catalogue_url
     from sftriage.traces.catalogue import Catalogue
     from sftriage.traces.remote import RemoteStore
     from sftriage.web.store_page import StoreSource

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
+from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
 from sftriage.traces.remote import CaptureKey, RemoteStore, checked_url
 from sftriage.traces.store import LocalStore, Store
@@ -31,8 +31,6 @@ log = logging.getLogger("sftriage")
 
 Show = Callable[[UploadProgress], None]
 """Shows how far uploads are."""
-
-URL_VARIABLE, FILE_VARIABLE = "SFTRIAGE_CATALOGUE", "SFTRIAGE_CATALOGUE_FILE"
 
 LIMIT_S, STILL_S = 900.0, 60.0
 """How long uploads may take after the end of a run, and how long of that without a byte that moves."""
@@ -267,35 +265,6 @@ class SharedIndexing(Sink):
             url, reference = self._copies[capture_id]
             _catalogue(self._url, RemoteStore.open(url)).drop(reference)
             del self._copies[capture_id]
-
-
-def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
-    """The URL of the catalogue that the option or the environment names, if any.
-
-    Raises:
-        UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
-    """
-    if option is not None:
-        from sftriage.traces.catalogue import has_password
-
-        if has_password(option):
-            raise UsageError(
-                "a command line can be read by everybody on the machine: put the catalogue's URL into "
-                f"${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names, or its password into ~/.pgpass"
-            )
-        return option
-    if not from_environment:
-        return None
-    if url := os.environ.get(URL_VARIABLE):
-        return url
-    if not (name := os.environ.get(FILE_VARIABLE)):
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: not a URL") from None
 
 
 def checked_catalogue(option: str | None) -> str | None:

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from sftriage.errors import StoreError
-from sftriage.runtime.copies import FILE_VARIABLE, URL_VARIABLE
+from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
