@@ -43,7 +43,6 @@ def under_triage(
 def meeting_ranks(
     n: int, environment: Mapping[str, str], directory: Path, *job: object
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks of a job that no launcher watches, with their rings in a directory."""
     about = {"WORLD_SIZE": str(n), "MEETING": str(directory / "meeting"), "SFTRIAGE_RINGS": str(directory)}
     with ExitStack() as stack:
         ranks = []

@@ -149,6 +149,7 @@ def test_an_agent_that_cannot_see_the_ranks_processes_finds_their_group(tmp_path
     # GIVEN an agent in another container than the ranks, as a sidecar is: their process ids say nothing to it
     rings = tmp_path / "rings"
     rings.mkdir()
+    (tmp_path / "steps").mkdir()
     path = make_switch(rings, (0, 1), group="ranks-0.abcd", here=(0,))
     elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FROM_A_SIDECAR, rings, tmp_path]
 
