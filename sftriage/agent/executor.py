@@ -196,7 +196,7 @@ class MailboxClient(OpenFile):
         return result
 
     def result_of(self, capture_id: str) -> CaptureResult | None:
-        """The latest result, as `poll` has it, if it is that of this request."""
+        """The latest result (see `poll`), or None if it belongs to another request."""
         result = self.poll()
         return result if result is not None and result.capture_id == capture_id else None
 

@@ -471,7 +471,7 @@ def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
 
 
 def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
-    """The name and state of a rank's session in what ``nsys sessions list`` shows: that of its newest attempt.
+    """The name and state of the session of a rank's newest attempt, as ``nsys sessions list`` prints them.
 
     It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know. Raises
     CaptureError where there is none.

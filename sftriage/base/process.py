@@ -271,7 +271,7 @@ class Supervised:
 
     def keep(self) -> None:
         """From now on, start it again where it ends by itself."""
-        # (the kernel takes the end of this thread for that of the parent)
+        # (to the kernel, the parent ends when this thread does)
         self._keeper = start_thread(f"keeps-{self._what}", self._keep)
 
     def terminate(self) -> None:

@@ -1,6 +1,6 @@
-"""What a controller has of a job's agents: windows out of their rows, the captures it wants, and GPU evidence.
+"""What a controller gets from a job's agents, windows and GPU evidence, and the captures it orders from them.
 
-And what an earlier controller left to be done.
+`resume_state` reads what an earlier controller left to do.
 """
 
 from __future__ import annotations

@@ -4,12 +4,11 @@ The controller counts the job's starts by the processes of its ranks, since no h
 that failed counts a restart, and one that is replaced counts from 0. But a rank that starts again is another process,
 and in a job that exchanges gradients all ranks start again with it:
 
-- of one generation, no two ranks have the same number, all have the same world size, and those of a host are of the
-  same start there;
-- nobody ends a first step before all have begun, so that who begins after that is of a later generation.
+- in a generation, rank numbers are unique, the world size is the same, and a host's ranks belong to one start there;
+- no rank ends its first step before all ranks have begun, so a rank that begins later belongs to a later generation.
 
-Where that leaves a choice, as it does for a host that is heard of late, a process is of the generation whose others
-began when it did. All times are by one clock, the hub's, so that it does not matter whose word comes first.
+Where that leaves a choice, for example when a host reports late, a process belongs to the generation whose ranks began
+when it did. All times are on the hub's clock, so the order in which hosts report does not matter.
 """
 
 from __future__ import annotations

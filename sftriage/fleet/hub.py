@@ -455,7 +455,7 @@ class Lease:
         except KeyWrongLastSequenceError:
             found = await bucket.get(_KEY)
             if _leader(found.value) is None:
-                # (nobody leads by that)
+                # (the value names no leader)
                 revision = await bucket.update(_KEY, self._value, last=found.revision)
             elif found.value != self._value:
                 self.lost = str(await self._taken(bucket))

@@ -408,7 +408,7 @@ class CaptureOrders:
 
     def reports(self) -> list[Report]:
         if not self._begun:
-            # Which captures are gone on with is not known yet.
+            # The captures to resume are not known yet.
             return []
         found = []
         for _ in range(len(self._reports)):
@@ -450,7 +450,7 @@ class CaptureOrders:
             begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
         end_s = now_s + (wanted.expires_s or 0.0) + request.max_seconds + END_GRACE_S
         order = self._orders[request.capture_id] = _Order(request, *self._fleet.place(wanted), now_s, begin_s, end_s)
-        # (of one that is gone on with, the host may be yet to be heard of by this controller)
+        # (a resumed capture's host may not have reported to this controller yet)
         if not order.agent and not wanted.resumed:
             self._end(order, "failed", f"no host of the job has rank {request.rank}")
         return order

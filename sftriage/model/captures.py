@@ -101,8 +101,8 @@ class WantedCapture:
     """A capture that is wanted of an agent: desired state, which it brings about once, however often it is told.
 
     Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
-    ``expires_s`` seconds from now, if there are any. One that is ``resumed`` was asked for by an earlier process: it is
-    gone on with, and not begun again. The ``trigger`` goes into its manifest. On its way to an agent it is of a
+    ``expires_s`` seconds from now, if there are any. An earlier process requested one that is ``resumed``: it continues
+    and does not begin again. The ``trigger`` goes into its manifest. On its way to an agent it is of a
     ``process`` (boot id, pid, start ticks and rank), or of whichever its rank has; that it is stored may have been
     ``heard`` by then.
     """
