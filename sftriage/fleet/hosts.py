@@ -168,7 +168,7 @@ class Generations:
         if fitting:
             nearest = min(fitting, key=lambda number: self._generations[number].apart_s(began_s))
             new = msgspec.structs.replace(new, generation=nearest)
-        elif self.newest < 0 or began_s > self._generations[self.newest].last_s:
+        elif self.newest < 0 or self._is_later(new):
             self._open(new)
             new = msgspec.structs.replace(new, generation=self.newest)
         else:
@@ -186,6 +186,16 @@ class Generations:
         if before is not None and before.stepped_s < inf and new.began_s < before.stepped_s - MARGIN_S:
             return False
         return new.began_s <= generation.stepped_s + MARGIN_S
+
+    def _is_later(self, new: Member) -> bool:
+        """Whether a process began after all of the newest generation.
+
+        No process takes another host's rank while its own start is of that generation: what claims to is refused.
+        """
+        newest = self._generations[self.newest]
+        if new.one.rank in newest.members and self._starts.get(new.host, {}).get(new.start) == self.newest:
+            return False
+        return new.began_s > newest.last_s
 
     def _open(self, first: Member) -> None:
         self.newest, self._opened_s = self.newest + 1, first.began_s

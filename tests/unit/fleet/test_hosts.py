@@ -377,6 +377,25 @@ def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
     assert job.of("a", (0, 1), 0.0) == job.of("b", (3,), 0.0) == {1}
 
 
+def test_a_host_whose_start_goes_on_takes_no_rank_of_another_host():
+    # GIVEN a job that takes steps
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    job.step("a", (0, 1), 1.0, began_s=0.0)
+    # WHEN a host claims another one's rank as one of the same start, a moment later
+    assert not job.take("a", (2,), 0.1)
+    # THEN there is no other generation, as there is where it has started again
+    assert job.of("a", (2,), 0.1) == {None}
+    assert job.take("a", (2,), 30.0, start=1)
+    assert job.of("a", (2,), 30.0, 1) == {1}
+    # AND a rank that nobody has may begin late
+    late = Job()
+    late.take("a", (0,), 0.0)
+    late.step("a", (0,), 1.0, began_s=0.0)
+    assert late.take("a", (1,), 30.0)
+
+
 def test_two_jobs_under_one_name_are_said_once(caplog):
     job = Job()
     job.take("a", (0, 1), 0.0)
