@@ -28,34 +28,26 @@ NOTED_S = 30.0
 class ProfilerFlags:
     """What single profilers record; None as in a policy that does not say it."""
 
-    sample_stacks: Annotated[
-        bool | None, option("--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled")
-    ] = None
-    record_shapes: Annotated[bool | None, option("--record-shapes", "torch: the shapes of operators' inputs.")] = None
-    with_stack: Annotated[
-        bool | None,
-        option("--with-stack", "torch: trace every Python call: exact, and several times slower where there are many."),
-    ] = None
-    profile_memory: Annotated[bool | None, option("--profile-memory", "torch: allocations.")] = None
-    nsys_trace: Annotated[
-        str | None, option("LIST", "The interfaces whose calls are recorded.", "what the ranks were launched with")
-    ] = None
-    nsys_sample: Annotated[Literal["none", "cpu"] | None, option("", "Sample the process's stacks (cpu).", "none")] = (
-        None
+    sample_stacks: bool | None = option(
+        "--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled"
     )
-    nsys_sqlite: Annotated[
-        bool | None, option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
-    ] = None
-    native: Annotated[
-        bool | None, option("--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps.")
-    ] = None
-    flight_recorder: Annotated[
-        bool | None,
-        option(
-            "--flight-recorder",
-            "stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
-        ),
-    ] = None
+    record_shapes: bool | None = option("--record-shapes", "torch: the shapes of operators' inputs.")
+    with_stack: bool | None = option(
+        "--with-stack", "torch: trace every Python call: exact, and several times slower where there are many."
+    )
+    profile_memory: bool | None = option("--profile-memory", "torch: allocations.")
+    nsys_trace: str | None = option(
+        "LIST", "The interfaces whose calls are recorded.", "what the ranks were launched with"
+    )
+    nsys_sample: Literal["none", "cpu"] | None = option("", "Sample the process's stacks (cpu).", "none")
+    nsys_sqlite: bool | None = option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
+    native: bool | None = option(
+        "--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps."
+    )
+    flight_recorder: bool | None = option(
+        "--flight-recorder",
+        "stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
+    )
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
         """Those that were given, by profiler; UsageError for one that ``profiler`` does not have."""
@@ -80,26 +72,24 @@ def capture(
     rank: Annotated[list[int], option("N", "A rank to capture. Repeatable.", min=0)],
     reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
     run: RunOption = None,
-    profiler: Annotated[
-        ProfilerChoice,
-        option(
-            "",
-            "auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
-            "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems.",
-        ),
-    ] = "auto",
-    steps: Annotated[int, option("N", "Steps to record.", min=1, max=1000)] = 5,
-    warmup_steps: Annotated[
-        int, option("N", "Steps the profiler runs before those; stacks need none.", min=0, max=100)
-    ] = 1,
-    max_seconds: Annotated[float, option("SECONDS", "When it ends, whatever happens.", min=1, max=3600)] = 60.0,
-    samples_per_second: Annotated[
-        int, option("N", "How often stacks are sampled over the steps, at most.", min=1, max=1000)
-    ] = 200,
-    max_bytes: Annotated[str, option("SIZE", "Size over which a trace is not kept.")] = "512Mi",
+    profiler: ProfilerChoice = option(
+        "",
+        "auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
+        "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems.",
+        default="auto",
+    ),
+    steps: int = option("N", "Steps to record.", min=1, max=1000, default=5),
+    warmup_steps: int = option(
+        "N", "Steps the profiler runs before those; stacks need none.", min=0, max=100, default=1
+    ),
+    max_seconds: float = option("SECONDS", "When it ends, whatever happens.", min=1, max=3600, default=60.0),
+    samples_per_second: int = option(
+        "N", "How often stacks are sampled over the steps, at most.", min=1, max=1000, default=200
+    ),
+    max_bytes: str = option("SIZE", "Size over which a trace is not kept.", default="512Mi"),
     *,
     flags: ProfilerFlags,
-    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+    as_json: bool = option("--json", "One object on stdout."),
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
 

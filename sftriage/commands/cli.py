@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ParameterInfo
 
 from sftriage import __version__
 from sftriage.errors import InputError, SftriageError, UsageError
@@ -412,19 +413,15 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer takes it: where it takes a dataclass of options, it has these options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: of for name, of in hints.items() if is_dataclass(of)}
-    if not groups:
-        return command
     parameters = []
     for one in inspect.signature(command).parameters.values():
         of = groups.get(one.name)
-        if of is None:
-            parameters.append(one.replace(kind=_KEYWORD, annotation=hints[one.name]))
-        else:
-            types = get_type_hints(of, include_extras=True)
-            parameters += [
-                one.replace(name=its.name, kind=_KEYWORD, default=its.default, annotation=types[its.name])
-                for its in fields(of)
-            ]
+        types = hints if of is None else get_type_hints(of, include_extras=True)
+        for its in (one,) if of is None else fields(of):
+            default, annotation = its.default, types[its.name]
+            if isinstance(default, ParameterInfo) and default.default is ...:
+                default.default = False if annotation is bool else None
+            parameters.append(one.replace(name=its.name, kind=_KEYWORD, default=default, annotation=annotation))
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
@@ -438,5 +435,9 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 def arguments(options: Any) -> dict[str, object]:
     """What of some options is not as it is by default, by the option that says it."""
-    given = {its: getattr(options, its.name) for its in fields(options)}
-    return {f"--{its.name.replace('_', '-')}": value for its, value in given.items() if value != its.default}
+    given = {}
+    for its in fields(options):
+        value, default = getattr(options, its.name), its.default
+        if value != (default.default if isinstance(default, ParameterInfo) else default):
+            given[f"--{its.name.replace('_', '-')}"] = value
+    return given

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 from contextlib import ExitStack
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,18 +37,14 @@ WAITS = "waiting until the job's last controller is gone"
 def controller(
     *,
     hub: shared.HubChoice,
-    run: Annotated[
-        Path | None, option("--run DIR", "Go on with this run, whose controller has ended before its job.")
-    ] = None,
+    run: Path | None = option("--run DIR", "Go on with this run, whose controller has ended before its job."),
     out: shared.OutOption = None,
-    job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
+    job: str | None = option("NAME", "Name of the job, for people.", "the --job-id"),
     policy: shared.PoliciesOption = None,
     keep: shared.KeepingOptions,
     catalogue: shared.CatalogueOption = None,
     metrics: shared.MetricsOptions,
-    nsys: Annotated[
-        bool, option("--nsys", "The ranks run under Nsight Systems: sftriage run --nsys started them.")
-    ] = False,
+    nsys: bool = option("--nsys", "The ranks run under Nsight Systems: sftriage run --nsys started them."),
 ) -> None:
     """Watch a job on many hosts: judge what its agents ship to the hub, and ask them for captures.
 
@@ -133,7 +130,7 @@ def of_cluster(
         Path, option("FILE", "USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller.")
     ],
     nats: shared.NatsOption = None,
-    port: Annotated[int, option("N", "Where its hub listens.", min=1, max=65535)] = PORT,
+    port: int = option("N", "Where its hub listens.", min=1, max=65535, default=PORT),
     tls: shared.TlsOption = None,
     metrics_port: shared.MetricsPortOption = None,
     *,
@@ -152,6 +149,7 @@ def of_cluster(
     from sftriage.runtime.controlling import JobController
     from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Notes
+    from sftriage.sinks.metering import Metering
 
     job = shared.meant("--job-id", JobRef.of_id, job_id)
     # Jobs of two namespaces may share a name, and their stores.
@@ -162,9 +160,9 @@ def of_cluster(
     # (a signal to this pod ends no job)
     notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    shown = metrics_port if os.environ.get(shared.TOKEN_VARIABLE) else None
-    # (each run of the job has metrics of its own)
-    metrics = shared.MetricsOptions(metrics_port=shown, metrics_host=shared.LOOPBACK if shown is None else everywhere)
+    listen = None
+    if metrics_port is not None and os.environ.get(shared.TOKEN_VARIABLE):
+        listen = partial(shared.metrics_endpoint, everywhere, metrics_port)
     with contextlib.ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:
@@ -173,7 +171,8 @@ def of_cluster(
         options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
         while notes.told is None:
-            output = JobOutput(metrics.metering(), mirror)
+            # (each run of the job has metrics of its own)
+            output = JobOutput(Metering(listen), mirror)
             directory, resumes = _directory(run)
             about = directory, options, output.sinks, None if resumes else name
             watched = JobController(*about, policies=[policies], keeping=keeping)

@@ -10,9 +10,7 @@ from sftriage.reports.texts import decisions_table
 from sftriage.runs.directory import find_run
 
 
-def decisions(
-    run: RunOption = None, as_json: Annotated[bool, option("--json", "One array on stdout.")] = False
-) -> None:
+def decisions(run: RunOption = None, as_json: bool = option("--json", "One array on stdout.")) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
     from sftriage.model.events import JobPaused
     from sftriage.runs.decisions import decisions_of
@@ -35,7 +33,7 @@ def decisions(
 def explain_decision(
     what: Annotated[str, argument("WINDOW|CAPTURE", "A step of the window, its FIRST-LAST, or a capture's id.")],
     run: RunOption = None,
-    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+    as_json: bool = option("--json", "One object on stdout."),
 ) -> None:
     """Say why: the numbers against their thresholds, the runner-up, and what would have changed the label.
 

@@ -7,13 +7,13 @@ import random
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from sftriage.commands.options import option
 from sftriage.commands.output import notices, print_json, results, write
-from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause, parse_fault
+from sftriage.demo.faults import CAUSES, STAGE_NAMES, CausedFault, Fault, parse_cause, parse_fault
 from sftriage.errors import UsageError
 from sftriage.reports.texts import frontier_table
 from sftriage.words.decisions import caused, cost_sentence
@@ -32,29 +32,23 @@ FAULT_AFTER_FRACTION = 0.4
 
 
 def demo(
-    cause: Annotated[
-        list[str] | None,
-        option(
-            "NAME[:RANK]",
-            "Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
-            "Repeatable; `list` says which there are.",
-            DEFAULT_CAUSE,
-        ),
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        option(
-            "STAGE:RANK:MS",
-            f"Delay a stage ({', '.join(FAULT_STAGES)}) of a rank by MS in every step, part-way through. "
-            "Repeatable; `none` for a healthy run.",
-            False,
-        ),
-    ] = None,
-    ranks: Annotated[int, option("N", "Ranks of the job.", min=2, max=64)] = 4,
-    steps: Annotated[int, option("N", "Steps to train.", min=10, max=1_000_000)] = DEFAULT_STEPS,
-    out: Annotated[Path | None, option("DIR", "Run directory to make.", "a new one under sftriage-runs")] = None,
-    policy: Annotated[str, option("POLICY", "A policy file, or the name of one that ships with sftriage.")] = "default",
-    as_json: Annotated[bool, option("--json", "One object as the last line of stdout.")] = False,
+    cause: list[str] | None = option(
+        "NAME[:RANK]",
+        "Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
+        "Repeatable; `list` says which there are.",
+        DEFAULT_CAUSE,
+    ),
+    fault: list[str] | None = option(
+        "STAGE:RANK:MS",
+        f"Delay a stage ({STAGE_NAMES}) of a rank by MS in every step, part-way through. "
+        "Repeatable; `none` for a healthy run.",
+        False,
+    ),
+    ranks: int = option("N", "Ranks of the job.", min=2, max=64, default=4),
+    steps: int = option("N", "Steps to train.", min=10, max=1_000_000, default=DEFAULT_STEPS),
+    out: Path | None = option("DIR", "Run directory to make.", "a new one under sftriage-runs"),
+    policy: str = option("POLICY", "A policy file, or the name of one that ships with sftriage.", default="default"),
+    as_json: bool = option("--json", "One object as the last line of stdout."),
 ) -> None:
     """Train a small Transformer with DDP over Gloo, make one rank slow, and watch sftriage find it.
 

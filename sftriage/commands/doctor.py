@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from rich.text import Text
 
@@ -19,17 +17,14 @@ _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor(
-    command: Annotated[
-        list[str] | None,
-        argument(
-            "COMMAND",
-            "A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
-            False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, option("--json", "What was found, on stdout.")] = False,
-    steps: Annotated[int, option("N", "Steps of COMMAND that each rank takes.", min=1)] = 20,
-    seconds: Annotated[float, option("S", "After so long COMMAND is ended anyway.", min=1)] = 180.0,
+    command: list[str] | None = argument(
+        "COMMAND",
+        "A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
+        False,
+    ),
+    as_json: bool = option("--json", "What was found, on stdout."),
+    steps: int = option("N", "Steps of COMMAND that each rank takes.", min=1, default=20),
+    seconds: float = option("S", "After so long COMMAND is ended anyway.", min=1, default=180.0),
 ) -> None:
     """Look at this machine: which form of the recorder runs, where rings go, which profilers are there.
 
@@ -79,8 +74,8 @@ def _show(found: JobFound) -> None:
 
 def evidence(
     run: RunOption = None,
-    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
-    deadline_s: Annotated[float, option("--deadline SECONDS", "Seconds to wait for NVML.", min=0.1)] = DEADLINE_S,
+    as_json: bool = option("--json", "One object on stdout."),
+    deadline_s: float = option("--deadline SECONDS", "Seconds to wait for NVML.", min=0.1, default=DEADLINE_S),
 ) -> None:
     """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and what limits them, errors, memory.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     from sftriage.web.serving import MetricsEndpoint
 
 
-def option(spec: str, text: str, shown: str | bool = True, **limits: Any) -> Any:
+def option(spec: str, text: str, shown: str | bool = True, default: Any = ..., **limits: Any) -> Any:
     """An option of a command: its help ``text``, its default as ``shown``, and its limits (``min``, ``max``).
 
     ``spec`` has its names and what it takes, as its help shows them: ``--namespace -n NAME``; by default the
-    parameter's name.
+    parameter's name. As the default of a parameter or a field, an option that is not given is ``default``, or else
+    None (of a flag False).
     """
     words = spec.split(" ")
     names = [word for word in words if word.startswith("-")]
     metavar = " ".join(words[len(names) :]) or None
-    return typer.Option(*names, metavar=metavar, help=text, show_default=shown, **limits)
+    return typer.Option(default, *names, metavar=metavar, help=text, show_default=shown, **limits)
 
 
-def argument(spec: str, text: str, shown: str | bool = True, **more: Any) -> Any:
+def argument(spec: str, text: str, shown: str | bool = True, default: Any = ..., **more: Any) -> Any:
     """An argument of a command, as `option` has it."""
-    return typer.Argument(metavar=spec, help=text, show_default=shown, **more)
+    return typer.Argument(default, metavar=spec, help=text, show_default=shown, **more)
 
 
 RunOption = Annotated[Path | None, option("--run DIR", "Run directory.", "the newest run started here")]
@@ -64,15 +66,12 @@ class CapturesChoice:
     """Whose captures are meant: a run's, a store's, or all that a catalogue knows."""
 
     run: RunOption = None
-    store: Annotated[
-        str | None,
-        option(
-            "--store URL",
-            "Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
-            "prefix, or a directory. Credentials come from the environment.",
-            False,
-        ),
-    ] = None
+    store: str | None = option(
+        "--store URL",
+        "Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
+        "prefix, or a directory. Credentials come from the environment.",
+        False,
+    )
     catalogue: CatalogueOption = None
 
 
@@ -80,32 +79,21 @@ class CapturesChoice:
 class HubChoice:
     """Where the hub of a job on many hosts is."""
 
-    job_id: Annotated[
-        str | None,
-        option(
-            "--job-id ID",
-            "A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.",
-            False,
-        ),
-    ] = None
-    hub: Annotated[
-        str | None,
-        option(
-            "--hub HEAD[:PORT]",
-            "The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
-            False,
-        ),
-    ] = None
+    job_id: str | None = option(
+        "--job-id ID", "A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.", False
+    )
+    hub: str | None = option(
+        "--hub HEAD[:PORT]",
+        "The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
+        False,
+    )
     nats: NatsOption = None
-    creds: Annotated[
-        Path | None,
-        option(
-            "--creds FILE",
-            "Credentials: USER:PASSWORD, a token, the seed of an nkey, a .creds file of nsc, or a directory of such "
-            "files. By default the host of --hub makes a password, in a file under sftriage-runs.",
-            False,
-        ),
-    ] = None
+    creds: Path | None = option(
+        "--creds FILE",
+        "Credentials: USER:PASSWORD, a token, the seed of an nkey, a .creds file of nsc, or a directory of such "
+        "files. By default the host of --hub makes a password, in a file under sftriage-runs.",
+        False,
+    )
     tls: TlsOption = None
 
     def options(self, job_id: str | None = None) -> HubOptions:
@@ -159,27 +147,22 @@ MetricsPortOption = Annotated[
 class KeepingOptions:
     """What is kept of a job, and where."""
 
-    store: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
-            "are uploaded while the job runs. Credentials come from the environment.",
-            "captures stay in the run directory",
-        ),
-    ] = None
+    store: str | None = option(
+        "URL",
+        "Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
+        "are uploaded while the job runs. Credentials come from the environment.",
+        "captures stay in the run directory",
+    )
     drop_local: DropLocalOption = False
-    keep_steps: Annotated[
-        str,
-        option(
-            "--keep-steps SIZE",
-            "How much is kept of the steps of all ranks together. What is older than the newest that find room "
-            "is thinned, one step in eight, and then removed.",
-        ),
-    ] = "16Gi"
-    keep_steps_for: Annotated[
-        str, option("--keep-steps-for DURATION", "Steps so much older than the newest are removed.")
-    ] = "30d"
+    keep_steps: str = option(
+        "--keep-steps SIZE",
+        "How much is kept of the steps of all ranks together. What is older than the newest that find room "
+        "is thinned, one step in eight, and then removed.",
+        default="16Gi",
+    )
+    keep_steps_for: str = option(
+        "--keep-steps-for DURATION", "Steps so much older than the newest are removed.", default="30d"
+    )
 
     def of(self, job: str) -> Keeping:
         """The same, for a job of this name; UsageError where that cannot be."""
@@ -200,25 +183,22 @@ class MetricsOptions:
     """Which metrics and spans of a job go where."""
 
     metrics_port: MetricsPortOption = None
-    metrics_host: Annotated[
-        str, option("--metrics-host ADDRESS", "Address to serve them on. Any but this machine's own wants a token.")
-    ] = LOOPBACK
-    metrics_token_file: Annotated[
-        Path | None,
-        option(
-            "--metrics-token-file FILE",
-            f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
-        ),
-    ] = None
-    metrics_file: Annotated[
-        Path | None,
-        option("--metrics-file FILE.prom", "Write the metrics into a file, for node_exporter's textfile collector."),
-    ] = None
-    metrics_per_rank: Annotated[bool, option("--metrics-per-rank", "Metrics of single ranks too.")] = False
-    otel: Annotated[
-        bool,
-        option("--otel", "Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say."),
-    ] = False
+    metrics_host: str = option(
+        "--metrics-host ADDRESS",
+        "Address to serve them on. Any but this machine's own wants a token.",
+        default=LOOPBACK,
+    )
+    metrics_token_file: Path | None = option(
+        "--metrics-token-file FILE",
+        f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+    )
+    metrics_file: Path | None = option(
+        "--metrics-file FILE.prom", "Write the metrics into a file, for node_exporter's textfile collector."
+    )
+    metrics_per_rank: bool = option("--metrics-per-rank", "Metrics of single ranks too.")
+    otel: bool = option(
+        "--otel", "Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say."
+    )
 
     def metering(self) -> Metering:
         """The sinks of these metrics and spans; UsageError where the options make no sense."""
@@ -229,15 +209,16 @@ class MetricsOptions:
             raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
         from sftriage.sinks.metering import Metering
 
-        def listen() -> MetricsEndpoint:
-            from sftriage.web.serving import Access, MetricsEndpoint, token_of
+        listen = None if port is None else partial(metrics_endpoint, host, port, token_file)
+        return Metering(listen, self.metrics_file, self.metrics_per_rank, self.otel)
 
-            advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-            access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice)
-            return MetricsEndpoint(host, port or 0, access)
 
-        made = None if port is None else listen
-        return Metering(made, self.metrics_file, self.metrics_per_rank, self.otel)
+def metrics_endpoint(host: str, port: int, token_file: Path | None = None) -> MetricsEndpoint:
+    """Where metrics are served; UsageError where others could read them and there is no token."""
+    from sftriage.web.serving import Access, MetricsEndpoint, token_of
+
+    advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+    return MetricsEndpoint(host, port, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
 
 
 def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:

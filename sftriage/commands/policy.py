@@ -31,7 +31,7 @@ from sftriage.runs.recordings import load_recording
 Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipped policies.")]
 
 
-def validate(files: Files, as_json: Annotated[bool, option("--json", "One array on stdout.")] = False) -> None:
+def validate(files: Files, as_json: bool = option("--json", "One array on stdout.")) -> None:
     """Check policies; every mistake is shown with its file, line, column and field."""
     checked = [_checked(name) for name in files]
     if as_json:
@@ -47,7 +47,7 @@ def validate(files: Files, as_json: Annotated[bool, option("--json", "One array 
 
 def show(
     file: Annotated[str, argument("POLICY", "A policy file, or the name of a shipped policy.")],
-    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+    as_json: bool = option("--json", "One object on stdout."),
 ) -> None:
     """Print a policy with every default filled in."""
     document = load(find(file)).policy.filled()
@@ -73,14 +73,12 @@ def list_policies() -> None:
 def try_out(
     files: Files,
     on: Annotated[Path, option("--on RUN|FILE.npz", "A run directory, or an .npz as `sftriage analyze` takes it.")],
-    expect: Annotated[
-        Path | None, option("FILE", "Compare with an outcome that was saved; if it differs, show how and exit 1.")
-    ] = None,
-    save: Annotated[Path | None, option("FILE", "Save the outcome, to compare with later.")] = None,
-    start: Annotated[
-        datetime | None, option("TIME", "When the recording began, in UTC; matters to `active`.", "the run's, or 2000")
-    ] = None,
-    as_json: Annotated[bool, option("--json", "One object on stdout.")] = False,
+    expect: Path | None = option("FILE", "Compare with an outcome that was saved; if it differs, show how and exit 1."),
+    save: Path | None = option("FILE", "Save the outcome, to compare with later."),
+    start: datetime | None = option(
+        "TIME", "When the recording began, in UTC; matters to `active`.", "the run's, or 2000"
+    ),
+    as_json: bool = option("--json", "One object on stdout."),
 ) -> None:
     """Replay a recording: what would have been captured, held or throttled under these policies, and why.
 

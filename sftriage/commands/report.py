@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from sftriage import __version__
 from sftriage.base.files import refusing
@@ -21,22 +21,18 @@ from sftriage.words.verdicts import clock_time, place
 
 
 def report(
-    what: Annotated[
-        str,
-        argument(
-            "RUN|CAPTURE",
-            "A run directory, or the id of a capture or its beginning.",
-            "the newest run started here",
-            autocompletion=complete_capture,
-        ),
-    ] = "",
+    what: str = argument(
+        "RUN|CAPTURE",
+        "A run directory, or the id of a capture or its beginning.",
+        "the newest run started here",
+        autocompletion=complete_capture,
+        default="",
+    ),
     *,
     of: CapturesChoice,
-    out: Annotated[Path | None, option("--out -o FILE", "Where to write it.", "stdout")] = None,
-    form: Annotated[
-        Literal["html", "md"] | None, option("--format", "One file of HTML, or Markdown.", "by FILE's name, or md")
-    ] = None,
-    force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False,
+    out: Path | None = option("--out -o FILE", "Where to write it.", "stdout"),
+    form: Literal["html", "md"] | None = option("--format", "One file of HTML, or Markdown.", "by FILE's name, or md"),
+    force: bool = option("--force", "Overwrite a file that is there."),
 ) -> None:
     """Write a report to hand on: what was found, since when, how sure, what it cost, what to do, and the traces.
 

@@ -34,18 +34,13 @@ if TYPE_CHECKING:
 class NsysChoice:
     """Whether the ranks run under Nsight Systems, and what it traces."""
 
-    nsys: Annotated[
-        bool, option("--nsys", "Start every rank under Nsight Systems, for policies that capture with it.")
-    ] = False
-    nsys_armed: Annotated[
-        bool,
-        option(
-            "--nsys-armed",
-            "As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
-            "for a range that the trainer opens. The run directory has to be theirs too.",
-        ),
-    ] = False
-    nsys_trace: Annotated[str, option("LIST", "What nsys traces; it has to be known at the start.")] = "cuda,nvtx,osrt"
+    nsys: bool = option("--nsys", "Start every rank under Nsight Systems, for policies that capture with it.")
+    nsys_armed: bool = option(
+        "--nsys-armed",
+        "As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
+        "for a range that the trainer opens. The run directory has to be theirs too.",
+    )
+    nsys_trace: str = option("LIST", "What nsys traces; it has to be known at the start.", default="cuda,nvtx,osrt")
 
     def launch(self) -> Callable[[str, Path], NsysLaunch] | None:
         """Makes the launch of a run with that id, in that directory."""
@@ -60,17 +55,12 @@ def run(
     command: Annotated[list[str], argument("COMMAND", "The launcher and its arguments, after --.", False)],
     policy: shared.PoliciesOption = None,
     out: shared.OutOption = None,
-    job: Annotated[str | None, option("NAME", "Name of the job.", "the script's")] = None,
-    auto: Annotated[
-        bool,
-        option(
-            "--auto",
-            "Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
-        ),
-    ] = False,
-    required: Annotated[
-        bool, option("--required", "Do not start the job where it cannot be watched; say why instead.")
-    ] = False,
+    job: str | None = option("NAME", "Name of the job.", "the script's"),
+    auto: bool = option(
+        "--auto",
+        "Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
+    ),
+    required: bool = option("--required", "Do not start the job where it cannot be watched; say why instead."),
     *,
     nsys: NsysChoice,
     keep: shared.KeepingOptions,
@@ -130,6 +120,7 @@ def _on_this_host(
 ) -> Triaged:
     from sftriage.runtime.launcher import END_S, is_mistake
     from sftriage.runtime.local import LocalRun
+    from sftriage.sinks.metering import Metering
 
     no_metrics = None
     try:
@@ -137,7 +128,7 @@ def _on_this_host(
     except UsageError as error:
         if required or is_mistake(error):
             raise
-        no_metrics, metering = error, shared.MetricsOptions().metering()
+        no_metrics, metering = error, Metering()
     output = JobOutput(metering, catalogue=catalogue)
     if no_metrics is not None:
         output.say(f"no {no_metrics}")
@@ -174,14 +165,11 @@ def _on_many_hosts(
 
 def attach(
     run: shared.RunOption = None,
-    policy: Annotated[
-        list[str] | None,
-        option(
-            "POLICY",
-            "A policy file, or the name of one that ships with sftriage. Repeatable.",
-            "those that the run started with",
-        ),
-    ] = None,
+    policy: list[str] | None = option(
+        "POLICY",
+        "A policy file, or the name of one that ships with sftriage. Repeatable.",
+        "those that the run started with",
+    ),
     catalogue: shared.CatalogueOption = None,
     *,
     metrics: shared.MetricsOptions,
@@ -220,21 +208,16 @@ GRACE_S = 3.0
 def agent(
     *,
     hub: shared.HubChoice,
-    rings: Annotated[Path | None, option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS")] = None,
-    directory: Annotated[Path | None, option("DIR", "For what is this host's own.", "one under sftriage-runs")] = None,
-    name: Annotated[
-        str | None, option("NAME", "Of this host, among those of the job.", "its own, and $NODE_RANK")
-    ] = None,
-    job: Annotated[str | None, option("NAME", "Name of the job, for people.", "the --job-id")] = None,
-    store: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
-            "the environment.",
-            "they go through the hub",
-        ),
-    ] = None,
+    rings: Path | None = option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS"),
+    directory: Path | None = option("DIR", "For what is this host's own.", "one under sftriage-runs"),
+    name: str | None = option("NAME", "Of this host, among those of the job.", "its own, and $NODE_RANK"),
+    job: str | None = option("NAME", "Name of the job, for people.", "the --job-id"),
+    store: str | None = option(
+        "URL",
+        "Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
+        "the environment.",
+        "they go through the hub",
+    ),
     drop_local: shared.DropLocalOption = False,
 ) -> None:
     """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.

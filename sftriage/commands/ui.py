@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from sftriage.base.loops import start_thread
 from sftriage.commands.options import CapturesChoice, option
@@ -32,20 +32,15 @@ FOUND_EVERY_S = 1.0
 def ui(
     *,
     of: CapturesChoice,
-    host: Annotated[str, option("ADDRESS", "Address to listen on. Any but this machine's own wants a token.")] = (
-        "127.0.0.1"
+    host: str = option(
+        "ADDRESS", "Address to listen on. Any but this machine's own wants a token.", default="127.0.0.1"
     ),
-    port: Annotated[int, option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535)] = 0,
-    token_file: Annotated[
-        Path | None,
-        option(
-            "FILE", f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself."
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, option("NAME", "A name under which browsers reach the page. Repeatable.")
-    ] = None,
-    as_json: Annotated[bool, option("--json", "One object on stdout: where the page is.")] = False,
+    port: int = option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535, default=0),
+    token_file: Path | None = option(
+        "FILE", f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself."
+    ),
+    allow_host: list[str] | None = option("NAME", "A name under which browsers reach the page. Repeatable."),
+    as_json: bool = option("--json", "One object on stdout: where the page is."),
 ) -> None:
     """Show a run as a web page: is the job healthy, since when not, which stage and rank, and what was done.
 
@@ -173,17 +168,12 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
 
 
 def mcp(
-    runs: Annotated[Path, option("--runs DIR", "The directory of the runs, or one run directory.")] = Path(
-        DEFAULT_ROOT
+    runs: Path = option("--runs DIR", "The directory of the runs, or one run directory.", default=Path(DEFAULT_ROOT)),
+    store: str | None = option(
+        "--store URL",
+        "A store of captures beside them: s3://, gs:// or az:// with bucket and prefix, or a directory.",
+        False,
     ),
-    store: Annotated[
-        str | None,
-        option(
-            "--store URL",
-            "A store of captures beside them: s3://, gs:// or az:// with bucket and prefix, or a directory.",
-            False,
-        ),
-    ] = None,
 ) -> None:
     """Answer an assistant's questions about runs, over the Model Context Protocol: on stdin and stdout, read-only.
 

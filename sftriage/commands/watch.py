@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -37,10 +36,8 @@ FOOTER = "Ctrl-C or q ends only the watching"
 
 def watch(
     run: RunOption = None,
-    once: Annotated[bool, option("--once", "Show how the run stands now, and end.")] = False,
-    as_json: Annotated[
-        bool, option("--json", "One object a line: every window, and every capture that has ended.")
-    ] = False,
+    once: bool = option("--once", "Show how the run stands now, and end."),
+    as_json: bool = option("--json", "One object a line: every window, and every capture that has ended."),
 ) -> None:
     """Watch a job: whether it is healthy and since when, where its time goes, who is at fault, and what was done.
 

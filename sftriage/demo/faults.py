@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sftriage.errors import UsageError
 
 FAULT_STAGES = ("data", "forward", "backward", "optimizer", "other")
+STAGE_NAMES = ", ".join(FAULT_STAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def parse_fault(text: str) -> Fault:
     except ValueError:
         pass
     raise UsageError(
-        f"fault {text!r} is not STAGE:RANK:MS with a stage of {', '.join(FAULT_STAGES)}, "
+        f"fault {text!r} is not STAGE:RANK:MS with a stage of {STAGE_NAMES}, "
         "a rank from 0 and 0 to 60000 ms; for example data:2:40"
     )
 

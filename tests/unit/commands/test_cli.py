@@ -11,7 +11,6 @@ from rich.console import Console
 
 from sftriage.commands import output
 from sftriage.commands.cli import CONTENTS, Command, Entry, Section
-from sftriage.commands.options import MetricsOptions
 from sftriage.reports.texts import titled
 from sftriage.runtime.local import job_name
 from sftriage.sinks.metering import Metering
@@ -143,5 +142,5 @@ def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsy
 
 
 def test_nothing_is_made_where_nothing_was_asked_for():
-    meter = MetricsOptions().metering()
-    assert (type(meter), meter.url) == (Metering, None)
+    meter = Metering()
+    assert (meter.url, meter.sinks("train", "run", 0.0)) == (None, [])
