@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from sftriage.model.windows import plain
 from sftriage.words.verdicts import counted, place
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn
 
     from sftriage.runs.directory import RunDirectory, RunInfo
     from sftriage.runtime.local import WatchedRun
@@ -100,43 +100,32 @@ def print_json(value: Any) -> None:
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show how many of how many are done, where a person looks on; nothing of it stays."""
-    console = notices()
-    with ExitStack() as shown:
-        tasks: list[tuple[Progress, TaskID]] = []
+    from rich.progress import MofNCompleteColumn
 
-        def told(done: int, total: int) -> None:
-            if not tasks and console.is_terminal:
-                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-                columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-                bar = shown.enter_context(Progress(*columns, console=console, transient=True))
-                tasks.append((bar, bar.add_task(what)))
-            for bar, task in tasks:
-                bar.update(task, completed=done, total=total)
-
-        yield told
+    with _bar(MofNCompleteColumn()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def copying(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show how many bytes have been copied, where a person looks on; nothing of it stays."""
-    with byte_bar() as bar:
+    with _byte_bar() as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
 
 
-def byte_bar() -> Progress:
-    """A bar of bytes, where a person looks on; nothing of it stays."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+def _byte_bar() -> Progress:
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    console = notices()
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return _bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
+
+
+def _bar(*columns: ProgressColumn) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console, text = notices(), TextColumn("{task.description}", markup=False)
+    return Progress(text, BarColumn(), *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 _DOING = {"sending": "Sending", "checking": "Reading back"}
@@ -145,7 +134,7 @@ _DOING = {"sending": "Sending", "checking": "Reading back"}
 @contextmanager
 def uploading() -> Iterator[Callable[[UploadProgress], None]]:
     """Show how far uploads are, where a person looks on; nothing of it stays."""
-    with byte_bar() as bar:
+    with _byte_bar() as bar:
         task = bar.add_task("Waiting for the store", total=None)
 
         def show(standing: UploadProgress) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -24,10 +24,9 @@ from sftriage.runs.directory import find_run
 from sftriage.words.verdicts import place
 
 if TYPE_CHECKING:
-    from sftriage.runtime.copies import Keeping
-    from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Launcher, Triaged
     from sftriage.runtime.nsys_launch import NsysLaunch
+    from sftriage.sinks.metering import Metering
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,31 @@ def run(
 
     def prepare() -> Triaged:
         """What watches a job takes a second to import, and more to get ready."""
-        from sftriage.policy.in_force import find
+        from sftriage.policy.in_force import PolicyFiles, find
         from sftriage.runtime.copies import checked_catalogue
         from sftriage.runtime.local import job_name
 
         name = job_name(job, command)
-        about = whole, name, [find(one) for one in policy or ["default"]]
-        how: dict[str, Any] = {"out": out, "keeping": keep.of(name), "auto": auto, "required": required}
-        how["nsys"] = nsys.launch()
+        policies = [find(one) for one in policy or ["default"]]
+        keeping, launch = keep.of(name), nsys.launch()
         if options is None:
-            return _on_this_host(*about, metrics, catalogue=checked_catalogue(catalogue), **how)
-        forwarded = {**arguments(keep), "--store": how["keeping"].store, "--catalogue": catalogue, **arguments(metrics)}
-        return _on_many_hosts(*about, options, {**forwarded, "--nsys": True if how["nsys"] else None}, **how)
+            url = checked_catalogue(catalogue)
+            metering, no_metrics = _metering(metrics, required=required)
+            output = JobOutput(metering, catalogue=url)
+            if no_metrics is not None:
+                output.say(f"no {no_metrics}")
+            how: dict[str, Any] = {"out": out, "keeping": keeping, "nsys": launch, "auto": auto}
+            return _on_this_host(whole, name, policies, output, **how)
+        from sftriage.runtime.many_hosts import HostRun
+
+        forwarded = {**arguments(keep), "--store": keeping.store, "--catalogue": catalogue, **arguments(metrics)}
+        forwarded["--nsys"] = True if launch else None
+        given = [one if value is True else f"{one}={value}" for one, value in forwarded.items() if value is not None]
+        given += [f"--policy={path}" for path in policies]
+        # (the controller reads them again: mistakes in them are reported here, before the job starts)
+        detection = PolicyFiles(policies).current.detection
+        here = HostRun(name, options, given, detection, keeping)
+        return here.triaged(whole, out, nsys=launch, auto=auto, required=required)
 
     try:
         status = supervise(launcher, whole, prepare, required=required)
@@ -108,30 +120,23 @@ def run(
     raise typer.Exit(status)
 
 
-def _on_this_host(
-    command: tuple[str, ...],
-    name: str,
-    policies: list[Path],
-    metrics: shared.MetricsOptions,
-    *,
-    catalogue: str | None,
-    required: bool,
-    **how: Any,
-) -> Triaged:
-    from sftriage.runtime.launcher import END_S, is_mistake
-    from sftriage.runtime.local import LocalRun
+def _metering(metrics: shared.MetricsOptions, *, required: bool) -> tuple[Metering, UsageError | None]:
+    """The sinks of a job's metrics; none where that is not possible and the job runs all the same, and why."""
+    from sftriage.runtime.launcher import is_mistake
     from sftriage.sinks.metering import Metering
 
-    no_metrics = None
     try:
-        metering = metrics.metering()
+        return metrics.metering(), None
     except UsageError as error:
         if required or is_mistake(error):
             raise
-        no_metrics, metering = error, Metering()
-    output = JobOutput(metering, catalogue=catalogue)
-    if no_metrics is not None:
-        output.say(f"no {no_metrics}")
+        return Metering(), error
+
+
+def _on_this_host(command: tuple[str, ...], name: str, policies: list[Path], output: JobOutput, **how: Any) -> Triaged:
+    from sftriage.runtime.launcher import END_S
+    from sftriage.runtime.local import LocalRun
+
     local = LocalRun(command, name, policies, output.sinks, **how)
     output.say_begun("watching", local)
     triaged = local.triaged(say=output.say)
@@ -141,26 +146,6 @@ def _on_this_host(
         output.finish(local, lambda: launcher.left_s(END_S - 1.0), summary=local.steps_seen > 0)
 
     return replace(triaged, watch=watch)
-
-
-def _on_many_hosts(
-    command: tuple[str, ...],
-    name: str,
-    policies: list[Path],
-    options: HubOptions,
-    forwarded: Mapping[str, object],
-    keeping: Keeping,
-    **how: Any,
-) -> Triaged:
-    """The job's part on this host; ``forwarded`` are options of its controller."""
-    from sftriage.policy.in_force import PolicyFiles
-    from sftriage.runtime.many_hosts import HostRun
-
-    given = [name if value is True else f"{name}={value}" for name, value in forwarded.items() if value is not None]
-    given += [f"--policy={path}" for path in policies]
-    # (the controller reads them again: mistakes in them are reported here, before the job starts)
-    detection = PolicyFiles(policies).current.detection
-    return HostRun(name, options, given, detection, keeping).triaged(command, **how)
 
 
 def attach(

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import sftriage
-from sftriage.demo.faults import CausedFault, Fault, parse_cause, parse_fault
+from sftriage.demo.faults import CAUSES, CausedFault, Fault, parse_cause, parse_fault
 
 SLOW_S = 0.04
 """About how long each takes of a step."""
@@ -41,19 +41,9 @@ class Trainer:
         self._folder, self._network = folder, network
         self._cache_lock = threading.Lock()
         self._threads: set[str] = set()
-        ways: dict[str, tuple[str, Callable[[], object]]] = {
-            "python-decoding": ("data", self.decode),
-            "slow-disk": ("data", self.copy_shard),
-            "held-lock": ("data", self.from_cache),
-            "subprocess": ("data", self.tokenize),
-            "extra-operator": ("forward", self.regularized),
-            "recompilation": ("forward", self.regularized_anew),
-            "checkpoint": ("optimizer", self.save_checkpoint),
-            "slow-logging": ("other", self.log_metrics),
-            "garbage": ("other", self.log_memory),
-            "gil-thread": ("other", self.count_statistics),
-        }
-        self._ways = [ways[name] for name in names if name in ways]
+        causes = [CAUSES[name] for name in names if name != "slow-dataset"]
+        # (one of a background thread is in no stage, and no line of the thread that trains is at fault)
+        self._ways = [(one.stage or "other", getattr(self, one.function or "count_statistics")) for one in causes]
 
     def be_slow_in(self, stage: str) -> None:
         """Do what is to be done in a stage."""

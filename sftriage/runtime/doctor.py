@@ -52,28 +52,27 @@ def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
     """Check everything, in the order in which a new user needs it. Leaves nothing behind, and imports no torch."""
     free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
+    torch = next((one.version for one in metadata.distributions(name="torch")), None)
     return [
         CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})"),
         CheckResult("recorder", "ok", "in C")
         if moments.FORM.name == "C"
         else CheckResult("recorder", "limited", f"in Python, which costs a step more: {moments.WHY_NOT_C}"),
         *_rings(rings_root),
-        _torch(),
-        CheckResult("nsys", "ok", nsys) if nsys else CheckResult("nsys", "missing", "no captures by Nsight Systems"),
-        CheckResult("py-spy", "ok", spy)
-        if spy
-        else CheckResult("py-spy", "missing", "no stacks: pip install 'sftriage[stacks]'"),
+        _present("torch", torch, "not in this Python: the trainers' own is what counts"),
+        _present("nsys", shutil.which("nsys"), "no captures by Nsight Systems"),
+        _present("py-spy", shutil.which("py-spy", path=search_path()), "no stacks: pip install 'sftriage[stacks]'"),
     ]
 
 
-def _rings(root: Path) -> list[CheckResult]:
+def _present(what: str, found: str | None, without: str) -> CheckResult:
+    return CheckResult(what, "ok" if found else "missing", found or without)
+
+
+def _rings(root: Path) -> Iterator[CheckResult]:
     where = root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
-    found = []
     if where != root:
-        found.append(
-            CheckResult("rings", "limited", f"{root} cannot be written: rings are in {where}, perhaps on disk")
-        )
+        yield CheckResult("rings", "limited", f"{root} cannot be written: rings are in {where}, perhaps on disk")
     try:
         with (
             tempfile.TemporaryDirectory(prefix="sftriage-doctor-", dir=where) as directory,
@@ -82,28 +81,23 @@ def _rings(root: Path) -> list[CheckResult]:
             for _ in range(_TRIAL_STEPS):
                 with monitor.step(), monitor.stage("trial"):
                     pass
-            if monitor.info is None:
-                return [*found, CheckResult("rings", "missing", f"nothing can be recorded in {where}: see the warning")]
-            locked = monitor.info.locked
-            with Ring(Path(directory) / monitor.info.file_name("ring")) as ring:
+            info = monitor.info
+            if info is None:
+                yield CheckResult("rings", "missing", f"nothing can be recorded in {where}: see the warning")
+                return
+            with Ring(Path(directory) / info.file_name("ring")) as ring:
                 read = len(ring.read().steps)
     except (OSError, SftriageError) as error:
-        return [*found, CheckResult("rings", "missing", str(error))]
+        yield CheckResult("rings", "missing", str(error))
+        return
     if read != _TRIAL_STEPS:
-        return [*found, CheckResult("rings", "missing", f"{read} of {_TRIAL_STEPS} steps came back from {where}")]
+        yield CheckResult("rings", "missing", f"{read} of {_TRIAL_STEPS} steps came back from {where}")
+        return
     free_bytes = shutil.disk_usage(where).free
-    found.append(CheckResult("rings", "ok", f"in {where}, {free_bytes >> 20} MiB free"))
-    if not locked:
+    yield CheckResult("rings", "ok", f"in {where}, {free_bytes >> 20} MiB free")
+    if not info.locked:
         why = "no locks there: whether a rank lives is told by its pid, which another container does not see"
-        found.append(CheckResult("locks", "limited", why))
-    return found
-
-
-def _torch() -> CheckResult:
-    try:
-        return CheckResult("torch", "ok", metadata.version("torch"))
-    except metadata.PackageNotFoundError:
-        return CheckResult("torch", "missing", "not in this Python: the trainers' own is what counts")
+        yield CheckResult("locks", "limited", why)
 
 
 def search_path() -> str:

@@ -466,7 +466,7 @@ def lines_of_commands() -> Rows:
 
 
 def findings() -> Rows:
-    for text in said_in("runtime/doctor.py", "CheckResult"):
+    for text in said_in("runtime/doctor.py", "CheckResult", "_present"):
         yield "doctor", text
 
 
