@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,21 +52,21 @@ class ProfilerFlags:
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
         """Those that were given, by profiler; UsageError for one that ``profiler`` does not have."""
-        given: dict[str, dict[str, Any]] = {}
+        given: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for name, value in arguments(self).items():
-            of = "nsys" if name.startswith("--nsys-") else "torch"
-            given.setdefault("stacks" if name in ("--native", "--flight-recorder") else of, {})[name] = value
+            of_stacks = name in ("--native", "--flight-recorder")
+            given["nsys" if name.startswith("--nsys-") else "stacks" if of_stacks else "torch"][name] = value
         for of, its in given.items():
             # (auto looks from outside only where it has to)
             if profiler != of and (profiler != "auto" or of == "stacks"):
                 raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
-        if (trace := given.get("nsys", {}).get("--nsys-trace")) is not None:
-            given["nsys"]["--nsys-trace"] = trace.split(",")
-        return {of: {_field(name): value for name, value in its.items()} for of, its in given.items()}
-
-
-def _field(name: str) -> str:
-    return name.removeprefix("--").removeprefix("nsys-").replace("-", "_")
+        fields = {
+            of: {name.removeprefix("--").removeprefix("nsys-").replace("-", "_"): value for name, value in its.items()}
+            for of, its in given.items()
+        }
+        if self.nsys_trace is not None:
+            fields["nsys"]["trace"] = self.nsys_trace.split(",")
+        return fields
 
 
 def capture(

@@ -13,7 +13,7 @@ import typer
 
 from sftriage.commands.options import option
 from sftriage.commands.output import notices, print_json, results, write
-from sftriage.demo.faults import CAUSES, STAGE_NAMES, CausedFault, Fault, parse_cause, parse_fault
+from sftriage.demo.faults import CAUSES, STAGE_NAMES, Fault, parse_cause, parse_fault
 from sftriage.errors import UsageError
 from sftriage.reports.texts import frontier_table
 from sftriage.words.decisions import caused, cost_sentence
@@ -87,27 +87,24 @@ def demo(
         print_outcome(outcome, results())
 
 
-def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> list[Fault | CausedFault]:
+def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> list[Fault]:
     drawn = iter(random.sample(range(ranks), ranks) * (1 + len(causes or ()) // ranks))
     if delays is not None and "none" in delays:
         if len(delays) > 1 or causes:
             raise UsageError("--fault none stands alone: a run is healthy or it is not")
         return []
     asked = causes if causes or delays else [DEFAULT_CAUSE]
-    faults: list[Fault | CausedFault] = [parse_cause(text, drawn) for text in asked or ()]
-    faults += map(parse_fault, delays or ())
+    faults = [*(parse_cause(text, drawn) for text in asked or ()), *map(parse_fault, delays or ())]
     for fault in faults:
         if fault.rank >= ranks:
-            option = "cause" if isinstance(fault, CausedFault) else "fault"
-            raise UsageError(f"--{option} {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
+            raise UsageError(f"{fault.option} {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
     return faults
 
 
-def _command(ranks: int, steps: int, faults: list[Fault | CausedFault], fault_step: int) -> tuple[str, ...]:
+def _command(ranks: int, steps: int, faults: list[Fault], fault_step: int) -> tuple[str, ...]:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     script = ("-m", "sftriage.demo.train", f"--steps={steps}", f"--fault-step={fault_step}")
-    given = (f"--{'cause' if isinstance(fault, CausedFault) else 'fault'}={fault}" for fault in faults)
-    return (*launcher, *script, *given)
+    return (*launcher, *script, *(f"{fault.option}={fault}" for fault in faults))
 
 
 _PARTS = {

@@ -114,13 +114,10 @@ def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) ->
     if isinstance(outcome, LoadedPolicy):
         policy = outcome.policy.metadata.name
         return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
+    found = [(0, 0, "", str(outcome))]
     if isinstance(outcome, PolicyError):
-        problems: list[dict[str, Any]] = [
-            {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
-            for one in outcome.problems
-        ]
-    else:
-        problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
+        found = [(one.line, one.column, one.path, one.message) for one in outcome.problems]
+    problems = [dict(zip(("line", "column", "field", "message"), one, strict=True)) for one in found]
     return {"file": name, "valid": False, "problems": problems}
 
 

@@ -41,37 +41,28 @@ CAUSES: Mapping[str, Cause] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CausedFault:
-    """A cause on one rank."""
+class Fault:
+    """A cause on one rank; or a bare delay of ``delay_s`` seconds in the stage ``name`` of every step."""
 
     name: str
     rank: int
+    delay_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.rank}"
+        return f"{self.name}:{self.rank}" + (f":{self.delay_s * 1e3:g}" if self.delay_s else "")
+
+    @property
+    def option(self) -> str:
+        """The option that asks for it."""
+        return "--fault" if self.delay_s else "--cause"
 
     @property
     def cause(self) -> Cause:
         """What it is."""
-        return CAUSES[self.name]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A delay of ``delay_s`` seconds in one stage of every step on one rank."""
-
-    stage: str
-    rank: int
-    delay_s: float
-
-    def __str__(self) -> str:
-        return f"{self.stage}:{self.rank}:{self.delay_s * 1e3:g}"
-
-    @property
-    def cause(self) -> Cause:
-        """What it is."""
-        function = "_pause" if self.stage == "backward" else "pause_for"
-        return Cause(self.stage, ("sleep",), function, f"it sleeps {self.delay_s * 1e3:g} ms in {self.stage}")
+        if not self.delay_s:
+            return CAUSES[self.name]
+        function = "_pause" if self.name == "backward" else "pause_for"
+        return Cause(self.name, ("sleep",), function, f"it sleeps {self.delay_s * 1e3:g} ms in {self.name}")
 
 
 def parse_fault(text: str) -> Fault:
@@ -89,11 +80,11 @@ def parse_fault(text: str) -> Fault:
     )
 
 
-def parse_cause(text: str, drawn: Iterable[int] = ()) -> CausedFault:
+def parse_cause(text: str, drawn: Iterable[int] = ()) -> Fault:
     """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``; raises UsageError else."""
     name, colon, rank = text.partition(":")
     if name not in CAUSES:
         raise UsageError(f"there is no cause {name!r}; there are: {', '.join(CAUSES)}")
     if colon and not (rank.isascii() and rank.isdigit()):
         raise UsageError(f"cause {text!r} is not NAME or NAME:RANK with a rank from 0; for example {name}:2")
-    return CausedFault(name, int(rank) if colon else next(iter(drawn)))
+    return Fault(name, int(rank) if colon else next(iter(drawn)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
-from sftriage.demo.faults import CausedFault, Fault
+from sftriage.demo.faults import Fault
 from sftriage.model.captures import CaptureResult
 from sftriage.model.verdicts import Verdict
 from sftriage.policy.schema import Detection
@@ -31,7 +31,7 @@ class DemoOutcome:
         directory: RunDirectory,
         detection: Detection,
         steps: int,
-        faults: Sequence[Fault | CausedFault],
+        faults: Sequence[Fault],
         fault_step: int,
         captures: Sequence[CaptureResult],
     ) -> None:
@@ -76,7 +76,7 @@ class DemoOutcome:
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
 
 
-def found(faults: Sequence[Fault | CausedFault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
+def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
     """Whether the first cause that was named, of a rank, is one that the job was given; None where it was given none.
 
     Of a healthy job any that is named is wrong.

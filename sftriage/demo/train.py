@@ -17,7 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,22 +29,32 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import sftriage
-from sftriage.demo.faults import CAUSES, CausedFault, Fault, parse_cause, parse_fault
+from sftriage.demo.faults import Fault, parse_cause, parse_fault
 
 SLOW_S = 0.04
 """About how long each takes of a step."""
 
 
 class Trainer:
-    """What a rank does besides training its network: causes of `sftriage.demo.faults.CAUSES`, in some stages."""
+    """What a rank does besides training its network: its faults. Of them ``storage_s`` and ``backward_s`` are slept."""
 
-    def __init__(self, names: Collection[str], folder: Path, network: nn.Module) -> None:
+    def __init__(self, faults: Iterable[Fault], folder: Path, network: nn.Module) -> None:
         self._folder, self._network = folder, network
         self._cache_lock = threading.Lock()
         self._threads: set[str] = set()
-        causes = [CAUSES[name] for name in names if name != "slow-dataset"]
-        # (one of a background thread is in no stage, and no line of the thread that trains is at fault)
-        self._ways = [(one.stage or "other", getattr(self, one.function or "count_statistics")) for one in causes]
+        self.storage_s = self.backward_s = 0.0
+        self._ways: list[tuple[str, Callable[[], object]]] = []
+        for fault in faults:
+            if fault.name == "slow-dataset":
+                self.storage_s = SLOW_S / BATCH
+            elif fault.name == "backward":
+                self.backward_s += fault.delay_s
+            elif fault.delay_s:
+                self._ways.append((fault.name, partial(pause_for, fault)))
+            else:
+                # (one of a background thread is in no stage, and no line of the thread that trains is at fault)
+                way = getattr(self, fault.cause.function or "count_statistics")
+                self._ways.append((fault.cause.stage or "other", way))
 
     def be_slow_in(self, stage: str) -> None:
         """Do what is to be done in a stage."""
@@ -174,15 +185,13 @@ class Sequences(Dataset[Tensor]):
         return torch.tensor(tokens)
 
 
-def pause_for(faults: list[Fault], stage: str, *, rank: int) -> None:
-    """Be slow here, if this rank is to be."""
-    for fault in faults:
-        if fault.stage == stage and fault.rank == rank:
-            time.sleep(fault.delay_s)
+def pause_for(fault: Fault) -> None:
+    """Be slow here."""
+    time.sleep(fault.delay_s)
 
 
-def train(steps: int, faults: list[Fault], causes: list[CausedFault], fault_step: int, folder: Path) -> None:
-    """Train for so many steps; from ``fault_step`` on, with the faults and the causes."""
+def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> None:
+    """Train for so many steps; from ``fault_step`` on, with the faults."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     network = SmallTransformer()
@@ -190,32 +199,26 @@ def train(steps: int, faults: list[Fault], causes: list[CausedFault], fault_step
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     samples = Sequences()
     source = iter(DataLoader(samples, BATCH, sampler=range(rank, len(samples), dist.get_world_size())))
-    mine = [one.name for one in causes if one.rank == rank]
-    trainer, healthy = Trainer(mine, folder, network), Trainer((), folder, network)
+    slow, healthy = (Trainer(its, folder, network) for its in ([one for one in faults if one.rank == rank], ()))
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
         for step in range(steps):
-            active, its = (faults, trainer) if step >= fault_step else ([], healthy)
-            samples.storage_s = SLOW_S / BATCH if its is trainer and "slow-dataset" in mine else 0.0
-            network.pause_s = sum(fault.delay_s for fault in active if fault.stage == "backward" and fault.rank == rank)
+            its = slow if step >= fault_step else healthy
+            samples.storage_s, network.pause_s = its.storage_s, its.backward_s
             with monitor.step():
                 with monitor.stage("data"):
                     tokens_BT = next(source)
                     its.be_slow_in("data")
-                    pause_for(active, "data", rank=rank)
                 with monitor.stage("forward"):
                     logits = model(tokens_BT[:, :-1])
                     loss = F.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
                     its.be_slow_in("forward")
-                    pause_for(active, "forward", rank=rank)
                 with monitor.stage("backward"):
                     optimizer.zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 with monitor.stage("optimizer"):
                     optimizer.step()
                     its.be_slow_in("optimizer")
-                    pause_for(active, "optimizer", rank=rank)
                 its.be_slow_in("other")
-                pause_for(active, "other", rank=rank)
     # (its output goes into the run directory, whose disk may be full)
     with contextlib.suppress(OSError):
         if rank == 0:
@@ -227,15 +230,15 @@ def main() -> None:
     """Parse, join the process group, train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--fault", action="append", default=[], type=parse_fault, help="STAGE:RANK:MS")
-    parser.add_argument("--cause", action="append", default=[], type=parse_cause, help="NAME:RANK")
+    parser.add_argument("--fault", dest="faults", action="append", type=parse_fault, help="STAGE:RANK:MS")
+    parser.add_argument("--cause", dest="faults", action="append", type=parse_cause, help="NAME:RANK")
     parser.add_argument("--fault-step", type=int, default=120)
     args = parser.parse_args()
     # Several ranks share few cores here: one thread each, or they fight over them.
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        train(args.steps, args.fault, args.cause, args.fault_step, Path(folder))
+        train(args.steps, args.faults or [], args.fault_step, Path(folder))
     dist.destroy_process_group()
     # Gloo's threads live on. One that lets go of its last tensor while the interpreter is being torn down aborts the
     # process (pytorch/pytorch#179291; seen here in one job of a hundred on a busy machine), so it is not torn down.

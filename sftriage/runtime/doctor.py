@@ -23,8 +23,8 @@ from sftriage.base.loops import start_thread
 from sftriage.errors import RingError, SftriageError, UsageError
 from sftriage.model.windows import EXCHANGE, StepRecord
 from sftriage.runtime.carrying import REPORTS, under_seams
-from sftriage.runtime.first_step import Facts, Processes, facts_of, reports_in, why_nothing
-from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.first_step import Facts, Processes, reports_in, why_nothing, with_reports
+from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.rings import TMPFS, make_rings_directory, remove_rings_directory
 from sftriage.trainer import moments
 from sftriage.trainer.layout import RingInfo, find_rings
@@ -184,34 +184,28 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
 
 def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float) -> Facts:
     """What the processes of a job show, and its exit status where it ended by itself."""
-    launcher = Launcher()
+    launcher, told = Launcher(), threading.Event()
     reading, writing = os.pipe()
-    try:
-        launcher.start(tuple(command), environment, output=writing)
-    finally:
-        os.close(writing)
-    over, told = threading.Event(), threading.Event()
     passing_on = start_thread("output", _pass_on, reading, told)
     processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
-    def end() -> None:
+    def watch(launcher: Launcher) -> None:
         deadline_s = time.monotonic() + patience_s
-        while not over.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
+        while not launcher.ended.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
             processes.look(launcher.pid)
         for signum in (signal.SIGTERM, signal.SIGKILL):
-            if not over.is_set():
+            if not launcher.ended.is_set():
                 told.set()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(launcher.pid, signum)
-            over.wait(_END_S)
+            launcher.ended.wait(_END_S)
 
-    ending = start_thread("doctor", end)
+    job = Triaged(tuple(command), environment, watch, lambda: None)
     try:
-        status = launcher.wait()
+        status = supervise(launcher, job.command, lambda: job, required=True, output=writing)
     finally:
-        over.set()
+        os.close(writing)
         launcher.close()
-        ending.join()
     # What is left of the job may keep its output open.
     passing_on.join(_LAST_WORDS_S)
     return Facts(
@@ -271,18 +265,8 @@ def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
         collectives.update(one.get("collectives", {}))
     stages = _shares_of(ranks)
     info = ranks.infos[0] if ranks.infos else None
-    steps, told = sum(map(len, ranks.steps)), facts_of(ranks.told, auto=True)
-    facts = replace(
-        known,
-        steps=steps,
-        rings=len(ranks.infos),
-        torch=max(told.torch, known.torch),
-        fired=told.fired,
-        failed={name: why for one in trainers for name, why in one["failed"].items()},
-        by_hand=told.by_hand,
-        compiling=told.compiling,
-        over=True,
-    )
+    steps, failed = sum(map(len, ranks.steps)), {name: why for one in trainers for name, why in one["failed"].items()}
+    facts = replace(with_reports(known, ranks.told), steps=steps, rings=len(ranks.infos), failed=failed, over=True)
     found = JobFound(
         seams=tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES),
         stages=stages,
@@ -294,7 +278,7 @@ def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
         ranks=len(ranks.infos),
         steps=steps,
         models=tuple(dict.fromkeys(name for one in trainers for name in one["models"])),
-        by_hand=any(one["by_hand"] for one in trainers),
+        by_hand=facts.by_hand,
         collectives=collectives,
     )
     return replace(found, missing=tuple(_missing_of(found, ranks, facts, sum(trained))))

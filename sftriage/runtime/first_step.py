@@ -226,15 +226,16 @@ def reports_in(directory: Path) -> list[Mapping[str, Any]]:
     return found
 
 
-def facts_of(reports: Sequence[Mapping[str, Any]], *, auto: bool) -> Facts:
-    """The facts in these reports."""
+def with_reports(known: Facts, reports: Sequence[Mapping[str, Any]]) -> Facts:
+    """What is known, and what these reports say."""
     fired: Counter[str] = Counter()
     failed: dict[str, str] = {}
     for one in reports:
         fired |= Counter(one["fired"])
         failed |= one["failed"]
     by_hand, compiling = (any(one.get(name) for one in reports) for name in ("by_hand", "compiling"))
-    return Facts(auto, torch=len(reports), fired=fired, failed=failed, by_hand=by_hand, compiling=compiling)
+    torch = max(known.torch, len(reports))
+    return replace(known, torch=torch, fired=fired, failed=failed, by_hand=by_hand, compiling=compiling)
 
 
 class FirstStep:
@@ -315,15 +316,15 @@ class FirstStep:
         self._say(f"nothing was recorded: {self._told(replace(self._facts(), over=True, status=status, told=told))}")
 
     def _facts(self) -> Facts:
-        facts = facts_of(reports_in(self._rings / REPORTS), auto=self._auto)
-        return replace(
-            facts,
+        known = Facts(
+            self._auto,
             rings=len(find_rings(self._rings)),
-            torch=max(facts.torch, len(self._processes.torch)),
+            torch=len(self._processes.torch),
             hidden=self._processes.hidden,
             free_bytes=self._free_bytes,
             place=str(self._rings.parent),
         )
+        return with_reports(known, reports_in(self._rings / REPORTS))
 
     def _told(self, facts: Facts) -> str:
         reason = why_nothing(facts)

@@ -69,7 +69,7 @@ def test_a_healthy_job(demo):
 def test_a_slow_rank(demo, fault):
     injected = parse_fault(fault)
     outcomes = demo(fault)
-    who = ("rank", injected.rank, injected.stage)
+    who = ("rank", injected.rank, injected.name)
     suspects = [[one for one in outcome["windows"] if one["label"] == "suspect"] for outcome in outcomes]
     captured = [[(c["capture"]["rank"], c["trigger"]["stage"]) for c in outcome["captures"]] for outcome in outcomes]
     report(f"{fault} named", sum(who in map(named, of_run) for of_run in suspects), RUNS)

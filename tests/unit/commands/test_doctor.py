@@ -118,13 +118,25 @@ def answer(monkeypatch):
     return say
 
 
-def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, answer):
-    asked = answer(gpus=GPUS, remarks=("GPU 0 runs at 1,125 of 1,980 MHz: power cap",), driver="550.1")
+SHOWN = {
+    "each GPU with what is amiss": (
+        {"gpus": GPUS, "remarks": ("GPU 0 runs at 1,125 of 1,980 MHz: power cap",), "driver": "550.1"},
+        ("1,125 of 1,980 MHz", "50% of 80 GiB", "- GPU 0 runs at 1,125 of 1,980 MHz: power cap"),
+    ),
+    "a rank whose GPU is not known": (
+        {"gpus": GPUS, "ranks": (RankGpu(0, 1, None, "no idea"),)},
+        ("no idea", "Nothing out of the ordinary"),
+    ),
+    "a host without GPUs": ({"problem": "this host has no NVIDIA driver"}, ("no NVIDIA driver",)),
+}
+
+
+@pytest.mark.parametrize(("about", "shown"), SHOWN.values(), ids=SHOWN)
+def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, answer, about, shown):
+    asked = answer(**about)
     said = sftriage("evidence", "--run", run.path, "--deadline", 2.5)
-    assert (said.code, asked) == (0, [(2.5, [0])])
-    assert "1,125 of 1,980 MHz" in said.out
-    assert "50% of 80 GiB" in said.out
-    assert "- GPU 0 runs at 1,125 of 1,980 MHz: power cap" in said.out
+    assert (said.code, asked, bool(said.out)) == (0, [(2.5, [0])], "problem" not in about)
+    assert all(one in said.out + said.err for one in shown)
 
 
 def test_as_json_it_is_one_object(sftriage, run, job, answer):
@@ -132,24 +144,6 @@ def test_as_json_it_is_one_object(sftriage, run, job, answer):
     found = sftriage("evidence", "--run", run.path, "--json").json
     assert found["gpus"][0]["clock_reasons"] == {"sw_power_cap": 1.0}
     assert found["gpus"][1]["sm_clock_mhz"] is None
-
-
-def test_a_host_without_gpus_says_so(sftriage, run, job, answer):
-    answer(problem="this host has no NVIDIA driver")
-    said = sftriage("evidence", "--run", run.path)
-    assert (said.code, said.out) == (0, "")
-    assert "no NVIDIA driver" in said.err
-
-
-def test_a_rank_whose_gpu_is_not_known_says_why(sftriage, run, job, answer):
-    answer(gpus=GPUS, ranks=(RankGpu(0, 1, None, "no idea"),))
-    said = sftriage("evidence", "--run", run.path)
-    assert "no idea" in said.out
-    assert "Nothing out of the ordinary" in said.out
-
-
-def states(findings):
-    return {one.what: one.state for one in findings}
 
 
 def test_where_all_is_there_it_says_which_form_of_the_recorder_runs(tmp_path, sftriage):
@@ -169,36 +163,34 @@ def test_a_command_is_ended_when_its_time_is_up(sftriage):
     assert (said.code, "the time was up after 1 s" in said.out) == (1, True)
 
 
-def test_without_the_form_in_c_it_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(moments, "FORM", moments.PYTHON)
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def refused(*_: object) -> None:
+    raise OSError(37, "No locks available")
+
+
+WITHOUT = {
+    # what is not there on this machine, what stands in its place, and how things are then
+    "the form in C": ("sftriage.trainer.moments.FORM", moments.PYTHON, {"recorder": "limited", "rings": "ok"}, 0),
+    "room for rings": ("os.posix_fallocate", full, {"rings": "missing"}, 1),
+    "locks": ("fcntl.lockf", refused, {"rings": "ok", "locks": "limited"}, 0),
+    "profilers": ("shutil.which", lambda name, path=None: None, {"nsys": "missing", "py-spy": "missing"}, 0),
+}
+
+
+@pytest.mark.parametrize(("name", "instead", "states", "code"), WITHOUT.values(), ids=WITHOUT)
+def test_what_is_not_there_is_said_and_fails_where_nothing_can_be_recorded(
+    monkeypatch, sftriage, name, instead, states, code
+):
+    monkeypatch.setattr(name, instead)
     monkeypatch.setattr(moments, "WHY_NOT_C", "it was lost")
-    (found,) = [one for one in doctor.examine(tmp_path) if one.what == "recorder"]
-    assert (found.state, "it was lost" in found.detail) == ("limited", True)
-
-
-def test_where_nothing_can_be_recorded_it_fails(tmp_path, monkeypatch, sftriage):
-    # GIVEN a file system that is full
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.posix_fallocate", full)
-    assert states(doctor.examine(tmp_path))["rings"] == "missing"
-    said = sftriage("doctor")
-    assert (said.code, "missing" in said.out) == (1, True)
-
-
-def test_without_locks_liveness_is_limited(tmp_path, monkeypatch):
-    def refused(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", refused)
-    found = states(doctor.examine(tmp_path))
-    assert (found["rings"], found["locks"]) == ("ok", "limited")
-
-
-@pytest.mark.parametrize("program", ["nsys", "py-spy"])
-def test_a_profiler_that_is_not_there_is_missing(tmp_path, monkeypatch, sftriage, program):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name, path=None: None)
-    assert states(doctor.examine(tmp_path))[program] == "missing"
-    # AND a person is told what to install, to the letter
-    assert "pip install 'sftriage[stacks]'" in sftriage("doctor").out
+    said = sftriage("doctor", "--json")
+    found = {one["what"]: one for one in json.loads(said.out)}
+    assert (said.code, {what: found[what]["state"] for what in states}) == (code, states)
+    # AND a person is told the same, and why, or what to install, to the letter
+    told = sftriage("doctor").out
+    assert all(state in told for state in states.values())
+    assert ("it was lost" in told) == (instead is moments.PYTHON)
+    assert ("pip install 'sftriage[stacks]'" in told) == ("nsys" in states)

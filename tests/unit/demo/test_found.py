@@ -3,11 +3,11 @@
 import pytest
 
 from sftriage.commands.demo import _faults
-from sftriage.demo.faults import CAUSES, FAULT_STAGES, CausedFault, Fault, parse_cause
+from sftriage.demo.faults import CAUSES, FAULT_STAGES, Fault, parse_cause
 from sftriage.demo.outcome import found
 from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
 
-SLOW_DISK = CausedFault("slow-disk", 2)
+SLOW_DISK = Fault("slow-disk", 2)
 
 
 def cause(code, function="copy_shard"):
@@ -23,13 +23,13 @@ TABLE = {
     "a function of a class": ([SLOW_DISK], [(2, cause("disk", "Trainer.copy_shard"))], "right"),
     "another line": ([SLOW_DISK], [(2, cause("disk", "decode"))], "wrong"),
     "no line, where there is one": ([SLOW_DISK], [(2, cause("disk", ""))], "wrong"),
-    "one of two": ([CausedFault("garbage", 1), SLOW_DISK], [(2, cause("disk"))], "right"),
+    "one of two": ([Fault("garbage", 1), SLOW_DISK], [(2, cause("disk"))], "right"),
     "the first counts": ([SLOW_DISK], [(2, cause("sleep")), (2, cause("disk"))], "wrong"),
     "unknown at first": ([SLOW_DISK], [(2, cause("unknown", "")), (2, cause("disk"))], "right"),
     "unknown": ([SLOW_DISK], [(2, cause("unknown", ""))], "not named"),
     "nothing": ([SLOW_DISK], [], "not named"),
     "a delay": ([Fault("data", 1, 0.04)], [(1, cause("sleep", "pause_for"))], "right"),
-    "what is of no line": ([CausedFault("gil-thread", 1)], [(1, cause("gil", ""))], "right"),
+    "what is of no line": ([Fault("gil-thread", 1)], [(1, cause("gil", ""))], "right"),
     "nothing, of a healthy job": ([], [], None),
     "something, of a healthy job": ([], [(1, cause("sleep"))], "wrong"),
 }
@@ -47,10 +47,10 @@ def test_causes_are_such_as_can_be_told():
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_cause_is_on_the_rank_it_says_or_on_one_that_is_drawn(name):
-    assert parse_cause(f"{name}:3") == CausedFault(name, 3)
-    assert parse_cause(name, iter([1])) == CausedFault(name, 1)
+    assert parse_cause(f"{name}:3") == Fault(name, 3)
+    assert parse_cause(name, iter([1])) == Fault(name, 1)
     # AND it says itself as it is parsed
-    assert parse_cause(str(CausedFault(name, 3))) == CausedFault(name, 3)
+    assert parse_cause(str(Fault(name, 3))) == Fault(name, 3)
 
 
 def test_several_causes_are_on_ranks_of_their_own_as_far_as_there_are_any():

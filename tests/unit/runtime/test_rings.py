@@ -34,17 +34,21 @@ sys.stdin.read()
 """
 
 
+def killed(rings):
+    """These rings, as those of a run that was killed."""
+    with subprocess.Popen(["true"]) as process:
+        (rings / "owner").write_text(str(process.pid))
+    return rings
+
+
 @pytest.fixture
-def dead_pid():
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
+def left(tmp_path):
+    """The rings of a run that was killed."""
+    return killed(make_rings_directory("run-1", tmp_path))
 
 
-def test_it_is_private_to_its_owner(tmp_path):
-    rings = make_rings_directory("run-1", tmp_path)
-    assert rings.stat().st_mode & 0o077 == 0
-    assert rings.parent.stat().st_mode & 0o077 == 0
+def test_it_is_private_to_its_owner(left):
+    assert [path.stat().st_mode & 0o077 for path in (left, left.parent)] == [0, 0]
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -60,19 +64,10 @@ def test_a_place_that_others_may_write_or_a_link_is_refused(tmp_path, link):
         make_rings_directory("run-1", tmp_path)
 
 
-def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path, dead_pid):
-    left = make_rings_directory("run-1", tmp_path)
-    (left / "owner").write_text(str(dead_pid))
-    make_rings_directory("run-2", tmp_path)
-    assert not left.exists()
-
-
-def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path, dead_pid):
+def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path, left):
     # GIVEN a run that was killed before it had kept its trainer's steps, all of which have ended since
-    left, steps = make_rings_directory("run-1", tmp_path), tmp_path / "steps"
-    steps.mkdir()
+    (steps := tmp_path / "steps").mkdir()
     note_steps(left, steps)
-    (left / "owner").write_text(str(dead_pid))
     subprocess.run([sys.executable, "-c", HOLD, str(left)], input=b"", check=True, capture_output=True)
     # WHEN the next run sweeps THEN they are where it would have kept them
     make_rings_directory("run-2", tmp_path)
@@ -82,10 +77,8 @@ def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path,
 
 
 @pytest.mark.parametrize("of", ["owner", "launcher"])
-def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_trainers(tmp_path, dead_pid, of):
+def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_trainers(tmp_path, left, of):
     # GIVEN a run whose trainers are yet to make their rings, of which one of these two is there
-    left = make_rings_directory("run-1", tmp_path)
-    (left / "owner").write_text(str(dead_pid))
     Note(left / of, Process).save(Process.of(os.getpid()))
     # WHEN the next run sweeps THEN it is left alone
     make_rings_directory("run-2", tmp_path)
@@ -96,7 +89,7 @@ def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_traine
     assert not left.exists()
 
 
-def test_what_nsys_left_of_a_killed_run_goes_with_its_rings_and_nothing_of_others(tmp_path, dead_pid):
+def test_what_nsys_left_of_a_killed_run_goes_with_its_rings_and_nothing_of_others(tmp_path):
     # GIVEN two runs under nsys, each with a place and an agent: one was killed, the other lives
     def under_nsys(name):
         rings, run = make_rings_directory(name, tmp_path), RunDirectory(tmp_path / name)
@@ -109,24 +102,22 @@ def test_what_nsys_left_of_a_killed_run_goes_with_its_rings_and_nothing_of_other
         words = ("--start-agent", f"--session-name=sft-{name}-0.0")
         return rings, place, subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
 
-    killed, lives = under_nsys("run-1"), under_nsys("run-2")
-    (killed[0] / "owner").write_text(str(dead_pid))
+    dead, lives = under_nsys("run-1"), under_nsys("run-2")
+    killed(dead[0])
     try:
         # WHEN the next run sweeps THEN all of the one is gone, and all of the other is there
         make_rings_directory("run-3", tmp_path)
-        assert killed[2].wait(30) == -signal.SIGKILL
-        assert [path.exists() for path in (*killed[:2], *lives[:2])] == [False, False, True, True]
+        assert dead[2].wait(30) == -signal.SIGKILL
+        assert [path.exists() for path in (*dead[:2], *lives[:2])] == [False, False, True, True]
         assert lives[2].poll() is None
     finally:
-        for *_, agent in (killed, lives):
+        for *_, agent in (dead, lives):
             agent.kill()
             agent.communicate()
 
 
-def test_rings_that_a_trainer_still_writes_outlive_their_run(tmp_path, dead_pid):
+def test_rings_that_a_trainer_still_writes_outlive_their_run(tmp_path, left):
     # GIVEN a run that was killed while its trainer goes on
-    left = make_rings_directory("run-1", tmp_path)
-    (left / "owner").write_text(str(dead_pid))
     trainer = subprocess.Popen([sys.executable, "-c", HOLD, str(left)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert trainer.stdout.readline() == b"ready\n"
@@ -223,12 +214,6 @@ def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp
     assert not launch.place.tmp.exists()
 
 
-def test_armed_ranks_have_to_trace_the_range_that_they_wait_for(fake, tmp_path):
-    fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    with pytest.raises(UsageError, match="--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no"):
-        NsysLaunch("20260101-a", tmp_path, "osrt", armed=True)
-
-
 def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
     kept = tmp_path / "mine"
     kept.mkdir()
@@ -244,20 +229,19 @@ def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
         ("exec sleep 100", "nvtx", "hung"),
         ("echo version 2022.4", "nvtx,everything", "--nsys-trace"),
         ("echo version 2022.4", "", "--nsys-trace"),
+        ("echo version 2022.4", "osrt", "--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no"),
+        (None, "nvtx", "there is no nsys on the PATH"),
     ],
 )
 def test_an_nsys_that_will_not_do_is_said_before_the_job_starts(fake, tmp_path, monkeypatch, script, traces, reason):
     monkeypatch.setattr(nsys, "_ASK_S", 0.5)
-    fake(script)
+    if script is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        fake(script)
     with pytest.raises(UsageError, match=reason):
-        NsysLaunch("run", tmp_path, traces)
+        NsysLaunch("run", tmp_path, traces, armed=reason.startswith("--nsys-armed"))
     assert not list(tmp_path.glob("nsys-*"))
-
-
-def test_a_missing_nsys_is_said_before_the_job_starts(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="there is no nsys on the PATH"):
-        NsysLaunch("run", tmp_path, "nvtx")
 
 
 def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, monkeypatch):
