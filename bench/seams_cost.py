@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sftriage
 from bench.estimates import added
 from bench.runner import TMPFS, interleaved, used
-from sftriage.runtime.carrying import carried
+from sftriage.runtime.carrying import carry
 from sftriage.trainer import monitor as recorder
 from sftriage.trainer.seams.patches import Seams
 
@@ -51,11 +51,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def starts(rounds: int, command: str, directory: Path) -> dict[str, Any]:
     """How much longer a process takes from start to end, in milliseconds."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE")}
-    with carried(directory / "auto") as variables:
-        environments = {"without": plain, "with": plain | {"SFTRIAGE_RINGS": str(directory)} | variables}
-        acts = {name: partial(used, "-c", command, environment=one) for name, one in environments.items()}
-        interleaved(acts, 2)  # (these write what is compiled)
-        took = interleaved(acts, rounds, random.Random())
+    variables = {"SFTRIAGE_RINGS": str(directory), "PYTHONPATH": str(carry(directory / "auto"))}
+    environments = {"without": plain, "with": plain | variables}
+    acts = {name: partial(used, "-c", command, environment=one) for name, one in environments.items()}
+    interleaved(acts, 2)  # (these write what is compiled)
+    took = interleaved(acts, rounds, random.Random())
     found: dict[str, Any] = {}
     for clock in ("wall", "cpu"):
         carrying, bare = ([getattr(one, f"{clock}_s") * 1e3 for one in took[name]] for name in ("with", "without"))

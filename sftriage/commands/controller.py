@@ -59,6 +59,7 @@ def controller(
     from sftriage.runtime.controlling import JobController, job_of
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.hosting import file_name, free
+    from sftriage.runtime.many_hosts import start_agents
     from sftriage.trainer.layout import bounded_text
 
     options = hub.options(job_of(run) if run is not None and hub.job_id is None else None)
@@ -66,7 +67,13 @@ def controller(
     held, server = ExitStack(), None
     atexit.register(held.close)
     if options.leads_hub:
-        server = _start_hub(options, directory, held, resume=run is not None)
+        server = options.start(directory)
+        held.callback(server.close)
+        server.keep()
+        if run is not None:
+            # (the host of this run's controller may have gone too, and its agents with it)
+            info = read_info(RunDirectory(directory))
+            held.enter_context(start_agents(options, info.store, drop_local=info.drop_local))
     elif hub.hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
             f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
@@ -87,19 +94,6 @@ def controller(
         # (whoever started the job would have, and is gone)
         held.close()
         options.forget(server)
-
-
-def _start_hub(options: HubOptions, directory: Path, held: ExitStack, *, resume: bool) -> HubServer:
-    """Start the job's hub on this host, and on resuming a run, whose host may have gone too, also its agents."""
-    from sftriage.runtime.many_hosts import start_agents
-
-    server = options.start(directory)
-    held.callback(server.close)
-    server.keep()
-    if resume:
-        info = read_info(RunDirectory(directory))
-        held.enter_context(start_agents(options, info.store, drop_local=info.drop_local))
-    return server
 
 
 def _watch(
@@ -147,7 +141,7 @@ def of_cluster(
     from sftriage.kube.jobs import JobRef
     from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.hub_server import HubOptions
+    from sftriage.runtime.hub_server import HubOptions, HubServer
     from sftriage.runtime.launcher import Notes
     from sftriage.sinks.metering import Metering
 
@@ -166,7 +160,9 @@ def of_cluster(
     with contextlib.ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:
-            held.callback(_hub_in_pod((everywhere, port), run, creds, tls).close)
+            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
+            held.callback(server.close)
+            server.keep()
             nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
         options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
@@ -184,14 +180,6 @@ def of_cluster(
                     break
             output.finish(watched)
         mirror.finish(SHOWN_S)
-
-
-def _hub_in_pod(address: tuple[str, int], run: Path, creds: Path, tls: Path | None) -> HubServer:
-    from sftriage.runtime.hub_server import HubServer
-
-    server = HubServer(address, (run / "hub").absolute(), creds, tls)
-    server.keep()
-    return server
 
 
 def _directory(root: Path) -> tuple[Path, bool]:

@@ -46,18 +46,12 @@ def carry(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def under_seams(directory: Path, rings: Path) -> Iterator[dict[str, str]]:
-    """What a job's environment gets for seams to find its stages, and to report them beside its rings."""
+    """What a job's environment gets, while it runs, for seams to find its stages and report them beside its rings."""
     with contextlib.suppress(OSError):
         (rings / REPORTS).mkdir(mode=0o700)
-    with carried(directory / "auto") as added:
-        yield {**added, REPORT_ENV: str(rings / REPORTS)}
-
-
-@contextlib.contextmanager
-def carried(folder: Path) -> Iterator[dict[str, str]]:
-    """Such a folder, for as long as a job runs; what is added to the job's environment."""
+    folder = directory / "auto"
     try:
         places = (str(carry(folder).absolute()), os.environ.get("PYTHONPATH"))
-        yield {"PYTHONPATH": os.pathsep.join(place for place in places if place)}
+        yield {"PYTHONPATH": os.pathsep.join(filter(None, places)), REPORT_ENV: str(rings / REPORTS)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

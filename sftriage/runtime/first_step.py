@@ -21,6 +21,7 @@ from sftriage.errors import RingError
 from sftriage.model.windows import StageSchema
 from sftriage.runtime.carrying import REPORTS
 from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.nsys_launch import ELASTIC_MODULES
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import Ring
@@ -144,7 +145,7 @@ AGAIN_S = 60.0
 ALL_S = 10.0
 """How long after the first rank's first step the others' are waited for."""
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
+_LAUNCHERS = (*ELASTIC_MODULES, "torchrun")
 
 
 class Processes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from sftriage.agent.agent import Agent
 from sftriage.agent.nsys import NsysPlace
@@ -35,7 +36,7 @@ from sftriage.runtime.carrying import under_seams
 from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
-from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
+from sftriage.runtime.nsys_launch import ELASTIC_MODULES, NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
 from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.sinks.stream import Sink
@@ -49,9 +50,6 @@ log = logging.getLogger("sftriage")
 
 RESTART_S = 60.0
 """Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
-
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
-"""Modules that are run to run something else."""
 
 MakeSinks = Callable[[RunDirectory, RunInfo], Sequence[Sink]]
 """Makes the subscribers to what happens in a run."""
@@ -101,8 +99,11 @@ class WatchedRun:
 
     def _note_end(self) -> None:
         if self._ended_at:
-            write_info(self.directory, replace(read_info(self.directory), ended_at=self._ended_at))
+            self._note(ended_at=self._ended_at)
             self._ended_at = ""
+
+    def _note(self, **changed: Any) -> None:
+        write_info(self.directory, replace(read_info(self.directory), **changed))
 
     def close(self) -> None:
         self._triage.close()
@@ -145,7 +146,7 @@ class LocalRun(_OnThisHost):
 
     Raises:
         PolicyError: a policy cannot be used.
-        UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
+        UsageError: there is no nsys, or the run directory cannot be made. No rings are left behind.
     """
 
     def __init__(
@@ -161,8 +162,6 @@ class LocalRun(_OnThisHost):
         auto: bool = False,
     ) -> None:
         files = PolicyFiles(policies)
-        if shutil.which(command[0]) is None:
-            raise UsageError(f"cannot start {command[0]}: no such program")
         run_id = new_run_id(datetime.now(timezone.utc))
         rings = make_rings_directory(run_id)
         info = keeping.info(run_id, job, command, files, rings)
@@ -196,7 +195,7 @@ class LocalRun(_OnThisHost):
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})
         self._given = {**(environment or {}), **self._auto, **place}
-        return Triaged(self._command, self._given, partial(self._follow, say), self._let_go)
+        return Triaged(self._command, self._given, partial(self._follow, say), self.close)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; its exit status.
@@ -211,25 +210,22 @@ class LocalRun(_OnThisHost):
 
     def _follow(self, say: Callable[[str], None], launcher: Launcher) -> None:
         def note(what: str) -> None:
-            write_info(self.directory, replace(read_info(self.directory), not_recorded=what))
+            self._disk.do(partial(self._note, not_recorded=what), "run.json", waits=False)
 
         try:
             remember(self.directory)
             note_launcher(self._rings, launcher.pid)
             self._triage.start()
-            FirstStep(
-                *(self._rings, self._given, shape_of(self.files.current.detection), say),
-                note=lambda what: self._disk.do(partial(note, what), "run.json", waits=False),
-                auto=bool(self._auto),
-            ).follow(launcher)
+            about = self._rings, self._given, shape_of(self.files.current.detection), say, note
+            FirstStep(*about, auto=bool(self._auto)).follow(launcher)
             self._finish()
         finally:
             # (where it could not begin, the trainers' rings stay as long as they run)
             launcher.ended.wait()
-            self._let_go()
+            self.close()
 
-    def _let_go(self) -> None:
-        self.close()
+    def close(self) -> None:
+        super().close()
         self._held.close()
 
     @property
@@ -271,9 +267,8 @@ class TakeOver(_OnThisHost):
 def job_name(job: str | None, command: list[str]) -> str:
     """The job's name: ``job``, or that of its command's script or module, or else of the launcher."""
     if job is None:
-        pairs = zip(["", *command], command, strict=False)
-        named = (word for before, word in pairs if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS))
-        script = next(named, None)
+        modules = {word for flag, word in pairwise(command) if flag == "-m"}.difference(ELASTIC_MODULES)
+        script = next((word for word in command if word.endswith(".py") or word in modules), None)
         name = Path(script or command[0]).name
         return bounded_text(name.removesuffix(".py").rpartition(".")[2] if script else name)
     if not (job.strip() and job.isprintable()):

@@ -33,7 +33,7 @@ _PROGRAM_WORDS = 4
 """Within how many words of a command line its program is named, if ``timeout`` runs it."""
 _TMP_PREFIX = "nsys-"
 _PREFIX = re.compile(r"sft-[0-9A-Za-z][0-9A-Za-z.-]+")
-_ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ELASTIC_PROGRAMS = ("torchrun", "accelerate")
 
 
@@ -173,7 +173,7 @@ def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
     """
     words = list(command)
     elastic = Path(words[0]).name in _ELASTIC_PROGRAMS or any(
-        before == "-m" and word in _ELASTIC_MODULES for before, word in pairwise(words)
+        before == "-m" and word in ELASTIC_MODULES for before, word in pairwise(words)
     )
     named = any(RANK_VARIABLE in word for word in words)
     if elastic:

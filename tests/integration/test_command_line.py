@@ -50,6 +50,7 @@ def run(tmp_path_factory):
         (["traces", "get", "c-1", "--run", "RUN", "--out", "RUN/got", "--force"], HEAVY),
         (["traces", "for-step", "162", "--run", "RUN"], HEAVY - {"msgspec"}),
         (["decisions", "--run", "RUN"], {*HEAVY, "sqlalchemy"} - {"msgspec"}),
+        (["watch", "--run", "RUN", "--once"], {"starlette", "uvicorn", "jinja2"}),
         (["run", "--out", "OUT", "--", "true"], {"sqlalchemy", "starlette", "uvicorn", "jinja2"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.runtime.carrying import carried, carry
+from sftriage.runtime.carrying import carry, under_seams
 from sftriage.trainer import moments
 from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
@@ -150,13 +150,13 @@ def test_a_process_that_does_not_train_imports_nothing_of_ours(tmp_path, environ
 
 def test_the_folder_is_there_as_long_as_the_job_is_and_leaves_the_path_that_there_was(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"/one{os.pathsep}/two")
-    with carried(tmp_path / "auto") as environment:
+    with under_seams(tmp_path, tmp_path) as environment:
         first, *others = environment["PYTHONPATH"].split(os.pathsep)
         assert (Path(first) / "sitecustomize.py").is_file()
         assert others == ["/one", "/two"]
     assert not (tmp_path / "auto").exists()
     monkeypatch.delenv("PYTHONPATH")
-    with carried(tmp_path / "auto") as environment:
+    with under_seams(tmp_path, tmp_path) as environment:
         assert os.pathsep not in environment["PYTHONPATH"]
 
 
@@ -184,7 +184,7 @@ for step in range(100_000):
 def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, environment, how, status):
     # GIVEN a script that trains WHEN its process ends, in its own way or somebody else's
     rings = Path(environment["SFTRIAGE_RINGS"])
-    with carried(tmp_path / "auto") as added:
+    with under_seams(tmp_path, rings) as added:
         command = [sys.executable, "-c", ENDS, how]
         process = subprocess.Popen(
             command, env=environment | added, cwd=rings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
