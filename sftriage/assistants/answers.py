@@ -22,8 +22,8 @@ from sftriage.model.windows import plain
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, glance_of, losses_words, on_devices
 from sftriage.runs.source import Damaged, RunSource, View
+from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values, losses_words, on_devices
 from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
@@ -133,7 +133,7 @@ class Answers:
             view = self.view(run)
         except InputError as error:
             return {"run": run.path.name, "problem": str(error)}
-        glance = glance_of(view)
+        glance = RunSummary(view)
         about = {"run": run.path.name, "goes_on": view.going, "health": glance.face, "says": glance.sentence}
         if (info := view.info) is not None:
             about |= {"job": info.job, "began": info.created_at, "policy": info.policy}
@@ -160,7 +160,7 @@ class Answers:
         a GPU). Next: explain_window for the numbers, capture_findings for why the rank is slow.
         """
         of, view = self.run_and_view(run)
-        glance = glance_of(view)
+        glance = RunSummary(view)
         losses = [{**plain(one), "rank_hours": one.rank_hours} for one in view.losses.largest[:MOST_NAMED]]
         cost = losses_words(view.losses, on_devices=on_devices(view)) if losses else ""
         return _fitting(

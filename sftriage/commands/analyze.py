@@ -34,9 +34,9 @@ from sftriage.reports.texts import (
     windows_table,
 )
 from sftriage.runs.directory import find_run
-from sftriage.runs.glance import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
+from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.whatif import HOTTEST, WhatIf, step, trace_events, whatif_of
 from sftriage.runtime import reducing
 from sftriage.traces.manifest import Findings

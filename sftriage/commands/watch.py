@@ -15,7 +15,6 @@ from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
 from sftriage.reports.watch import (
     FollowedRun,
-    Picture,
     WatchPosition,
     all_of,
     closing,
@@ -26,6 +25,7 @@ from sftriage.reports.watch import (
 )
 from sftriage.reports.watch_lines import Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
+from sftriage.runs.summary import RunSummary
 
 POLL_S = 0.5
 TERMINATED = 128 + 15
@@ -52,11 +52,11 @@ def watch(
     watched = FollowedRun(run)
     if once:
         find_run(run)
-        shown = watched.picture(watched.look())
+        shown = watched.look()
         if as_json:
-            print_json(picture_values(shown))
+            print_json(picture_values(shown, watched.place))
         else:
-            _print(results(), shown)
+            _print(results(), watched, shown)
         return
     if run is None:
         try:
@@ -75,8 +75,8 @@ def watch(
         return
 
 
-def _print(console: Console, shown: Picture) -> None:
-    for line in picture_lines(shown, time.time(), console.width, blocks=_blocks(console)):
+def _print(console: Console, watched: FollowedRun, shown: RunSummary) -> None:
+    for line in picture_lines(shown, watched.place, time.time(), console.width, blocks=_blocks(console)):
         console.print(line, soft_wrap=True)
 
 
@@ -87,7 +87,7 @@ def _blocks(console: Console) -> bool:
 def _stream(watched: FollowedRun) -> None:
     told = WatchPosition()
     while True:
-        view = watched.look()
+        view = watched.look().view
         told, values = events(told, view)
         for value in values:
             print_json(value)
@@ -100,16 +100,17 @@ def _stream(watched: FollowedRun) -> None:
 
 
 def _in_lines(watched: FollowedRun, console: Console) -> None:
-    view = watched.look()
+    shown = watched.look()
+    view = shown.view
     if view.has_ended():
-        _print(console, watched.picture(view))
+        _print(console, watched, shown)
         return
     said = view.info is not None
     write(opening(view, watched.place))
     told = all_of(view)
     while not view.has_ended():
         time.sleep(POLL_S)
-        view = watched.look()
+        view = watched.look().view
         if view.info is not None and not said:
             said = True
             write(opening(view, watched.place))
@@ -120,19 +121,19 @@ def _in_lines(watched: FollowedRun, console: Console) -> None:
 
 
 def _on_screen(watched: FollowedRun, console: Console) -> None:
-    view, blocks = watched.look(), _blocks(console)
+    shown, blocks = watched.look(), _blocks(console)
 
     def lines(width: int, height: int) -> list[Text]:
-        return picture_lines(watched.picture(view), time.time(), width, height, blocks=blocks, footer=FOOTER)
+        return picture_lines(shown, watched.place, time.time(), width, height, blocks=blocks, footer=FOOTER)
 
-    if view.has_ended():
-        _print(console, watched.picture(view))
+    if shown.view.has_ended():
+        _print(console, watched, shown)
         return
     screen = Screen(console, lines)
     # Ctrl-C ends the drawing; the last picture stays.
     with contextlib.suppress(KeyboardInterrupt), screen:
-        while not view.has_ended() and not screen.wait(POLL_S):
-            view = watched.look()
+        while not shown.view.has_ended() and not screen.wait(POLL_S):
+            shown = watched.look()
     if screen.terminated:
         raise typer.Exit(TERMINATED)
-    _print(console, watched.picture(view))
+    _print(console, watched, shown)

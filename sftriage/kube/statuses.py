@@ -43,8 +43,8 @@ from sftriage.model.events import RemedyChanged
 from sftriage.policy.in_force import PolicySet
 from sftriage.policy.parsing import MAX_SHOWN, LoadedPolicy, PolicyError, Problem, parse
 from sftriage.runs.decisions import WindowRow
-from sftriage.runs.glance import Glance, advice_of_run, captures_cost_s, glance_of, remedy_line, tried_in
 from sftriage.runs.source import View
+from sftriage.runs.summary import RunSummary, advice_of_run, captures_cost_s, remedy_line, tried_in
 from sftriage.traces.manifest import Manifest, first_problem
 from sftriage.words.decisions import caused
 from sftriage.words.kube import NEWS, REPRODUCED, capture_sentence, removal_sentence
@@ -261,7 +261,7 @@ _NOT_KNOWN = ("no_run", "warming_up", "unknown")
 
 def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
     """The status of the report on a job, from a view of its newest run; bounded, however long the run."""
-    stands = glance_of(view)
+    stands = RunSummary(view)
     held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
     captures = list(_captures(view))
     return TriageReportStatus(
@@ -293,7 +293,7 @@ def outdated(body: Body, now_s: float, keep_s: float) -> bool:
     return not about.get("ownerReferences") and newest < clock(now_s - keep_s)
 
 
-def _healthy(stands: Glance) -> Now:
+def _healthy(stands: RunSummary) -> Now:
     status: Answer = "Unknown" if stands.face in _NOT_KNOWN else "True" if stands.face == "healthy" else "False"
     reason = "".join(word.capitalize() for word in stands.face.split("_"))
     words = f"{stands.headline}. {stands.sentence}".strip()

@@ -1,11 +1,11 @@
-"""A run as `sftriage watch` shows it: a picture of one moment, and what has changed since the last one."""
+"""A run as `sftriage watch` follows it: how it stands as JSON values, and what has changed since the last look."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -14,104 +14,26 @@ from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
-from sftriage.runs.decisions import CaptureStatus, DecisionGroup, RequestRow, WindowRow, groups_of, picked
+from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
-from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of, telling_row
-from sftriage.runs.source import Damaged, RunSource, View
-from sftriage.traces.manifest import Manifest
+from sftriage.runs.source import RunSource, View
+from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, frontier_of, telling_row
 from sftriage.words.decisions import caused, ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import pause_sentence, remedy_told, ring_sentence, triage_off
 from sftriage.words.verdicts import clock_time, counted, place
 
-MAX_DECISIONS = 20
 
-State = Literal["waiting", "warming_up", "going", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A run at one moment, as its ``view`` tells it; ``place`` is its directory, or what is waited for.
-
-    It is ``warming_up`` until its first window is judged; before that there is no ``glance``. ``telling`` is the
-    newest window that no capture disturbed.
-    ``decisions`` (like ones in a row as one) and ``captures`` are the newest first; there are ``captured`` in all.
-    """
-
-    view: View
-    state: State
-    place: str
-    glance: Glance | None = None
-    telling: WindowRow | None = None
-    frontier: Frontier | None = None
-    decisions: tuple[DecisionGroup, ...] = ()
-    captures: tuple[CaptureStatus, ...] = ()
-    captured: int = 0
-
-
-def picture(view: View, place: str) -> Picture:
-    """What there is to show of a run."""
-    if view.info is None:
-        return Picture(view, "waiting", place)
-    rows, known = view.rows, captures_of(view)
-    return Picture(
-        view,
-        "ended" if not view.going else "going" if rows else "warming_up",
-        place,
-        glance=glance_of(view) if rows or view.unknown else None,
-        telling=telling_row(rows) if rows else None,
-        frontier=frontier_of(rows),
-        decisions=tuple(reversed(groups_of(rows, view.became)[-MAX_DECISIONS:])),
-        captures=known[:MAX_CAPTURES],
-        captured=len(known),
-    )
-
-
-def captures_of(view: View) -> tuple[CaptureStatus, ...]:
-    """Every requested capture, newest first; then those in the store that this run did not request."""
-    asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
-    asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
-    asked.sort(key=lambda entry: entry[0])
-    known = {
-        one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
-    }
-    stored = {one.capture_id: one for one in view.captures}
-    for one in view.captures:
-        rank = None if isinstance(one, Damaged) else one.capture.rank
-        known.setdefault(one.capture_id, CaptureStatus(one.capture_id, rank, "suspect", "stored"))
-    return tuple(_as_it_stands(view, one, stored.get(one.capture_id)) for one in known.values())
-
-
-def _as_it_stands(view: View, one: CaptureStatus, stored: Manifest | Damaged | None) -> CaptureStatus:
-    if (sent := view.uploads.get(one.capture_id)) is not None:
-        one = replace(one, upload=sent.state, upload_reason=sent.reason)
-    result = view.became.get(one.capture_id)
-    if (now := result or view.states.get(one.capture_id)) is not None:
-        one = replace(one, state=now.state, detail=now.detail)
-    if isinstance(stored, Damaged):
-        return replace(one, state="damaged", detail=stored.problem)
-    if result is not None:
-        one = replace(one, first_step=result.first_step, last_step=result.last_step)
-    if stored is None:
-        return one
-    return replace(
-        one,
-        first_step=stored.capture.first_step,
-        last_step=stored.capture.last_step,
-        size_bytes=sum(artefact.size_bytes for artefact in stored.artefacts),
-        reproduced="" if stored.reproduced is None else stored.reproduced.answer,
-    )
-
-
-def picture_values(shown: Picture) -> dict[str, Any]:
-    """A picture as JSON values."""
-    view, info, stands = shown.view, shown.view.info, shown.glance
+def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
+    """What `sftriage watch` shows of a run, as JSON values; ``place`` is its directory."""
+    view, info, telling = shown.view, shown.view.info, shown.telling
+    stands = shown if view.rows or view.unknown else None
     newest = view.rows[-1] if view.rows else None
     return {
         "type": "picture",
         "state": shown.state,
         "unwatched": view.unwatched,
-        "run_dir": shown.place,
+        "run_dir": place,
         "job": "" if info is None else info.job,
         "run": "" if info is None else info.run_id,
         "policy": "" if info is None else info.policy,
@@ -124,10 +46,10 @@ def picture_values(shown: Picture) -> dict[str, Any]:
         "next": stands and stands.steps,
         "cause": stands and stands.cause and stands.cause.model_dump(mode="json"),
         "window": None if newest is None else window_values(newest),
-        "frontier": shown.frontier,
-        "suspects": () if shown.telling is None else shown.telling.suspects,
-        "candidates": () if shown.telling is None else shown.telling.candidates,
-        "captures": shown.captures,
+        "frontier": frontier_of(view.rows),
+        "suspects": () if telling is None else telling.suspects,
+        "candidates": () if telling is None else telling.candidates,
+        "captures": captures_of(view)[:MAX_CAPTURES],
         "losses": view.losses.largest,
         "telemetry": {
             "ranks": view.telemetry.ranks,
@@ -164,15 +86,15 @@ class FollowedRun:
     def __init__(self, run: Path | None) -> None:
         self._run = run
         self._source = RunSource(lambda: run_so_far(run))
-        self._picture: Picture | None = None
+        self._summary: RunSummary | None = None
 
     @property
     def place(self) -> str:
         found = self._source.directory or self._run
         return "the first in this directory" if found is None else place(found)
 
-    def look(self) -> View:
-        """The run as it is now.
+    def look(self) -> RunSummary:
+        """The run as it is now; summed up anew only where something has changed.
 
         Raises:
             InputError: what is there is no run, or a newer sftriage's, or cannot be read.
@@ -186,13 +108,9 @@ class FollowedRun:
             raise InputError(f"{self.place}: {error.strerror or error}") from error
         if view.problem:
             raise InputError(view.problem)
-        return view
-
-    def picture(self, view: View) -> Picture:
-        """What there is to show; made anew only where something has changed."""
-        if self._picture is None or self._picture.view is not view:
-            self._picture = picture(view, self.place)
-        return self._picture
+        if self._summary is None or self._summary.view is not view:
+            self._summary = RunSummary(view)
+        return self._summary
 
 
 _Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
@@ -216,10 +134,9 @@ class WatchPosition:
 
 def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
     """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
-    row = telling_row(view.rows) if view.rows else None
     if said is None:
-        said = RecentLines() if row is None else RecentLines(row.news.standing)
-    attempt = view.rows[-1].attempt if row else 0
+        said = RecentLines(telling_row(view.rows).news.standing if view.rows else None)
+    attempt = view.rows[-1].attempt if view.rows else 0
     counts = len(view.rows), len(view.asks), frozenset(view.became)
     return WatchPosition(*counts, said, attempt, len(view.notes), view.failing != "")
 

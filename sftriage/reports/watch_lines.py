@@ -1,4 +1,4 @@
-"""A picture of a run as lines of a terminal, as wide and high as there is room for; and the whole terminal for it."""
+"""How a run stands as lines of a terminal, as wide and high as there is room for; and the whole terminal for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -23,21 +22,18 @@ from rich.live import Live
 from rich.text import Text
 
 from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
-from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect
-from sftriage.runs.glance import losses_words, on_devices
+from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow, groups_of
 from sftriage.runs.source import STALE_S
+from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of, frontier_of, losses_words, on_devices
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
 from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, span
 
-if TYPE_CHECKING:
-    from sftriage.reports.watch import Picture
-    from sftriage.runs.glance import Frontier
-
 WIDE = 60
 """Columns from which on a line says more than the least."""
 
+MAX_DECISIONS = 20
 _MAX_NAME = 18
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -69,13 +65,20 @@ class _Part:
 
 
 def picture_lines(
-    shown: Picture, now_s: float, width: int, height: int | None = None, *, blocks: bool = True, footer: str = ""
+    shown: RunSummary,
+    place: str,
+    now_s: float,
+    width: int,
+    height: int | None = None,
+    *,
+    blocks: bool = True,
+    footer: str = "",
 ) -> list[Text]:
-    """The picture in lines that fit, as many as it takes where ``height`` is None; the last is ``footer``.
+    """The run at ``place`` in lines that fit, as many as it takes where ``height`` is None; the last is ``footer``.
 
     ``blocks``: the terminal has the characters that bars are made of.
     """
-    parts = _parts(shown, width, blocks, now_s)
+    parts = _parts(shown, place, width, blocks, now_s)
     counts, apart = _fit(parts, None if height is None else height - bool(footer))
     lines: list[Text] = []
     for part, count in zip(parts, counts, strict=True):
@@ -123,16 +126,16 @@ def _fit(parts: Sequence[_Part], height: int | None) -> tuple[list[int], bool]:
     return counts, sum(counts) + len(parts) - 1 <= height
 
 
-def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part]:
-    head, about = _head(shown, width, now_s), _about(shown, width)
+def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float) -> list[_Part]:
+    head, about, view = _head(shown, place, width, now_s), _about(shown, place, width), shown.view
     parts = [
         _Part(len(head), len(head), lambda _: head),
         _Part(sum(map(len, about)), len(about), lambda count: _shortened(about, count, width)),
     ]
     if shown.state == "waiting":
         return parts
-    if shown.frontier is not None:
-        parts.append(_frontier(shown.frontier, _named_stage(shown), width, blocks))
+    if (frontier := frontier_of(view.rows)) is not None:
+        parts.append(_frontier(frontier, _named_stage(shown.telling), width, blocks))
     if shown.telling is not None:
         stalled = shown.telling.label == "stalled"
         found, title, style = shown.telling.suspects, "Suspects", "red"
@@ -140,12 +143,13 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
             found, title, style = shown.telling.candidates, "Candidates, none sure enough to be named", "yellow"
         suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
-    if shown.decisions:
-        decided = [_decision(entry, width) for entry in shown.decisions]
-        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(shown.view.windows, 'window')}"))
-    if shown.captures:
-        captures = [_capture(one) for one in shown.captures]
-        parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
+    if view.rows:
+        newest = reversed(groups_of(view.rows, view.became)[-MAX_DECISIONS:])
+        decided = [_decision(entry, width) for entry in newest]
+        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(view.windows, 'window')}"))
+    if known := captures_of(view):
+        captures = [_capture(one) for one in known[:MAX_CAPTURES]]
+        parts.append(_listed("Captures", captures, lambda count: _left(len(known) - count)))
     telemetry = _telemetry(shown, now_s)
     parts.append(_Part(len(telemetry), 1, lambda _: telemetry))
     return parts
@@ -177,10 +181,10 @@ def _shortened(paragraphs: Sequence[list[Text]], count: int, width: int) -> list
     return lines
 
 
-def _head(shown: Picture, width: int, now_s: float) -> list[Text]:
+def _head(shown: RunSummary, place: str, width: int, now_s: float) -> list[Text]:
     info = shown.view.info
     names = () if info is None else (info.job, info.run_id, f"policy {info.policy}")
-    title = f"sftriage watch  {' · '.join(clean(name) for name in names if name) or clean(shown.place)}"
+    title = f"sftriage watch  {' · '.join(clean(name) for name in names if name) or clean(place)}"
     clock = f"{moment(now_s):%H:%M:%S} UTC"
     first = Text(set_cell_size(title, max(0, width - len(clock) - 2)) + "  " + clock if width > 40 else title)
     first.truncate(width)
@@ -190,26 +194,22 @@ def _head(shown: Picture, width: int, now_s: float) -> list[Text]:
     return [first, headline]
 
 
-def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
+def _headline(shown: RunSummary, now_s: float) -> tuple[str, str]:
     if shown.state == "waiting":
         return "Waiting for a run", "bold cyan"
-    stands = shown.glance
     over = "" if shown.state != "ended" else ", the run has ended"
-    if stands is None:
+    if shown.face == "unknown":
+        return shown.headline, _FACE_STYLES["unknown"]
+    if shown.since_step is None or shown.since_s is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
-    if stands.face == "unknown":
-        return stands.headline, _FACE_STYLES["unknown"]
-    since = ""
-    if stands.since_step is not None and stands.since_s is not None:
-        since = f"since {since_words(stands.since_step, stands.until_step)}, {ago(stands.since_s, now_s)}"
-    return f"{stands.headline}  {since}{over}", _FACE_STYLES.get(stands.face, "bold")
+    since = f"since {since_words(shown.since_step, shown.until_step)}, {ago(shown.since_s, now_s)}"
+    return f"{shown.headline}  {since}{over}", _FACE_STYLES.get(shown.face, "bold")
 
 
-def _about(shown: Picture, width: int) -> list[list[Text]]:
-    if shown.state == "waiting":
-        return [_wrapped(f"It is followed as soon as it begins: {shown.place}", width)]
-    stands = shown.glance
-    if stands is None:
+def _about(stands: RunSummary, place: str, width: int) -> list[list[Text]]:
+    if stands.state == "waiting":
+        return [_wrapped(f"It is followed as soon as it begins: {place}", width)]
+    if not stands.view.rows and not stands.view.unknown:
         return [_wrapped("The first window is judged when the steps of the warm-up are over.", width)]
     said = [_wrapped(stands.sentence, width)]
     if stands.disturbed:
@@ -220,14 +220,13 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
         said.append(_wrapped(f"{stands.done}.", width))
         texts = (" ".join(filter(None, (one.text, one.command))) for one in stands.steps)
         said += [_wrapped(f"Next: {one}", width, "cyan") for one in texts]
-    if shown.view.losses.by_suspect:
-        told = losses_words(shown.view.losses, on_devices=on_devices(shown.view))
+    if stands.view.losses.by_suspect:
+        told = losses_words(stands.view.losses, on_devices=on_devices(stands.view))
         said.append(_wrapped(f"{told[:1].upper()}{told[1:]}.", width, "dim"))
     return said
 
 
-def _named_stage(shown: Picture) -> str | None:
-    telling = shown.telling
+def _named_stage(telling: WindowRow | None) -> str | None:
     if telling is None or telling.label == "healthy":
         return None
     if telling.suspects:
@@ -330,7 +329,7 @@ def _capture(one: CaptureStatus) -> Text:
     return line
 
 
-def _telemetry(shown: Picture, now_s: float) -> list[Text]:
+def _telemetry(shown: RunSummary, now_s: float) -> list[Text]:
     about, newest = shown.view.telemetry, shown.view.rows[-1] if shown.view.rows else None
     recorded = f"{about.ranks} of {about.world_size} ranks record"
     facts = [recorded if about.world_size else "no rank has recorded a step"]

@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.runs.glance import MAX_CAPTURES, Frontier, Glance, frontier_of, glance_of
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
 from sftriage.runs.source import Damaged, View
+from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, frontier_of
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store, Upload, beside
 from sftriage.web.charts import Timeline, bars_of
@@ -56,7 +56,7 @@ class RunReport:
     title: str
     about: tuple[tuple[str, str], ...]
     captures: tuple[CaptureNote, ...]
-    glance: Glance | None = None
+    glance: RunSummary | None = None
     frontier: Frontier | None = None
     left_out: int = 0
 
@@ -79,8 +79,8 @@ def run_report(view: View) -> RunReport:
     return RunReport(
         title=name if info is None else f"{info.job}, {info.run_id}",
         about=tuple(about),
-        glance=glance_of(view),
-        frontier=frontier_of(view.rows) if view.rows else None,
+        glance=RunSummary(view),
+        frontier=frontier_of(view.rows),
         captures=tuple(_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
         left_out=max(0, len(stored) - MAX_CAPTURES),
     )

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, log_of, statuses
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRun, StartedRuns, View
+from sftriage.runs.summary import RunSummary, captures_cost_s
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME
@@ -97,7 +97,7 @@ class RunPage(Page[RunSource]):
         return self.html(
             "overview.html",
             view,
-            glance=glance_of(view),
+            glance=RunSummary(view),
             span=span,
             choices=[choice for choice in CHOICES if choice < n_steps],
             chart=chart,

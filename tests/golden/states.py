@@ -29,10 +29,11 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.model.verdicts import Regression, Verdict
-from sftriage.reports.watch import WatchPosition, news, opening, picture
+from sftriage.reports.watch import WatchPosition, news, opening
 from sftriage.reports.watch_lines import picture_lines
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import DISK, note_launcher, note_problem
+from sftriage.runs.summary import RunSummary
 from sftriage.traces.manifest import CauseInfo, CostInfo, FollowedInfo, Manifest, PlaceInfo
 from sftriage.traces.store import FileToStore, LocalStore, Upload
 from sftriage.web import page
@@ -312,7 +313,7 @@ def state(path: Path, happens: tuple[State, ...]) -> Iterator[str]:
         links = re.findall(r'href="(/captures/[^"/]+)"', run.get().text + run.get("/decisions").text)
         for target in dict.fromkeys(links):
             text += [f"## {target}", *readable(page_at(target))]
-        lines = [] if view.problem else picture_lines(picture(view, "runs/r"), NOW_S, 110)
+        lines = [] if view.problem else picture_lines(RunSummary(view), "runs/r", NOW_S, 110)
         log = [] if view.problem else [opening(view, "runs/r"), *news(WatchPosition(), view, NOW_S)[1]]
     drawn = re.sub(r"\n\nFrontier.*?(?=\n\n)", "", "\n".join(one.plain for one in lines), flags=re.DOTALL)
     for line in (*text, "## watch", drawn, "## watch, as a log", *log):

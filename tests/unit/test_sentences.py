@@ -52,7 +52,7 @@ from sftriage.policy.in_force import change_lines
 from sftriage.policy.state import losses_of
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import Other, note_kind
-from sftriage.runs.glance import advice_lines, losses_words
+from sftriage.runs.summary import advice_lines, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.verdict.units import SAID

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sftriage.model.events import PipelineFigures, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
-from sftriage.runs.glance import glance_of
+from sftriage.runs.summary import RunSummary
 from sftriage.runs.whatif import operations_of, whatif_of
 from sftriage.verdict.accounting import anchored
 from sftriage.whatif.pipeline import COLUMNS
@@ -403,7 +403,7 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     assert said[1].startswith("Run stages further ahead (Adaptra). Saves ")
     told = sftriage("advise", made.directory.path, "--json").json
     assert told["slow_link"] == {"link": 1, "delay_s": 0.02}
-    assert any("advise" in one.command for one in glance_of(made.source.view()).steps)
+    assert any("advise" in one.command for one in RunSummary(made.source.view()).steps)
     # AND no more once it has healed
     noted(made.directory.path, **link, state="undone", reason="gone", pipeline=figures)
     assert sftriage("advise", made.directory.path).out.splitlines() == [
@@ -481,4 +481,4 @@ def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):
     outcome = sftriage("advise", made.directory.path)
     # THEN there is nothing to live with
     assert outcome.out == "Nobody has been slow for long enough to be lived with.\n"
-    assert not any("advise" in one.command for one in glance_of(made.source.view()).steps)
+    assert not any("advise" in one.command for one in RunSummary(made.source.view()).steps)

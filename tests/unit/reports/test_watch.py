@@ -10,11 +10,11 @@ from rich.cells import cell_len
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
-from sftriage.reports.watch import Picture, WatchPosition, all_of, closing, events, news, opening, picture
+from sftriage.reports.watch import WatchPosition, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
-from sftriage.runs.glance import frontier_of
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
+from sftriage.runs.summary import RunSummary, frontier_of
 from tests.scenario import NOW_S, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
 
@@ -22,20 +22,20 @@ RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
 
 
-def shown(run: Run, **changes) -> Picture:
-    """The picture of a run whose four ranks record, with what else is to be known of it."""
-    return picture(replace(run.source.view(), **{"telemetry": RECORDED, **changes}), "sftriage-runs/run-1")
+def shown(run: Run) -> RunSummary:
+    """The summary of a run whose four ranks record."""
+    return RunSummary(replace(run.source.view(), telemetry=RECORDED))
 
 
-def text(of: Picture, width: int = 100, height: int | None = None, **options) -> str:
-    return "\n".join(line.plain for line in picture_lines(of, NOW_S, width, height, **options))
+def text(of: RunSummary, width: int = 100, height: int | None = None, *, place: str = "runs/next", **options) -> str:
+    return "\n".join(line.plain for line in picture_lines(of, place, NOW_S, width, height, **options))
 
 
 # What is shown
 
 
 def test_before_there_is_a_run_it_says_what_it_waits_for():
-    written = text(Picture(View("none"), "waiting", "runs/next"))
+    written = text(RunSummary(View("none")))
     assert "Waiting for a run" in written
     assert "runs/next" in written
 
@@ -106,7 +106,9 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
 
 @given(st.integers(1, 140), st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.booleans())
 def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
-    lines = picture_lines(busy, NOW_S, width, height, blocks=blocks, footer="Ctrl-C ends this" if footer else "")
+    lines = picture_lines(
+        busy, "runs/next", NOW_S, width, height, blocks=blocks, footer="Ctrl-C ends this" if footer else ""
+    )
     assert height is None or len(lines) <= height
     assert all(cell_len(line.plain) <= width for line in lines)
     if not blocks and height is None:
@@ -114,7 +116,7 @@ def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory) -> Picture:
+def busy(tmp_path_factory) -> RunSummary:
     """A run with much to show, of which some has double width."""
     run = run_at(tmp_path_factory.mktemp("busy") / "run")
     advances = {f"stage-{n}-\u65e5\u672c\u8a9e": 0.001 * n for n in range(30)}
@@ -150,7 +152,7 @@ def test_names_are_text(run, nasty, harmless):
     view = run.source.view()
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
-    written = text(picture(view, nasty), 2000)
+    written = text(RunSummary(view), 2000, place=nasty)
     told = "\n".join([opening(view, nasty), *news(WatchPosition(), view, NOW_S)[1]])
     for said in (written.replace("\n", ""), told.replace("\n", "")):
         # THEN nothing in it is more than text, and what is harmless is there as it was

@@ -12,10 +12,10 @@ from sftriage.model.events import CostMeasured, RingGivenUp
 from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
 from sftriage.policy.in_force import load_set
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
-from sftriage.runs.glance import glance_of
 from sftriage.runs.journal import read_journal
 from sftriage.runs.requests import leave, left
 from sftriage.runs.source import RunSource
+from sftriage.runs.summary import RunSummary
 from sftriage.runtime import triage
 from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.local import ThisHost
@@ -100,7 +100,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     def face() -> str:
         clock.now_s += LOOKS_S
         triage.turn()
-        return glance_of(source.view()).face
+        return RunSummary(source.view()).face
 
     assert face() == "healthy"
     # WHEN what it needs of its agents raises, turn after turn
@@ -112,7 +112,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     monkeypatch.setattr(triage._fleet, part, raises)
     # THEN the run is not known to be well, with the reason
     assert [face() for _ in range(3)] == ["unknown"] * 3
-    stands = glance_of(source.view())
+    stands = RunSummary(source.view())
     assert "Triage is off" in stands.sentence
     assert "OverflowError: int too big to convert" in stands.sentence
     assert "OverflowError" in directory.failures.read_text()

@@ -1,4 +1,4 @@
-"""The first glance and the list of decisions. (`tests.golden.states` has what is said in each state.)"""
+"""How a run stands, and the list of decisions. (`tests.golden.states` has what is said in each state.)"""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of, request_row, row_of
-from sftriage.runs.glance import captured_words, captures_cost_s, glance_of, outlook
 from sftriage.runs.source import View
+from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s
 from sftriage.traces.manifest import Manifest, ReproducedInfo
 from tests.scenario import decision, held, request_of, row, verdict
 
@@ -18,7 +18,7 @@ def view(*rows, **about):
 
 
 def answers(of):
-    return {one.question: " | ".join((one.text, *one.more)) for one in glance_of(of).answers}
+    return {one.question: " | ".join((one.text, *one.more)) for one in RunSummary(of).answers}
 
 
 def test_a_trouble_is_told_from_its_beginning():
@@ -32,7 +32,7 @@ def test_a_trouble_is_told_from_its_beginning():
     ]
     # WHEN it is told THEN since when, who, and what was done, are those of the one who is named; the step is
     # that of the newest verdict, whose sentence stands beside it
-    found = outlook(rows, {"c-1": CaptureResult("c-1", 2, "stored")})
+    found = RunSummary(view(*rows, became={"c-1": CaptureResult("c-1", 2, "stored")}))
     assert (found.since_step, found.since_s, found.named) == (125, rows[2].time_s, "rank 2 in data")
     assert found.done == "Throttled, nothing heavy was started: too early"
     assert [(one.capture_id, one.state) for one in found.captures] == [("c-1", "stored")]
@@ -42,21 +42,21 @@ def test_a_trouble_is_told_from_its_beginning():
 @pytest.mark.parametrize("state", sorted(ENDED - {"stored"}))
 def test_a_capture_that_came_to_nothing_is_no_capture(state):
     rows = [row(30, "suspect", "capture", "rule slow-rank", (request_of("c-1"),))]
-    found = outlook(rows, {"c-1": CaptureResult("c-1", 2, state, "the disk is full")})
+    found = RunSummary(view(*rows, became={"c-1": CaptureResult("c-1", 2, state, "the disk is full")}))
     assert (found.face, [one.detail for one in found.lost]) == ("suspect", ["the disk is full"])
 
 
 def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
     rows = [row(20, "stalled", "capture", requests=(request_of("c-1"),)), row(30), row(40, "suspect", "throttle")]
     hung = decision(verdict(20, "stalled"), "capture", "it hangs", requests=(request_of("c-2"),))
-    assert outlook(rows, {}, [request_row(FollowUpDecided("c-1", hung))]).captures == ()
+    assert RunSummary(view(*rows, asks=[request_row(FollowUpDecided("c-1", hung))])).captures == ()
 
 
 def test_what_was_lost_is_what_windows_add_to_the_sum_of_who_is_named():
     # GIVEN two windows of a suspect, and one between that a capture disturbed
     disturbed = replace(row(80, "needs_evidence", "hold", reasons=("self_inflicted",)), lost_s=0.5)
     rows = (row(0), row(30, "suspect", onset=40), disturbed, row(130, "suspect", onset=40))
-    assert glance_of(view(*rows)).lost_s == pytest.approx(2 * 50 * 0.018 + 0.5)
+    assert RunSummary(view(*rows)).lost_s == pytest.approx(2 * 50 * 0.018 + 0.5)
 
 
 def test_a_slow_host_is_one_trouble_whichever_stage_and_rank_of_it_stands_out():
@@ -85,7 +85,7 @@ def test_a_slow_host_is_one_trouble_whichever_stage_and_rank_of_it_stands_out():
 
 def test_a_command_is_one_to_paste():
     # GIVEN a directory whose name a shell would take for more than a name
-    steps = glance_of(view(row(30, "suspect", "throttle"), directory="my runs/$(x)")).steps
+    steps = RunSummary(view(row(30, "suspect", "throttle"), directory="my runs/$(x)")).steps
     assert steps[-1].command.endswith(" --run 'my runs/$(x)'")
 
 

@@ -1,0 +1,576 @@
+"""How a run stands, computed once for all who show it: its health, the first questions with their answers, what to do.
+
+The page, `sftriage watch`, reports, assistants and objects of a cluster render a `RunSummary`; `words` has the
+sentences. Windows that a capture disturbed say nothing about the job: they neither end a trouble nor begin one. Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+
+from sftriage.errors import UsageError
+from sftriage.mitigate import advice as remedies
+from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
+from sftriage.model.windows import plain
+from sftriage.policy.state import Losses
+from sftriage.runs.decisions import DISTURBED, CaptureStatus, Note, WindowRow, picked, statuses
+from sftriage.runs.source import Damaged, View
+from sftriage.traces.manifest import CauseInfo, Manifest
+from sftriage.words import run as words
+from sftriage.words.decisions import caused
+from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, span
+
+Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
+
+MAX_SHOWN = 4
+"""Captures, and candidates, that are named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a question (`words.run.QUESTIONS` has it): a few words, and lines that say more."""
+
+    question: Question
+    text: str
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Something to do: in words, the command that does it, or "", and the capture that it is about, or ""."""
+
+    text: str
+    command: str = ""
+    capture_id: str = ""
+
+
+class RunSummary:
+    """How a run stands, the answers in the order of their questions, and what to do next, the most useful first.
+
+    Attributes:
+        view: what is known of the run.
+        telling: the window that tells how the job stands (see `telling_row`); None before any is judged.
+        face: how the job stands, in one word; ``sentence`` is that of the newest verdict that says something.
+        since_step: it stands so since then, or since a step from there to ``until_step``, first judged at ``since_s``
+            (seconds since the epoch).
+        named: of a trouble, the suspect and its stage; "" while none is named.
+        done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
+        captures: those that the trouble has led to, newest first.
+        disturbed: a capture disturbed the newest window.
+        lost_s: what the trouble has cost of every rank's time; None where there is none, or it is not known.
+        cause: why the job is slow, where a capture of the suspect has shown that.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.telling: WindowRow | None = None
+        self.since_step: int | None = None
+        self.until_step: int | None = None
+        self.since_s: float | None = None
+        self.named = self.done = self.resolves = ""
+        self.captures: tuple[CaptureStatus, ...] = ()
+        self.disturbed = False
+        self.lost_s: float | None = None
+        self.cause: CauseInfo | None = None
+        self.answers: tuple[Answer, ...] = ()
+        self.steps = tuple(_watching(view)) if view.unwatched else ()
+        if view.rows:
+            self._judge(telling_row(view.rows))
+        else:
+            self.face, self.sentence = _unjudged(view)
+
+    @property
+    def state(self) -> Literal["waiting", "warming_up", "going", "ended"]:
+        """How far the run is: not there yet, before its first window is judged, after that, or at its end."""
+        if self.view.info is None:
+            return "waiting"
+        return "ended" if not self.view.going else "going" if self.view.rows else "warming_up"
+
+    @property
+    def headline(self) -> str:
+        """The face in words; of a run that is not watched any more, with the last step that was judged."""
+        since = f" since step {self.view.rows[-1].last_step:,}" if self.view.rows and self.view.unknown else ""
+        return words.FACES[self.face] + since
+
+    @property
+    def lost(self) -> tuple[CaptureStatus, ...]:
+        """The captures of the present trouble that left no trace."""
+        return tuple(one for one in self.captures if one.lost)
+
+    def _judge(self, telling: WindowRow) -> None:
+        view, newest = self.view, self.view.rows[-1]
+        self.telling, self.sentence, self.disturbed = telling, telling.sentence, newest is not telling
+        stretch = _stretch(view.rows, telling)
+        # What came before somebody was named may have been something else.
+        of_named = [row for row in stretch if row.is_trouble_of(telling)] or stretch
+        self.since_s = of_named[0].time_s
+        since, self.until_step = _began(of_named, telling)
+        self.since_step = since
+        trouble: list[WindowRow] = []
+        before = next((row for row in reversed(view.rows) if row.named), None)
+        if telling.label != "healthy":
+            self.named, self.resolves = telling.named, newest.resolves
+            self.done = words.decision_phrase(newest.outcome, newest.words)
+            self.captures = _captures(view, stretch)
+            before = next((row for row in reversed(stretch) if row.named), None) if not telling.named else None
+            trouble = [one for one in view.rows if one.attempt == telling.attempt and one.last_step >= since]
+            self.lost_s = self._lost_s(trouble, telling, since)
+        self.face = _face(telling, self.captures)
+        causes = [one.cause for one in self._stored() if one.cause is not None and one.cause.code != "unknown"]
+        self.cause = causes[0] if causes and self.named else None
+        self.answers = (
+            self._healthy(),
+            self._since(since, before),
+            self._who(telling, causes),
+            self._sure(telling, trouble),
+            self._cost(telling),
+            self._captured(),
+        )
+        self.steps = (*self.steps, *self._to_do(telling))
+        if view.unknown:
+            off = f"{words.triage_off(view.failing)} " if view.failing else ""
+            self.face = "unknown"
+            self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {telling.sentence}"
+
+    def _healthy(self) -> Answer:
+        was = words.HEALTH.get("suspect" if self.face == "held" and self.named else self.face, words.SLOW)
+        if not self.view.unknown:
+            return Answer("healthy", was)
+        before = f"at step {self.view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
+        return Answer("healthy", words.HEALTH["unknown" if self.view.unwatched else "off"], (before,))
+
+    def _since(self, step: int, before: WindowRow | None) -> Answer:
+        more = ["no trouble so far"] if self.face == "healthy" else []
+        if before is not None:
+            more = [f"trouble before, up to step {before.last_step:,}: {before.named}"]
+        since = words.since_words(step, self.until_step)
+        if self.view.unknown:
+            more.insert(0, f"before that, since {since}")
+            since = f"unknown since step {self.view.rows[-1].last_step:,}"
+        return Answer("since", since, tuple(more))
+
+    def _who(self, telling: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
+        if self.face == "healthy":
+            return Answer("who", "nobody")
+        if self.named:
+            first, known = telling.suspects[0], self.view.hosts
+            hosts = dict.fromkeys(known[rank] for rank in first.ranks if rank in known)
+            on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
+            more = (on,) if hosts and not words.has_host(first.who) else ()
+            # (the first is the summary's own)
+            return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
+        named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
+        return Answer("who", "nobody is named", (f"candidates, none of them sure enough: {named}",) if named else ())
+
+    def _sure(self, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
+        clock = ["by the devices' clock"] if telling.clock == "device" else []
+        steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
+        if self.face == "healthy":
+            return Answer("sure", f"nothing over its thresholds in {steps}", tuple(clock))
+        if telling.label == "stalled" or not self.named:
+            sure = "seen from outside" if telling.label == "stalled" else "not enough to name anybody"
+            return Answer("sure", sure, (*explained(telling.reasons), *clock))
+        judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
+        naming = sum(row.is_trouble_of(telling) for row in judged)
+        more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
+        again = next((one.reproduced for one in self._stored() if one.reproduced is not None), None)
+        if again is not None:
+            more.append(f"its trace shows it in {again.steps_with:,} of {again.steps:,} captured steps")
+        return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
+
+    def _cost(self, telling: WindowRow) -> Answer:
+        view, more, devices = self.view, [], on_devices(self.view)
+        stalled, lost_s = telling.label == "stalled", self.lost_s
+        if stalled:
+            lost_s = telling.exposed_s
+        if lost_s is not None:
+            if ranks := view.telemetry.world_size:
+                more.append(f"{hours_of_ranks(lost_s * ranks, on_devices=devices)} ({ranks:,} ranks)")
+            if telling.suspects and not stalled:
+                more.append(f"{milliseconds(telling.suspects[0].gain_s)} of each slow step")
+        if view.losses.by_suspect:
+            more.append(losses_words(view.losses, on_devices=devices))
+        if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
+            more.append(f"pauses of all ranks have taken {lasted(paused_s)}")
+        if captures_s := captures_cost_s(view.notes):
+            more.append(f"and {lasted(captures_s)} for captures")
+        if self.face == "healthy":
+            text = "nothing now"
+        elif lost_s is None:
+            text = "not known"
+        elif stalled:
+            text = f"{lasted(lost_s)} so far, in which nothing was done"
+        else:
+            text = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
+        return Answer("cost", text, tuple(more))
+
+    def _lost_s(self, trouble: Sequence[WindowRow], telling: WindowRow, since: int) -> float | None:
+        """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
+
+        Of the latter, one that says nothing is as the others.
+        """
+        if self.named:
+            # (a window that a capture disturbed adds to what was named before it)
+            mine = [row.lost_s for row in trouble if row.is_trouble_of(telling) or row.reasons == DISTURBED]
+            return sum(mine) or None
+        known = [row.excess_s for row in trouble if row.excess_s is not None]
+        if not known:
+            return None
+        usual_s, lost_s, upto = sum(known) / len(known), 0.0, trouble[-1].last_step
+        for row in reversed(trouble):
+            if row.last_step <= upto and row.label != "stalled":
+                per_s, first = row.excess_s, row.first_step
+                if per_s is None:
+                    per_s, first = usual_s, max(first, since)
+                lost_s += (row.last_step - first + 1) * per_s
+                upto = row.first_step - 1
+        return lost_s
+
+    def _stored(self) -> list[Manifest]:
+        """The stored captures of the trouble, those of suspects first."""
+        wanted = {one.capture_id: one for one in self.captures}
+        stored = [one for one in self.view.captures if isinstance(one, Manifest) and one.capture_id in wanted]
+        return sorted(stored, key=lambda one: wanted[one.capture_id].role != "suspect")
+
+    def _captured(self) -> Answer:
+        stored, newest = self._stored(), self.view.rows[-1]
+        captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
+        captures += [f"rank {one.rank}: under way" for one in self.captures if one.state == "running"]
+        more = [f"rank {one.rank}: {', '.join(filter(None, (one.state, one.detail)))}" for one in self.lost]
+        if self.face != "healthy" and newest.outcome != "capture":
+            # (the reasons of a verdict are in how sure it is)
+            why = "" if newest.reason in ("undecided", "standstill") else newest.words
+            done = words.decision_phrase(newest.outcome, why)
+            more.append(f"Then: {done}" if captures else done)
+        if others := sum(isinstance(one, Manifest) for one in self.view.captures) - len(stored):
+            more.append(f"captures before that: {others:,}")
+        return Answer("captured", "; ".join(captures) or "nothing", tuple(more))
+
+    def _to_do(self, telling: WindowRow) -> Iterator[NextStep]:
+        view = self.view
+        if self.face == "healthy":
+            yield from _lived_with(view)
+            return
+        run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
+        watched = view.going and not view.unwatched
+        window = f"{telling.first_step}-{telling.last_step}"
+        opened = next(iter(self._stored()), None)
+        if opened is not None:
+            command = f"sftriage traces open {opened.capture_id} {run}"
+            yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
+        if self.named and telling.label == "suspect":
+            first = telling.suspects[0]
+            if self.cause is not None:
+                yield NextStep(self.cause.next_step)
+            else:
+                hosts = (view.hosts.get(rank, "") for rank in first.ranks)
+                yield NextStep(words.look_at(first.who, first.stage, hosts))
+            if opened is None and watched and all(one.lost for one in self.captures):
+                # (nothing of the journal's texts goes into what is pasted into a shell)
+                command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
+                yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
+        advice = newest.resolves if watched else words.afterwards(newest.reason, newest.reasons, newest.parameters)
+        # (where the trace holds the fault, no limit is worth raising for another)
+        there = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
+        if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
+            yield NextStep(advice)
+        yield from _lived_with(view)
+        yield NextStep("See the numbers that decided.", f"sftriage explain {window} {run}")
+
+
+def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
+    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest."""
+    at = len(rows) - 1
+    while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
+        at -= 1
+    return rows[at]
+
+
+def _stretch(rows: Sequence[WindowRow], telling: WindowRow) -> Sequence[WindowRow]:
+    """The newest windows of this attempt: since it is healthy, or since it is not."""
+    start = len(rows)
+    while start > 0 and rows[start - 1].attempt == telling.attempt:
+        row = rows[start - 1]
+        if row.reasons != DISTURBED and (row.label == "healthy") != (telling.label == "healthy"):
+            break
+        start -= 1
+    first = next((n for n in range(start, len(rows)) if rows[n].reasons != DISTURBED), start)
+    return rows[first:]
+
+
+def _began(stretch: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
+    """Between which steps a job began to stand so, by its windows since then; the same one twice where that is known.
+
+    Nobody's onset counts but that of who is named; without one, it began in a step that the window before did not have.
+    """
+    first = stretch[0]
+    if telling.label == "healthy":
+        return first.first_step, first.first_step
+    # The newest knows best, and its sentence says it.
+    newest = [telling.onset_step] if telling.named and telling.onset_step is not None else []
+    onsets = newest or [row.onset_step for row in stretch if telling.named and row.onset_step is not None]
+    if not onsets and telling.regression is not None and "regressed" in telling.reasons:
+        onsets = [telling.regression.since_step]
+    return (min(onsets), min(onsets)) if onsets else (first.first_step, first.last_step)
+
+
+def _captures(view: View, trouble: Sequence[WindowRow]) -> tuple[CaptureStatus, ...]:
+    """The captures that a trouble has led to, and those that these have led to, newest first."""
+    asked = [one for row in reversed(trouble) for one in row.asked]
+    for ask in view.asks:
+        if ask.beside and any(one.capture_id == ask.beside for one in asked):
+            asked = [*ask.asked, *asked]
+    return statuses(asked, view.became)
+
+
+def captures_of(view: View) -> tuple[CaptureStatus, ...]:
+    """Every requested capture, newest first; then those in the store that this run did not request."""
+    asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
+    asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
+    asked.sort(key=lambda entry: entry[0])
+    known = {
+        one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
+    }
+    for one in view.captures:
+        rank = None if isinstance(one, Damaged) else one.capture.rank
+        known.setdefault(one.capture_id, CaptureStatus(one.capture_id, rank, "suspect", "stored"))
+    stored = {one.capture_id: one for one in view.captures}
+    return tuple(replace(one, **_found_of(view, name, stored.get(name))) for name, one in known.items())
+
+
+def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (sent := view.uploads.get(capture_id)) is not None:
+        found = {"upload": sent.state, "upload_reason": sent.reason}
+    result = view.became.get(capture_id)
+    if (now := result or view.states.get(capture_id)) is not None:
+        found |= picked(now, "state", "detail")
+    if isinstance(stored, Damaged):
+        return found | {"state": "damaged", "detail": stored.problem}
+    if (recorded := result if stored is None else stored.capture) is not None:
+        found |= picked(recorded, "first_step", "last_step")
+    if stored is not None:
+        again = stored.reproduced
+        found["size_bytes"] = sum(artefact.size_bytes for artefact in stored.artefacts)
+        found["reproduced"] = "" if again is None else again.answer
+    return found
+
+
+def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
+    if row.label == "healthy":
+        return "healthy"
+    if row.label == "stalled":
+        return "stalled"
+    if row.label == "needs_evidence":
+        return "regressed" if "regressed" in row.reasons else "held"
+    if any(not one.lost for one in captures):
+        return "captured"
+    if row.outcome == "throttle":
+        return "throttled"
+    return "held" if row.outcome == "hold" else "suspect"
+
+
+def _unjudged(view: View) -> tuple[words.Face, str]:
+    """How a run stands of which no window has been judged, and the sentence that says so."""
+    if view.problem:
+        return "no_run", view.problem
+    if view.info is None:
+        return "no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself."
+    if view.unwatched:
+        return "unknown", "Nobody watches it any more, and no window had been judged."
+    if view.failing:
+        return "unknown", words.triage_off(view.failing)
+    if not view.going:
+        return "no_run", "The run has ended before its first window was full."
+    return "warming_up", "No window has been judged yet: the job warms up, and fills its first one."
+
+
+def on_devices(view: View) -> bool:
+    """Whether its ranks run on devices, as far as its windows say."""
+    return any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
+
+
+def losses_words(losses: Losses, *, on_devices: bool) -> str:
+    """What suspects have cost since a run began, and who most of it."""
+    largest = losses.largest
+    names = [f"{one.who} in {one.where}" if one.where else one.who for one in largest[:MAX_SHOWN]]
+    cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
+    if len(largest) == 1:
+        return f"since the run began, {names[0]} has cost {cost}"
+    hours = (hours_of_ranks(one.rank_s, on_devices=on_devices) for one in largest)
+    whose = [f"{name} {lost}" for name, lost in zip(names, hours, strict=False)]
+    if (more := len(largest) - MAX_SHOWN) > 0:
+        whose.append(f"{more:,} more")
+    return f"since the run began, suspects have cost {cost}: {', '.join(whose)}"
+
+
+def captures_cost_s(notes: Sequence[Note]) -> float:
+    """What captures have cost the job so far, as far as that could be measured; none gives time back."""
+    return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
+
+
+def captured_words(manifest: Manifest) -> str:
+    """What a stored capture is of, and whether the fault is in it."""
+    capture, again = manifest.capture, manifest.reproduced
+    of = f"rank {capture.rank}, {span(capture.first_step, capture.last_step)}"
+    return of if again is None else f"{of}: {words.reproduced_words(again.answer, capture.role)}"
+
+
+def _watching(view: View) -> Iterator[NextStep]:
+    directory = shlex.quote(view.directory)
+    if view.watcher.state == "unwatched":
+        yield NextStep("The job goes on: take it over.", f"sftriage attach --run {directory}")
+    elif view.watcher.state == "left" and view.rings_there:
+        text = "Its ranks are gone too: judge the last steps that they recorded."
+        yield NextStep(text, f"sftriage attach --run {directory}")
+    else:
+        text = "Its ranks are gone too: judge the steps that are on record."
+        yield NextStep(text, f"sftriage analyze {directory}")
+
+
+def _lived_with(view: View) -> Iterator[NextStep]:
+    """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
+    if _straggler_of(view) is not None or _pipeline_of(view) is not None:
+        for remedy in tried_in(view):
+            if remedy.state in ("trying", "kept"):
+                yield NextStep(words.remedy_told(remedy))
+        text = "It is there to stay: see what would help without mending it."
+        yield NextStep(text, f"sftriage advise {shlex.quote(view.directory)}")
+
+
+def _straggler_of(view: View) -> remedies.Straggler | None:
+    """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
+    telling = (row for row in reversed(view.rows) if remedies.tells(row.label, row.reasons))
+    chronic = [
+        remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
+        if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
+        else None
+        for row in islice(telling, remedies.RECENT_WINDOWS)
+    ]
+    return remedies.straggler_in(chronic[::-1], view.telemetry.world_size or 0)
+
+
+def _pipeline_of(view: View) -> remedies.Pipeline | None:
+    """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
+    newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
+    if newest is None or newest.pipeline is None or newest.reason in ("gone", "restarted"):
+        return None
+    try:
+        return remedies.Pipeline(*msgspec.structs.astuple(newest.pipeline))
+    except UsageError:
+        return None
+
+
+def advice_of_run(
+    view: View, messages: remedies.Messages | None = None, pipeline: remedies.Pipeline | None = None
+) -> remedies.Advice:
+    """What would help the run, by its own figures as far as no others are named."""
+    straggler = _straggler_of(view)
+    advice = remedies.advice_of(straggler, messages, pipeline or _pipeline_of(view), _exchange(view, straggler))
+    return replace(advice, tried=tuple(tried_in(view)))
+
+
+def tried_in(view: View) -> list[RemedyChanged]:
+    """What has come of remedies that were tried, of each group of ranks the last."""
+    tried = [one for one in view.notes if isinstance(one, RemedyChanged) and one.state != "advised"]
+    return list({one.switch: one for one in tried}.values())
+
+
+def _exchange(view: View, straggler: remedies.Straggler | None) -> remedies.UnderStraggler | None:
+    """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
+    for remedy in reversed(view.notes):
+        if isinstance(remedy, RemedyChanged) and straggler is not None and (remedy.rank,) == straggler.ranks:
+            n, ring_s = int(remedy.numbers.get("ring_ranks", 0)), remedy.numbers.get("ring_s", 0.0)
+            if n >= 3 and ring_s > 0.0:
+                return remedies.as_measured(n, ring_s)
+    return None
+
+
+def advice_lines(advice: remedies.Advice) -> list[str]:
+    """The advice in words, the most useful remedy first."""
+    lines = [] if advice.straggler is None else [words.straggler_sentence(advice.straggler)]
+    lines += [] if advice.slow_link is None else [words.link_sentence(*advice.slow_link)]
+    lines = lines or [words.NOBODY]
+    lines += map(words.remedy_told, advice.tried)
+    if advice.remedies and advice.best is None:
+        lines.append(words.NOTHING)
+    for remedy in advice.remedies:
+        lines += [remedy_line(remedy), f"  Taken for granted: {words.ASSUMPTIONS[remedy.code]}."]
+    return lines
+
+
+def remedy_line(remedy: remedies.Remedy) -> str:
+    """A remedy in words: what, what it saves, and from where on."""
+    return f"{words.TITLES[remedy.code]}. {words.remedy_sentence(remedy)}"
+
+
+def advice_values(advice: remedies.Advice) -> dict[str, Any]:
+    """All figures as JSON values; seconds are of a step."""
+    return {
+        "straggler": None if advice.straggler is None else plain(advice.straggler),
+        "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
+        "step_s": advice.step_s,
+        "tried": [msgspec.to_builtins(one) for one in advice.tried],
+        "best": None if advice.best is None else advice.best.code,
+        "remedies": [
+            {**plain(one), "says": words.remedy_sentence(one), "taken_for_granted": words.ASSUMPTIONS[one.code]}
+            for one in advice.remedies
+        ],
+    }
+
+
+FRONTIER_WINDOWS = 5
+"""Windows that the frontier is the mean of."""
+
+TREND_WINDOWS = 120
+
+MAX_CAPTURES = 20
+"""Captures that are listed, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
+
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
+    a step took in each of more windows, oldest first.
+    """
+
+    first_step: int
+    last_step: int
+    windows: int
+    exposed_s: float
+    advances_s: Mapping[str, float]
+    trend_s: tuple[float, ...]
+
+
+def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
+    """The frontier of the newest windows of the newest attempt that have one; None where none has.
+
+    Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
+    """
+    recent: list[WindowRow] = []
+    for row in reversed(rows):
+        if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
+            break
+        # A step that hangs has no frontier yet.
+        if row.advances_s and (not recent or [*row.advances_s] == [*recent[0].advances_s]):
+            recent.append(row)
+    if not recent:
+        return None
+    taken = recent[:FRONTIER_WINDOWS][::-1]
+    advances_s = {stage: sum(row.advances_s[stage] for row in taken) / len(taken) for stage in recent[0].advances_s}
+    return Frontier(
+        first_step=taken[0].first_step,
+        last_step=taken[-1].last_step,
+        windows=len(taken),
+        exposed_s=sum(advances_s.values()),
+        advances_s=advances_s,
+        trend_s=tuple(row.step_s for row in reversed(recent)),
+    )
