@@ -41,7 +41,7 @@ from sftriage.runs.whatif import HOTTEST, WhatIf, step, trace_events, whatif_of
 from sftriage.runtime import reducing
 from sftriage.traces.manifest import Findings
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
-from sftriage.words.run import pause_sentence
+from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import verdict_sentence
 
 
@@ -82,7 +82,7 @@ def analyze(
     console.print(frontier_table(shown))
     console.print(verdict_sentence(shown))
     for pause in paused:
-        console.print(pause_sentence(pause))
+        console.print(event_sentence(pause))
     if (losses := losses_of(seen)).by_suspect:
         told = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in seen))
         console.print(f"{told[:1].upper()}{told[1:]}.")

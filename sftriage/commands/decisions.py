@@ -15,7 +15,7 @@ def decisions(run: RunOption = None, as_json: bool = option("--json", "One array
     from sftriage.model.events import JobPaused
     from sftriage.runs.decisions import decisions_of
     from sftriage.runs.journal import read_journal
-    from sftriage.words.run import pause_sentence
+    from sftriage.words.run import event_sentence
 
     directory = find_run(run)
     taken = decisions_of(directory)
@@ -25,7 +25,7 @@ def decisions(run: RunOption = None, as_json: bool = option("--json", "One array
         lists().print(decisions_table(taken))
         for event in read_journal(directory.decisions):
             if isinstance(event, JobPaused):
-                lists().print(pause_sentence(event))
+                lists().print(event_sentence(event))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")
 
@@ -44,7 +44,7 @@ def explain_decision(
     from sftriage.reports.texts import explanation_lines, resolves
     from sftriage.runs.decisions import remedies_by, window_of
     from sftriage.words.decisions import decision_values
-    from sftriage.words.run import remedy_told
+    from sftriage.words.run import event_sentence
     from sftriage.words.verdicts import explain
 
     directory = find_run(run)
@@ -53,7 +53,7 @@ def explain_decision(
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
-        told = [{"says": remedy_told(one), **msgspec.to_builtins(one)} for one in remedies]
+        told = [{"says": event_sentence(one), **msgspec.to_builtins(one)} for one in remedies]
         print_json({**values, "resolves": resolves(verdict, decision), "remedies": told})
         return
     write(*explanation_lines(event, remedies))

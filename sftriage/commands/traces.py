@@ -236,12 +236,11 @@ def show_trace(capture_id: CaptureArgument, *, of: CapturesChoice, as_json: Json
     captures = captures_of(of)
     its_store, reference = captures.one(capture_id)
     manifest, condition = its_store.look(reference)
-    its_run = captures.run if of.store is None else None
+    upload = upload_of(captures.run if of.store is None else None, manifest.capture_id)
     if as_json:
-        beside = {"upload": upload_values(its_run, manifest.capture_id), "cause": cause_values(manifest)}
+        beside = {"upload": upload_values(upload), "cause": cause_values(manifest)}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **beside})
         return
-    upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
     elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
     write(*manifest_lines(manifest), *state, *elsewhere)

@@ -50,7 +50,7 @@ from sftriage.words.decisions import caused
 from sftriage.words.kube import NEWS, REPRODUCED, capture_sentence, removal_sentence
 from sftriage.words.kube import POLICIES as POLICY_WORDS
 from sftriage.words.kube import REPORTS as REPORT_WORDS
-from sftriage.words.run import NOTHING, link_name, remedy_told, reproduced_words
+from sftriage.words.run import NOTHING, event_sentence, link_name, reproduced_words
 from sftriage.words.verdicts import clock, explained
 
 
@@ -368,7 +368,7 @@ def _remedy(view: View) -> ReportedRemedy | None:
         state=newest.state,
         rank=newest.rank,
         saves_s=newest.numbers.get("saves_s"),
-        words=remedy_told(newest),
+        words=event_sentence(newest),
     )
 
 

@@ -20,7 +20,7 @@ from sftriage.model.captures import Decision, Outcome
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
-from sftriage.words.run import remedy_told
+from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import every, milliseconds, numbers, size, span, verdict_sentence, where, who
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
         yield f"What would resolve it: {what}"
     yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
     for remedy in remedies:
-        yield f"Remedy: {remedy_told(remedy)}"
+        yield f"Remedy: {event_sentence(remedy)}"
 
 
 _TIMES = {"run": "recording"}

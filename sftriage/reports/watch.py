@@ -18,9 +18,9 @@ from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.source import RunSource, View
 from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, frontier_of, telling_row
-from sftriage.words.decisions import caused, ended_sentence
+from sftriage.words.decisions import ended_sentence
 from sftriage.words.news import RecentLines
-from sftriage.words.run import pause_sentence, remedy_told, ring_sentence, triage_off
+from sftriage.words.run import event_sentence, triage_off
 from sftriage.words.verdicts import clock_time, counted, place
 
 
@@ -173,7 +173,7 @@ def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, 
             lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
-    lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := _note_said(one))]
+    lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := event_sentence(one))]
     if told.failing != (view.failing != ""):
         off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
         lines.append(f"{clock_time(now_s)}  {off}")
@@ -201,16 +201,6 @@ def _notes(told: WatchPosition, view: View) -> list[_Told]:
     """New causes, remedies, pauses and ranks that count as missing; all where the journal began anew."""
     notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
     return [one for one in notes if isinstance(one, _Told)]
-
-
-def _note_said(one: _Told) -> str:
-    if isinstance(one, JobPaused):
-        return pause_sentence(one)
-    if isinstance(one, RingGivenUp):
-        return ring_sentence(one)
-    if isinstance(one, RemedyChanged):
-        return remedy_told(one)
-    return caused(one) if one.code != "unknown" else ""
 
 
 def _window_said(row: WindowRow) -> str:

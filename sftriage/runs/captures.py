@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from sftriage.traces.store import StoreCondition
 
 
-_TOLD = {"state", "url", "reason", "verified_at"}
-
-
-def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
-    """How far a capture's upload is; None where its run keeps its captures here alone."""
+def upload_of(directory: RunDirectory | None, capture_id: str) -> Upload | None:
+    """How far a capture's upload is; None where it is in no run's directory, or its run keeps its captures there."""
+    if directory is None:
+        return None
     found = LocalStore(directory.path).upload(capture_id)
     with suppress(InputError):
         if found is None and (url := read_info(directory).store) is not None:
@@ -31,10 +30,10 @@ def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
     return found
 
 
-def upload_values(directory: RunDirectory | None, capture_id: str) -> dict[str, Any] | None:
-    """How far a capture's upload is, as JSON values; None where there is none to speak of."""
-    found = None if directory is None else upload_of(directory, capture_id)
-    return None if found is None else found.model_dump(mode="json", include=_TOLD)
+def upload_values(upload: Upload | None) -> dict[str, Any] | None:
+    """How far an upload is, as JSON values."""
+    about = {"state", "url", "reason", "verified_at"}
+    return None if upload is None else upload.model_dump(mode="json", include=about)
 
 
 def upload_words(upload: Upload) -> str:
@@ -60,7 +59,7 @@ def described(
             "role": row.role,
             **condition_values(condition),
             "cause": cause_values(manifest) if manifest else row.why_slow and row.why_slow.model_dump(mode="json"),
-            "upload": upload_values(directory, row.capture_id),
+            "upload": upload_values(upload_of(directory, row.capture_id)),
         }
         for row, (manifest, condition) in zip(rows, seen, strict=True)
     ]

@@ -23,7 +23,7 @@ from sftriage.runs.journal import Appended, read_journal
 from sftriage.windows.log_files import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence, resolution
 from sftriage.words.news import News, news_of
-from sftriage.words.run import compacted_sentence, disk_now, disk_sentence
+from sftriage.words.run import disk_now, event_sentence
 from sftriage.words.verdicts import verdict_sentence, when, where, who
 
 if TYPE_CHECKING:
@@ -445,39 +445,22 @@ def unlike(decisions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in decisions if newest[one["label"], one["outcome"], one["reason"]] is one]
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A window that names a suspect: whom and where, in which attempt, since when, and what it had captured."""
-
-    identity: tuple[object, ...]
-    attempt: int
-    onset_step: int | None
-    last_step: int
-    captured: tuple[str, ...]
+def faults_in(directory: RunDirectory | None) -> list[WindowRow]:
+    """The windows of a run that name a suspect, in order; none where there is no run."""
+    if directory is None:
+        return []
+    journal = JournalTail(directory.decisions)
+    journal.follow()
+    return [row for row in journal.record.rows if row.label == "suspect" and row.trouble]
 
 
-def faults_in(directory: RunDirectory | None) -> list[Named]:
-    """The windows of a run that name somebody, in order; none where there is no run.
-
-    Raises:
-        InputError: the journal cannot be read.
-    """
-    found = []
-    for event in [] if directory is None else read_journal(directory.decisions):
-        if isinstance(event, events.WindowJudged) and event.verdict.label == "suspect" and event.verdict.suspects:
-            first, verdict = event.verdict.suspects[0], event.verdict
-            captured = tuple(one.capture_id for one in event.decision.requests)
-            found.append(Named(first.identity, verdict.attempt, first.onset_step, verdict.last_step, captured))
-    return found
-
-
-def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[Named]) -> CaptureRow | None:
+def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[WindowRow]) -> CaptureRow | None:
     """The capture of the fault that a step has: one whose cause is known if there is one, and else the nearest.
 
     A capture's fault lasts from its onset to the end of the last window that names the same suspect since about then;
     where the run's windows are not known, to the end of the capture.
     """
-    of_capture = {capture_id: one for one in named for capture_id in one.captured}
+    of_capture = {request.capture_id: one for one in named for request in one.asked}
     found = []
     for row in rows:
         if row.role == "control" or row.label == "asked":
@@ -485,7 +468,7 @@ def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[Named]) -> C
         first = row.window_first_step if row.onset_step is None else row.onset_step
         last = max(row.last_step, row.window_last_step)
         if (its := of_capture.get(row.capture_id)) is not None:
-            again = (one for one in named if (one.identity, one.attempt) == (its.identity, its.attempt))
+            again = (one for one in named if (one.trouble, one.attempt) == (its.trouble, its.attempt))
             last = max(last, *(one.last_step for one in again if one.onset_step is None or one.onset_step <= last))
         if first <= step <= last:
             found.append(row)
@@ -530,9 +513,9 @@ def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: in
         if isinstance(event, events.DiskRecovered) and event.lost_steps is not None:
             first, last = event.lost_steps
             if first <= step <= last:
-                return disk_sentence(event)
+                return event_sentence(event)
         if isinstance(event, events.JournalCompacted) and step <= event.dropped_step:
-            return compacted_sentence(event.dropped, event.dropped_step)
+            return event_sentence(event)
     if step <= max((one.decision.last_step for one in decided_in(record)), default=-1):
         return None
     rings = Path(read_info(directory).rings)

@@ -439,7 +439,7 @@ def _lived_with(view: View) -> Iterator[NextStep]:
     if _straggler_of(view) is not None or _pipeline_of(view) is not None:
         for remedy in tried_in(view):
             if remedy.state in ("trying", "kept"):
-                yield NextStep(words.remedy_told(remedy))
+                yield NextStep(words.event_sentence(remedy))
         text = "It is there to stay: see what would help without mending it."
         yield NextStep(text, f"sftriage advise {shlex.quote(view.directory)}")
 
@@ -497,7 +497,7 @@ def advice_lines(advice: remedies.Advice) -> list[str]:
     lines = [] if advice.straggler is None else [words.straggler_sentence(advice.straggler)]
     lines += [] if advice.slow_link is None else [words.link_sentence(*advice.slow_link)]
     lines = lines or [words.NOBODY]
-    lines += map(words.remedy_told, advice.tried)
+    lines += map(words.event_sentence, advice.tried)
     if advice.remedies and advice.best is None:
         lines.append(words.NOTHING)
     for remedy in advice.remedies:

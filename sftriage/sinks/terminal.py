@@ -27,9 +27,9 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words.decisions import capturing_sentence, caused, ended_sentence, outcome_sentence, reason_sentence
+from sftriage.words.decisions import capturing_sentence, ended_sentence, outcome_sentence, reason_sentence
 from sftriage.words.news import WITHIN_S, RecentLines, news_of
-from sftriage.words.run import disk_failed_sentence, disk_sentence, pause_sentence, remedy_told
+from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import counted, milliseconds, verdict_sentence
 
 if TYPE_CHECKING:
@@ -61,20 +61,14 @@ class LineSink(Sink):
                 self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
-            case CauseFound(code=code) if code != "unknown":
-                self.say(caused(seen))
-            case RemedyChanged():
-                self.say(remedy_told(seen))
             case JobPaused() if seen.time_s >= self._paused_s + WITHIN_S:
                 # (what pauses every few steps, as an evaluation does, is printed once a minute)
                 self._paused_s = seen.time_s
-                self.say(pause_sentence(seen))
+                self.say(event_sentence(seen))
             case TakenOver():
                 self.windows, self.captures = self.windows + seen.windows, self.captures + seen.captures
-            case DiskFailed():
-                self.say(disk_failed_sentence(seen.problem))
-            case DiskRecovered():
-                self.say(disk_sentence(seen))
+            case CauseFound() | RemedyChanged() | DiskFailed() | DiskRecovered() if text := event_sentence(seen):
+                self.say(text)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         """Say it if it is news: a stall always is, and so is what follows it. Once a suspect, say why no capture."""

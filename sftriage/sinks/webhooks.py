@@ -39,7 +39,7 @@ from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.sinks.stream import Sink, keep_newest
 from sftriage.words.decisions import caused, decision_values, reason_sentence
-from sftriage.words.run import remedy_told
+from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import span, verdict_sentence
 
 _MAX_TEXT = 3000
@@ -95,7 +95,7 @@ def explained(found: CauseFound, decision: Decision) -> Message:
 
 def remedied(found: RemedyChanged, decision: Decision) -> Message:
     """A remedy, about the decision that was sent before."""
-    text = remedy_told(found)
+    text = event_sentence(found)
     data = {"decision_id": event_id(decision), "remedy": {"says": text, **msgspec.to_builtins(found)}}
     number = f"{found.attempt}-{found.rank}-{found.state}-{round(1000 * found.time_s)}"
     return Message("remedy", number, found.time_s, decision, data, text)

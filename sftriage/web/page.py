@@ -237,7 +237,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         choice_words=choice_words,
         stage_suspected=stage_suspected,
         caused=caused,
-        remedy_told=words.remedy_told,
+        event_sentence=words.event_sentence,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(
@@ -249,9 +249,6 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
         disk_now=words.disk_now,
-        disk_sentence=words.disk_sentence,
-        ring_sentence=words.ring_sentence,
-        pause_sentence=words.pause_sentence,
         triage_off=words.triage_off,
         questions=words.QUESTIONS,
         label_meanings=words.LABEL_MEANINGS,

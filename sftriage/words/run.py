@@ -6,13 +6,23 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from sftriage.model.captures import Parameter, ReasonCode
+from sftriage.model.events import (
+    CauseFound,
+    DiskFailed,
+    DiskRecovered,
+    Event,
+    JobPaused,
+    JournalCompacted,
+    RemedyChanged,
+    RemedyReason,
+    RingGivenUp,
+)
 from sftriage.model.windows import OTHER
-from sftriage.words.decisions import RESOLUTIONS, SentenceFields
+from sftriage.words.decisions import RESOLUTIONS, SentenceFields, caused
 from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES, lasted, milliseconds, span
 
 if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler
-    from sftriage.model.events import DiskRecovered, JobPaused, RemedyChanged, RemedyReason, RingGivenUp
 
 
 Face = Literal[
@@ -276,8 +286,29 @@ REMEDY_REASONS: Mapping[RemedyReason, str] = {
 }
 
 
-def remedy_told(seen: RemedyChanged) -> str:
-    """What is done about a straggler that stays, and what has come of it."""
+def event_sentence(event: Event | DiskFailed) -> str:
+    """What is on record beside windows, captures and policies, in a sentence; "" of what has none."""
+    match event:
+        case CauseFound(code=code) if code != "unknown":
+            return caused(event)
+        case RemedyChanged():
+            return _remedy_changed(event)
+        case JobPaused():
+            steps = span(event.first_step, event.last_step)
+            return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
+        case JournalCompacted():
+            windows = f"{event.dropped:,} windows up to step {event.dropped_step:,}"
+            return f"The journal is bounded: {windows} that led to no capture are gone."
+        case RingGivenUp():
+            return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."
+        case DiskFailed():
+            return f"{disk_now(event.problem)} Training goes on."
+        case DiskRecovered():
+            return _disk_recovered(event)
+    return ""
+
+
+def _remedy_changed(seen: RemedyChanged) -> str:
     numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
     late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
     what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
@@ -304,22 +335,6 @@ def triage_off(problem: str) -> str:
     return f"Triage is off: {problem}. It is tried again; training goes on. See failures.log in the run directory."
 
 
-def pause_sentence(event: JobPaused) -> str:
-    """That the job paused, for how long, when and where."""
-    steps = span(event.first_step, event.last_step)
-    return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
-
-
-def compacted_sentence(windows: int, last_step: int) -> str:
-    """Which windows went from a journal that has reached its bound."""
-    return f"The journal is bounded: {windows:,} windows up to step {last_step:,} that led to no capture are gone."
-
-
-def ring_sentence(event: RingGivenUp) -> str:
-    """Which rank counts as missing, and why."""
-    return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."
-
-
 def disk_now(problem: str) -> str:
     """That the run directory takes nothing now."""
     return (
@@ -328,13 +343,7 @@ def disk_now(problem: str) -> str:
     )
 
 
-def disk_failed_sentence(problem: str) -> str:
-    """That the run directory takes nothing any more."""
-    return f"{disk_now(problem)} Training goes on."
-
-
-def disk_sentence(seen: DiskRecovered) -> str:
-    """That the run directory takes what it is given again, or has not done so to the end, and what that has cost."""
+def _disk_recovered(seen: DiskRecovered) -> str:
     lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
     begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
     late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""

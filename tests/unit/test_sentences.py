@@ -33,6 +33,7 @@ from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
+    DiskFailed,
     DiskRecovered,
     Event,
     EvidenceGathered,
@@ -82,7 +83,7 @@ from sftriage.words.run import (
     QUESTIONS,
     REMEDY_REASONS,
     SLOW,
-    disk_failed_sentence,
+    event_sentence,
     look_at,
 )
 from sftriage.words.verdicts import (
@@ -370,7 +371,7 @@ TOLD: dict[type, list[Event]] = {
 
 def events(capsys) -> Rows:
     reporter = Reporter(Console(stderr=True, width=500))
-    yield "DiskFailed, on a terminal", disk_failed_sentence("No space left on device")
+    yield "DiskFailed, on a terminal", event_sentence(DiskFailed(NOON_S, "No space left on device"))
     for kind in get_args(Event):
         for event in TOLD[kind]:
             reporter.take(event)

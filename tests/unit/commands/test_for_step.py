@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.runs.decisions import MAX_DECISIONS, Named, decided_about, fault_at
+from sftriage.runs.decisions import MAX_DECISIONS, decided_about, fault_at
 from sftriage.runs.lateness import UNKNOWN, HeatSource
 from sftriage.traces.catalogue import CaptureRow
 from sftriage.traces.manifest import CauseInfo, PlaceInfo
 from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, stay
-from tests.scenario import run_at, verdict
+from tests.scenario import request_of, row, run_at, verdict
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
@@ -57,7 +57,8 @@ CAUSE = CauseInfo(
 
 
 def fault(first, onset, rank=2, stage="data", captured=(), attempt=0):
-    return Named(("rank", (rank,), stage), attempt, onset, first + 49, captured)
+    requests = tuple(map(request_of, captured))
+    return row(first, "suspect", onset=onset, rank=rank, stage=stage, attempt=attempt, requests=requests)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def fault(first, onset, rank=2, stage="data", captured=(), attempt=0):
     ],
 )
 def test_a_step_is_answered_by_the_capture_of_the_fault_that_it_has(named, step, found):
-    row = replace(ROW, onset_step=60)
-    control = replace(row, capture_id="c-2", label="control")
-    answer = fault_at(step, [control, row], named)
+    stored = replace(ROW, onset_step=60)
+    control = replace(stored, capture_id="c-2", label="control")
+    answer = fault_at(step, [control, stored], named)
     assert (answer and answer.capture_id) == found
     # AND one that says why comes first
-    why = replace(row, capture_id="c-9", cause=CAUSE.model_dump_json(), first_step=500, last_step=504)
+    why = replace(stored, capture_id="c-9", cause=CAUSE.model_dump_json(), first_step=500, last_step=504)
     if found and not named:
-        answer = fault_at(step, [row, why], named)
+        answer = fault_at(step, [stored, why], named)
         assert answer is not None
         assert (answer.capture_id, answer.why_slow and answer.why_slow.short) == ("c-9", "torch.save at train.py:211")
 
