@@ -195,8 +195,8 @@ HOST_STEP = "Look at its host: clocks and temperature (nvidia-smi -q -d CLOCK,TE
 
 SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "healthy": ("healthy", ""),
-    "undecided": ("{reasons}", ""),
-    "standstill": ("{reasons}", "{named}"),
+    "undecided": ("{of_verdict}", ""),
+    "standstill": ("{of_verdict}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
     "one_off": ("one-off, and has passed", ""),
     "contended": ("contention for CPUs, which may pass", ": {contended}, so far for {lasted_s} s of {for_s} s"),
@@ -212,9 +212,9 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         for code in ("cgroup_throttled", "stopped", "page_faults", "memory_pressure")
     },
     "no_rule_matched": ("{missed}", ""),
-    "observe_only": ("observe-only", ": rule {rule} matched{found}"),
+    "observe_only": ("observe-only", ": rule {rule} matched{stood}"),
     "pending": ("rule {rule} waits for it to last", ": {lasted}"),
-    "rule_matched": ("rule {rule}", ": {found}{beside}{chosen}"),
+    "rule_matched": ("rule {rule}", ": {found}{beside}{choice}"),
     "follow_up": ("rule {rule} follows up", " {follows} with {by}: {open}; {found}{beside}"),
     "asked": ("{who} asked for it", ": {why}"),
     "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks are taken from outside"),
@@ -249,7 +249,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
     "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
 }
-"""For each reason of a decision what kind it is, and its particulars. `_phrases` makes what is no parameter."""
+"""For each reason of a decision what kind it is, and its particulars. `_PHRASES` has what is no parameter."""
 
 RESOLUTIONS: Mapping[ReasonCode, str] = {
     "one_off": "There is nothing left to capture. See whether it comes back; "
@@ -331,13 +331,6 @@ def decision_values(decision: Decision) -> dict[str, Any]:
     return {**plain(decision), "words": reason_sentence(decision), "resolves": resolution(decision)}
 
 
-def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
-    # What was read back may lack a parameter.
-    said = SentenceFields({name: shown(name, value) for name, value in decision.parameters.items()})
-    said["label"] = decision.label
-    return template.format_map(SentenceFields({**said, **_phrases(decision, said)}))
-
-
 class SentenceFields(dict[str, str]):
     """What a sentence is filled with; what is not there shows as ``?``."""
 
@@ -345,107 +338,106 @@ class SentenceFields(dict[str, str]):
         return "?"
 
 
-def _phrases(decision: Decision, said: SentenceFields) -> Mapping[str, str]:
-    code, given = decision.reason, decision.parameters
-    if code in ("undecided", "standstill"):
-        return {"reasons": ", ".join(reasons_of(decision)) or "no reason given", "named": _named(given, said)}
-    if code == "no_rule_matched":
-        return {"missed": _missed(given, said)}
-    if code == "observe_only":
-        return {"found": f", {_stands(decision, said)}" if "reasons" in given else ""}
-    if code in ("rule_matched", "follow_up"):
-        found = _stands(decision, said) if "reasons" in given else _saves(given, said)
-        left = LEFT_OPEN.get(cast("LeftOpen", given.get("left_open")), "?")
-        by = PROFILERS.get(cast("Profiler", given.get("profiler")), "?")
-        return {"found": found, "beside": _beside(given), "chosen": _chosen(given), "open": left, "by": by}
-    if code == "pending":
-        in_steps = "for_steps" in given
-        lasted = "{lasted_steps} of {for_steps} steps" if in_steps else "{lasted_s} s of {for_s} s"
-        return {"lasted": lasted.format_map(said)}
-    if code in BY_SYSTEM:
-        return {"ranks_of": _ranks(given, said)}
-    if code == "contended":
-        of, now = _ranks(given, said), f"it may explain {said['contended_share']} of the lateness of "
-        return {"contended": now + of if "contended_share" in given else f"{of} was named with it, and it is less now"}
-    if code == "active":
-        return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
-    if code == "after_failures":
-        once = given.get("failures") == 1
-        failed = "the last capture" if once else f"the last {said['failures']} captures"
-        return {"failed": failed, "were": "was" if once else "were"}
-    if code.startswith("captures_per_"):
-        return {"captures_of": f"{said['captures']} of {said['limit']} capture" + "s" * (given.get("limit") != 1)}
-    if code == "captures_left":
-        return {"wanted_ranks": f"{said['wanted']} rank" + "s" * (given.get("wanted") != 1)}
-    if code == "no_such_rank":
-        ranks = given.get("ranks")
-        several = isinstance(ranks, tuple) and len(ranks) > 1
-        return {
-            "ranks_asked": f"{'ranks' if several else 'rank'} {said['ranks']} {'are' if several else 'is'}",
-            "there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far",
-        }
-    return {}
+class _Fields(SentenceFields):
+    """The parameters of a decision as text, and phrases made of several; what was read back may lack some."""
+
+    def __init__(self, decision: Decision, shown: Callable[[str, Parameter], str]) -> None:
+        super().__init__({name: shown(name, value) for name, value in decision.parameters.items()})
+        self.given, self.decision = decision.parameters, decision
+        self["label"] = decision.label
+
+    def __missing__(self, name: str) -> str:
+        return _PHRASES[name](self) if name in _PHRASES else "?"
+
+    def several(self, name: str, noun: str) -> str:
+        return noun + "s" * (self.given.get(name) != 1)
 
 
-def _missed(given: Mapping[str, Parameter], said: SentenceFields) -> str:
+def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
+    return template.format_map(_Fields(decision, shown))
+
+
+def _missed(fields: _Fields) -> str:
+    given = fields.given
     if "rule" not in given:
-        return f"no rule is about the label {said['label']}"
+        return f"no rule is about the label {fields['label']}"
     lacking = [
-        f"its gain of {said[name]}{unit} is under {said[f'min_{name}']}{unit}"
+        f"its gain of {fields[name]}{unit} is under {fields[f'min_{name}']}{unit}"
         for name, unit in (("share", ""), ("gain_s", " ms"))
         if name in given
     ]
     if "cost_hours" in given:
-        lacking.append(f"it has cost {said['cost_hours']} GPU-hours, which is under {said['min_cost_hours']}")
+        lacking.append(f"it has cost {fields['cost_hours']} GPU-hours, which is under {fields['min_cost_hours']}")
     for name in ("scope", "stage", "pattern"):
         if name in given:
-            what = f"its {name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
-            lacking.append(f"{what} is not one of {said[f'{name}s']}")
-    return f"rule {said['rule']} does not match: {', and '.join(lacking)}"
+            what = f"its {name} {fields[name]}" if name != "stage" or given[name] else "a whole rank"
+            lacking.append(f"{what} is not one of {fields[f'{name}s']}")
+    return f"rule {fields['rule']} does not match: {', and '.join(lacking)}"
 
 
-def _saves(given: Mapping[str, Parameter], said: SentenceFields) -> str:
-    return (
-        f"mending {_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
-        f"in {said['persistence']} of the steps"
-    )
-
-
-def _stands(decision: Decision, said: SentenceFields) -> str:
-    return (", ".join(reasons_of(decision)) or "no reason given") + _named(decision.parameters, said)
-
-
-def _named(given: Mapping[str, Parameter], said: SentenceFields) -> str:
-    if "rank" not in given and "rank_count" not in given:
+def _named(fields: _Fields) -> str:
+    if "rank" not in fields.given and "rank_count" not in fields.given:
         return ""
-    more = f" and {said['more_ranks']} more" if given.get("more_ranks") else ""
-    return f": {_ranks(given, said)} in {_stage(given)}{more}"
+    more = f" and {fields['more_ranks']} more" if fields.given.get("more_ranks") else ""
+    return f": {fields['ranks_of']} in {fields['in_stage']}{more}"
 
 
-def _ranks(given: Mapping[str, Parameter], said: SentenceFields) -> str:
-    return f"rank {said['rank']}" if "rank" in given else f"{said['rank_count']} ranks"
-
-
-def _stage(given: Mapping[str, Parameter]) -> str:
-    return str(given.get("stage") or "all local stages")
-
-
-def _beside(given: Mapping[str, Parameter]) -> str:
-    controls = given.get("controls")
+def _beside(fields: _Fields) -> str:
+    controls = fields.given.get("controls")
     if controls is None:
         return ""
     if not isinstance(controls, (tuple, list)) or not controls:
         return "; no healthy rank was found beside it"
-    ranks = ", ".join(map(str, controls))
-    return f"; with rank{'s' if len(controls) > 1 else ''} {ranks} to compare with"
+    return f"; with rank{'s' if len(controls) > 1 else ''} {', '.join(map(str, controls))} to compare with"
 
 
-def _chosen(given: Mapping[str, Parameter]) -> str:
-    chosen, profiler = given.get("chosen"), given.get("profiler")
+def _chosen(fields: _Fields) -> str:
+    chosen, profiler = fields.given.get("chosen"), fields.given.get("profiler")
     if chosen not in CHOICES or profiler not in PROFILERS:
         return ""
-    stage = None if given.get("stage") is None else str(given["stage"])
+    stage = None if fields.given.get("stage") is None else str(fields.given["stage"])
     return f"; {choice_words(cast('ChoiceReason', chosen), cast('Profiler', profiler), stage)}"
+
+
+def _ranks_asked(fields: _Fields) -> str:
+    ranks = fields.given.get("ranks")
+    several = isinstance(ranks, tuple) and len(ranks) > 1
+    return f"{'ranks' if several else 'rank'} {fields['ranks']} {'are' if several else 'is'}"
+
+
+_PHRASES: Mapping[str, Callable[[_Fields], str]] = {
+    "of_verdict": lambda it: ", ".join(reasons_of(it.decision)) or "no reason given",
+    "named": _named,
+    "ranks_of": lambda it: f"rank {it['rank']}" if "rank" in it.given else f"{it['rank_count']} ranks",
+    "in_stage": lambda it: str(it.given.get("stage") or "all local stages"),
+    "missed": _missed,
+    "stood": lambda it: ", {of_verdict}{named}".format_map(it) if "reasons" in it.given else "",
+    "found": lambda it: (
+        "{of_verdict}{named}"
+        if "reasons" in it.given
+        else "mending {in_stage} of {ranks_of} would save {gain_s} ms a step ({share}), in {persistence} of the steps"
+    ).format_map(it),
+    "beside": _beside,
+    "choice": _chosen,
+    "open": lambda it: LEFT_OPEN.get(cast("LeftOpen", it.given.get("left_open")), "?"),
+    "by": lambda it: PROFILERS.get(cast("Profiler", it.given.get("profiler")), "?"),
+    "lasted": lambda it: (
+        "{lasted_steps} of {for_steps} steps" if "for_steps" in it.given else "{lasted_s} s of {for_s} s"
+    ).format_map(it),
+    "contended": lambda it: (
+        "it may explain {contended_share} of the lateness of {ranks_of}"
+        if "contended_share" in it.given
+        else "{ranks_of} was named with it, and it is less now"
+    ).format_map(it),
+    "allowed": lambda it: f"not allowed until {it['until_s']}" if "until_s" in it.given else "never allowed again",
+    "failed": lambda it: "the last capture" if it.given.get("failures") == 1 else f"the last {it['failures']} captures",
+    "were": lambda it: "was" if it.given.get("failures") == 1 else "were",
+    "captures_of": lambda it: f"{it['captures']} of {it['limit']} {it.several('limit', 'capture')}",
+    "wanted_ranks": lambda it: f"{it['wanted']} {it.several('wanted', 'rank')}",
+    "ranks_asked": _ranks_asked,
+    "there": lambda it: f"its ranks are 0 to {it['last_rank']}" if "last_rank" in it.given else "it has none so far",
+}
+"""What a sentence is filled with that several parameters make."""
 
 
 _MOST = 2**63
