@@ -380,16 +380,12 @@ class Screen:
         self._signals: set[int] = set()
         self._open = contextlib.ExitStack()
         self._keys: int | None = None
-        self._woken = -1
 
     def __enter__(self) -> Screen:
-        with contextlib.ExitStack() as taken:
-            self._woken = taken.enter_context(_wakened())
-            caught = signal.SIGWINCH, signal.SIGTERM, signal.SIGTSTP
-            taken.enter_context(_handling(dict.fromkeys(caught, lambda signum, _: self._signals.add(signum))))
-            taken.callback(self._leave)
-            self._take()
-            self._open = taken.pop_all()
+        caught = signal.SIGTERM, signal.SIGTSTP
+        self._open.enter_context(_handling(dict.fromkeys(caught, lambda signum, _: self._signals.add(signum))))
+        self._open.callback(self._leave)
+        self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -400,16 +396,13 @@ class Screen:
         return signal.SIGTERM in self._signals
 
     def wait(self, timeout_s: float) -> bool:
-        """Draw, and wait for a key, another size, or the time to pass; whether the end is asked for.
+        """Draw, and wait for a key or the time to pass; whether the end is requested.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.
         """
         self._live.refresh()
-        listened = [self._woken] if self._keys is None else [self._woken, self._keys]
-        ready, _, _ = select.select(listened, [], [], timeout_s)
-        if self._woken in ready:
-            os.read(self._woken, _KEYS_AT_ONCE)
+        ready, _, _ = select.select([] if self._keys is None else [self._keys], [], [], timeout_s)
         if signal.SIGTSTP in self._signals:
             self._step_aside()
         if self._keys is not None and self._keys in ready:
@@ -448,19 +441,6 @@ def _own_terminal() -> int | None:
         return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
     except (OSError, ValueError, AttributeError):
         return None
-
-
-@contextlib.contextmanager
-def _wakened() -> Iterator[int]:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        yield reading
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reading)
-        os.close(writing)
 
 
 @contextlib.contextmanager

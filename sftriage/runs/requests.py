@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from sftriage.base.files import write_atomically
 from sftriage.errors import CaptureError, UsageError
-from sftriage.model.captures import ENDED, ManualRequest, ProfilerChoice
+from sftriage.model.captures import ENDED, ManualRequest
 from sftriage.model.events import FollowUpDecided, ManualRequestDecided
 from sftriage.model.windows import plain
 from sftriage.runs.decisions import decided_in, states_in
@@ -38,27 +38,12 @@ _WRONG_TEXT = {
 }
 
 
-class _RequestFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _RequestText(BaseModel):
+    """What the options of a command, or the fields of an object, do not bound yet."""
 
-    request_id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
-    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1, max_length=1024)]
     who: _Text
     reason: _Text
-    profiler: ProfilerChoice
-    steps: Annotated[int, Field(ge=1, le=1000)]
-    warmup_steps: Annotated[int, Field(ge=0, le=100)]
-    max_seconds: Annotated[float, Field(gt=0, le=3600)]
     max_bytes: Annotated[int, Field(ge=2**20, le=2**36)]
-    samples_per_second: Annotated[int, Field(ge=1, le=1000)] = 200
-    options: dict[Literal["torch", "nsys", "stacks"], dict[str, Any]] = {}
-
-    @model_validator(mode="after")
-    def _as_in_a_policy(self) -> _RequestFile:
-        from sftriage.policy.schema import Capture  # not above: asking alone needs nothing of policies
-
-        Capture.model_validate({"profiler": self.profiler, **self.options})
-        return self
 
 
 def leave(directory: RunDirectory, request: ManualRequest) -> None:
@@ -67,8 +52,11 @@ def leave(directory: RunDirectory, request: ManualRequest) -> None:
     Raises:
         UsageError: it is none, as the message says, or the run directory cannot be written.
     """
+    from sftriage.policy.schema import Capture  # not above: whoever only takes up requests needs nothing of policies
+
     try:
-        _RequestFile.model_validate(plain(request))
+        _RequestText.model_validate(request, from_attributes=True)
+        Capture.model_validate({"profiler": request.profiler, **request.options})
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         of = _TEXTS.get(str(first["loc"][0]))

@@ -41,6 +41,21 @@ def worker(dp: int, pp: int, rank: int | None) -> str:
     return f"worker of {place}" if rank is None else f"rank {rank} ({place})"
 
 
+KINDS: Mapping[str, str] = {
+    "slow_worker": "{who_it_is}: {named}, {most}. Mending {them} would save {saves} a step, {of_it} of that.",
+    "in_sync": "Inside the sync stage, {part}: at its median it would win back {of_it} of that. What ranks compute, or "
+    "wait for a CPU for, and what they exchange cannot be told apart there.",
+    "last_stage": "Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of "
+    "that.",
+    "sequence_lengths": "Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
+    "{forward_backward_correlation:.2f}). Evening them out would win back {of_it} of that.",
+    "garbage_collection": "Stalls in forward alone, now on one worker, now on another ({of_workers:.0%} of the "
+    "workers, in {of_steps:.0%} of the steps), as garbage collection makes them. Without them {of_it} of that would be "
+    "won back.",
+    "communication": "Communication, most of all {part}: at its median it would win back {of_it} of that.",
+}
+"""What a kind of straggler is, and what mending it would win back."""
+
 REMEDIES: Mapping[str, str] = {
     "slow_worker": "Capture it, to see why it is slow there: sftriage capture --rank. Where all that it computes is "
     "slow alike, look at its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays so.",
@@ -199,43 +214,22 @@ class WhatIf:
             yield NO_KIND
 
     def _sentence(self, kind: OperationKind) -> str:
-        said, operations = self._kind_sentence(kind), self.operations
+        operations, n_workers = self.operations, len(kind.workers)
+        who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers[:SHOWN_WORKERS]]
+        said = KINDS[kind.code].format(
+            part=kind.part,
+            # Mending a place may win more than stragglers cost, as it may be better than ideal.
+            of_it="all" if kind.share >= 0.995 else f"{kind.share:.0%}",
+            who_it_is="One slow worker" if n_workers == 1 else "Few slow workers",
+            them="it" if n_workers == 1 else "them",
+            named=", ".join(who) + (f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""),
+            most=f"most of all in {kind.part}" if kind.part else "in all they do",
+            saves=step(self._saves_s(kind)),
+            **kind.numbers,
+        )
         if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
             said = f"{said} {ONE_RANK}"
         return f"{BEHIND} {said}" if kind.hidden_by else said
-
-    def _kind_sentence(self, kind: OperationKind) -> str:
-        # Mending a place may win more than stragglers cost, as it may be better than ideal.
-        of_it = "all" if kind.share >= 0.995 else f"{kind.share:.0%}"
-        if kind.code == "slow_worker":
-            who = [worker(dp, pp, self.operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-            more = len(who) - SHOWN_WORKERS
-            named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
-            who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
-            most = f"most of all in {kind.part}" if kind.part else "in all they do"
-            saved = f"{step(self._saves_s(kind))} a step, {of_it} of that"
-            return f"{who_it_is}: {named}, {most}. Mending {them} would save {saved}."
-        if kind.code == "in_sync":
-            return (
-                f"Inside the sync stage, {kind.part}: at its median it would win back {of_it} of that. What ranks "
-                "compute, or wait for a CPU for, and what they exchange cannot be told apart there."
-            )
-        if kind.code == "last_stage":
-            return (
-                f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
-            )
-        if kind.code == "sequence_lengths":
-            return (
-                f"Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
-                f"{kind.numbers['forward_backward_correlation']:.2f}). Evening them out would win back {of_it} of that."
-            )
-        if kind.code == "garbage_collection":
-            return (
-                f"Stalls in forward alone, now on one worker, now on another ({kind.numbers['of_workers']:.0%} of the "
-                f"workers, in {kind.numbers['of_steps']:.0%} of the steps), as garbage collection makes them. Without "
-                f"them {of_it} of that would be won back."
-            )
-        return f"Communication, most of all {kind.part}: at its median it would win back {of_it} of that."
 
     def _saves_s(self, kind: OperationKind) -> float:
         named = self.operations.named if kind.code == "slow_worker" else None
