@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
@@ -327,27 +326,21 @@ Title = Literal["captured", "control"]
 
 
 def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -> RecordedSteps | None:
-    """The first steps of some ranks, as a manifest keeps them; None where there are none, or not as they should be."""
+    """The first steps of some ranks, as a manifest keeps them; None where there are none."""
     ranks = [(title, info, records[:MAX_RECORDED_STEPS]) for title, info, records in ranks if records]
     if not ranks:
         return None
     schema = ranks[0][1].schema
-    try:
-        kept = [
-            RecordedRank(
-                title=title,
-                rank=info.rank,
-                host=info.host,
-                steps=tuple(
-                    RecordedStep(**{name: getattr(record, name) for name in RecordedStep.model_fields})
-                    for record in records
-                ),
-            )
-            for title, info, records in ranks
-        ]
-        return RecordedSteps(stages=schema.stages, sync=schema.sync, ranks=tuple(kept))
-    except ValidationError:
-        return None
+    kept = [
+        RecordedRank(
+            title=title,
+            rank=info.rank,
+            host=info.host,
+            steps=tuple(RecordedStep.model_validate(record, from_attributes=True) for record in records),
+        )
+        for title, info, records in ranks
+    ]
+    return RecordedSteps(stages=schema.stages, sync=schema.sync, ranks=tuple(kept))
 
 
 def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:

@@ -18,15 +18,11 @@ NONSENSE = {"rings": 5}, {"job": {"a": 1}}, {"command": [1]}, {"command": 5}, {"
 
 
 def test_what_was_run_can_be_read_again(tmp_path):
-    run = create(tmp_path / "run", INFO, "the: policy\n")
-    assert read_info(run) == INFO
-    assert run.policy_file.read_text() == "the: policy\n"
-
-
-def test_a_name_that_no_text_has_is_read_as_it_was_written(tmp_path):
     # GIVEN a job named by bytes that are no UTF-8, as a command line gives them
     info = dataclasses.replace(INFO, job="a\udcff")
-    assert read_info(create(tmp_path / "run", info, "")) == info
+    run = create(tmp_path / "run", info, "the: policy\n")
+    assert read_info(run) == info
+    assert run.policy_file.read_text() == "the: policy\n"
 
 
 def test_it_is_private_even_in_a_directory_that_others_may_enter(tmp_path):
@@ -85,13 +81,6 @@ def test_the_newest_run_is_that_of_the_directory_one_stands_in(tmp_path, monkeyp
         assert find_run(None).path == found.path
 
 
-def test_where_no_run_was_started_the_newest_of_the_machine_is_named_and_not_taken(tmp_path, monkeypatch, started):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match=r"no run was started in .*elsewhere; the newest .* is .*others-1"):
-        find_run(None)
-
-
 def test_a_run_goes_by_its_path_from_here_or_by_its_name(tmp_path, monkeypatch, started):
     mine, _ = started
     monkeypatch.chdir(tmp_path / "others")
@@ -99,6 +88,11 @@ def test_a_run_goes_by_its_path_from_here_or_by_its_name(tmp_path, monkeypatch, 
     assert find_run(Path("mine-1")).path == mine.path
     with pytest.raises(UsageError, match="no such directory"):
         find_run(Path("mine-2"))
+    # AND where no run was started, the newest of the machine is named and not taken
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"no run was started in .*elsewhere; the newest .* is .*others-1"):
+        find_run(None)
 
 
 def test_the_name_that_a_report_prints_finds_its_run_from_there(tmp_path, monkeypatch, started):

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sftriage.controller.agents import resume_state
 from sftriage.errors import InputError, UsageError
@@ -288,32 +290,27 @@ def test_what_the_controller_writes_is_followed(path, tail):
     journal.close()
 
 
-def test_a_line_that_is_not_whole_yet_is_waited_for(path, tail):
-    # GIVEN a line of which half is written
-    whole = line_of(20)
-    path.write_bytes(whole[:100])
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.sets(st.integers(0, 11)))
+def test_each_whole_line_is_followed_once_however_it_is_written(tmp_path_factory, pieces, cut):
+    # GIVEN a journal that is written in pieces, some of which a full disk takes in part, and which are cut off again
+    path = tmp_path_factory.mktemp("journal") / "decisions.jsonl"
+    tail, lines, whole = JournalTail(path), [], b""
+    for n, piece in enumerate(pieces):
+        line = line_of(10 * n)
+        path.write_bytes(whole + line[:piece])
+        tail.follow()
+        # THEN a line that is not whole is no window yet
+        assert [row.first_step for row in tail.record.rows] == [*lines, *([10 * n] if piece >= len(line) else [])]
+        if n not in cut or piece >= len(line):
+            whole, lines = whole + line, [*lines, 10 * n]
+            path.write_bytes(whole)
     tail.follow()
-    assert tail.record.rows == []
-    # WHEN the rest comes
-    with path.open("ab") as file:
-        file.write(whole[100:])
-    # THEN it is one window
+    assert ([row.first_step for row in tail.record.rows], tail.record.skipped) == (lines, 0)
+    # AND of another one in its place all is read, and nothing is left of the old one
+    path.with_name("other").write_bytes(line_of(500))
+    path.with_name("other").replace(path)
     tail.follow()
-    assert [row.first_step for row in tail.record.rows] == [20]
-
-
-def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
-    # GIVEN a line of which a full disk took half, and which was read so far
-    path.write_bytes(line_of(10) + line_of(20)[:100])
-    tail.follow()
-    # WHEN it is cut off, and others are written
-    with path.open("r+b") as file:
-        file.truncate(len(line_of(10)))
-        file.seek(0, os.SEEK_END)
-        file.write(line_of(30) + line_of(40))
-    # THEN these are all there is beside the first
-    tail.follow()
-    assert ([row.first_step for row in tail.record.rows], tail.record.skipped) == ([10, 30, 40], 0)
+    assert [row.first_step for row in tail.record.rows] == [500]
 
 
 @pytest.mark.parametrize(
@@ -345,17 +342,6 @@ def test_damage_is_passed_over_and_counted(path, tail, damage):
     tail.follow()
     # THEN the sound ones are there
     assert ([row.first_step for row in tail.record.rows], tail.record.skipped) == ([20, 30], 1)
-
-
-def test_another_journal_in_its_place_is_read_anew(path, tail):
-    # GIVEN a journal that has been read
-    path.write_bytes(line_of(20) + line_of(30))
-    tail.follow()
-    # WHEN a shorter one takes its place
-    path.write_bytes(line_of(500))
-    tail.follow()
-    # THEN nothing is left of the old one
-    assert [row.first_step for row in tail.record.rows] == [500]
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a directory"])

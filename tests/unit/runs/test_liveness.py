@@ -41,20 +41,15 @@ def held(lock, pid: int):
         yield
 
 
-def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_spoken_of(run, rings):
+def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_spoken_of(run, rings, monkeypatch):
     assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unknown")
-    with held(run.directory.lock, os.getpid()):
+    with held(run.directory.lock, os.getpid()), monkeypatch.context() as patch:
+        # (whoever tries the lock keeps `sftriage attach` from it for that moment)
+        patch.setattr(liveness, "is_locked", lambda lock: pytest.fail("tried"))
         assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched", os.getpid())
     # AND so does a holder of another container
     with held(run.directory.lock, NOBODY):
         assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched")
-
-
-def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
-    # (whoever tries it keeps `sftriage attach` from it for that moment)
-    monkeypatch.setattr(liveness, "is_locked", lambda lock: pytest.fail("tried"))
-    with held(run.directory.lock, os.getpid()):
-        liveness.watcher_of(run.directory, rings)
 
 
 def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
@@ -66,13 +61,6 @@ def test_another_process_than_the_one_that_started_the_launcher_has_taken_over(r
     liveness.note_launcher(rings, os.getppid())
     with held(run.directory.lock, os.getpid()):
         assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("taken_over", os.getpid())
-
-
-@pytest.mark.parametrize("note", ["", "x y", "1", "{}", "\0", '{"pid": 1, "start_ticks": 1}'])
-def test_a_note_that_makes_no_sense_is_none(run, rings, note):
-    (rings / "launcher").write_text(note)
-    with held(run.directory.lock, os.getpid()):
-        assert liveness.watcher_of(run.directory, rings).state == "watched"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"-1", b"1e9", b"9" * 60])
@@ -107,11 +95,8 @@ def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, 
     for rank in ranks:
         StepLog(run.directory.steps, info_of(rank, world_size)).close()
     assert liveness.telemetry_of(run.directory.steps, attempt) == found
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 5000])
-def test_a_log_that_is_none_says_only_that_it_is_there(run, content):
-    (run.directory.steps / "rank-0.0.steps").write_bytes(content)
+    # AND a log that is none says only that it is there
+    (run.directory.steps / "rank-0.9.steps").write_bytes(b"x" * 5000)
     assert liveness.telemetry_of(run.directory.steps, None) == liveness.RankCoverage(1)
 
 
