@@ -74,56 +74,47 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
         np.testing.assert_array_equal(values, [[6, 7], [8, 9], [10, 11]])
 
 
-def test_device_times_travel_too_and_are_missing_by_themselves(tmp_path):
-    # GIVEN device times of all steps but one of rank 1
-    nowhere = np.arange(12.0).reshape(6, 2)
-    nowhere[4, 1] = np.nan
-    path = saved(
-        tmp_path / "job.npz",
-        device_s=2 * changed(np.nan, (4, 1)),
-        device_outside_s=np.full((6, 2, 1), 0.002),
-        device_between_s=nowhere,
-    )
-    *_, last = load_recording(path).windows(Shape(3, 3, 0))
-    # THEN each window has its own, and the host's times are not touched
-    assert last.on_device
-    assert np.isfinite(last.durations_NRS).all()
-    for values in (last.device_NRS, last.device_outside_NRG, last.device_between_NR):
-        gone = np.argwhere(np.isnan(values.reshape(3, 2, -1)).all(axis=2))
-        assert gone.tolist() == [[1, 1]]
-    assert last.device_between_NR[0].tolist() == [6, 7]
-    assert (last.device_NRS[0] == 0.02).all()
-
-
 @pytest.mark.parametrize(("said", "on_device"), [(True, True), (False, False), (1, True)])
-def test_a_recording_may_say_that_its_ranks_run_on_devices(tmp_path, said, on_device):
-    (window,) = load_recording(saved(tmp_path / "job.npz", on_device=np.array(said))).windows(Shape(6, 6, 0))
-    assert (window.on_device, window.device_NRS) == (on_device, None)
+def test_a_recording_may_say_that_its_ranks_run_on_devices_and_never_synchronise(tmp_path, said, on_device):
+    path = saved(tmp_path / "job.npz", on_device=np.array(said), sync=np.array([]))
+    (window,) = load_recording(path).windows(Shape(6, 6, 0))
+    assert (window.on_device, window.device_NRS, window.schema.sync) == (on_device, None, ())
 
 
-def test_a_vector_of_nan_is_a_missing_step(tmp_path):
+def missing(values: np.ndarray) -> list[list[int]]:
+    """The (step, rank) of every vector of which nothing is there."""
+    return np.argwhere(np.isnan(values.reshape(*values.shape[:2], -1)).all(axis=2)).tolist()
+
+
+def test_a_vector_of_nan_is_a_missing_step_and_its_device_times_may_be_missing_alone(tmp_path):
     # GIVEN a recording in which rank 1 has no step 3, and what refines that step says either nothing or anything
-    nowhere = np.full((6, 2), 0.001)
-    nowhere[3, 1] = np.nan
+    nowhere = changed(np.nan, (3, 1))[:, :, 0]
     path = saved(
         tmp_path / "job.npz",
         durations_s=changed(np.nan, (3, 1)),
         between_s=nowhere,
         outside_s=np.full((6, 2, 1), 0.002),
-        work=nowhere * 1000,
+        work=nowhere * 100,
         ready_s=changed(np.nan, (0, 0))[:, :, 0],
         queued_s=changed(np.nan, (0, 0))[:, :, 0],
+        device_s=2 * changed(np.nan, (4, 1)),
+        device_outside_s=np.full((6, 2, 1), 0.002),
+        device_between_s=changed(np.nan, (4, 1))[:, :, 0],
     )
     (window,) = load_recording(path).windows(Shape(50, 10, 0))
     # THEN it is missing in the window, with all that belongs to it, and nothing else is
     for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
-        gone = np.argwhere(np.isnan(values.reshape(6, 2, -1)).all(axis=2))
-        assert gone.tolist() == [[3, 1]]
+        assert missing(values) == [[3, 1]]
         assert np.isnan(values).sum() == values[3, 1].size
     assert window.work_NR[3].tolist() == [1, 0]
     # AND a ready moment, or a wait for a CPU, that nobody knows is unknown, wherever it is
     for values in (window.ready_NR, window.counted("queued_s")):
         assert np.argwhere(np.isnan(values)).tolist() == [[0, 0], [3, 1]]
+    # AND device times are missing where they are, and with the step
+    assert window.on_device
+    for values in (window.device_NRS, window.device_outside_NRG, window.device_between_NR):
+        assert [4, 1] in missing(values)
+    assert (window.device_NRS[0] == 0.02).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", ">f8"])
@@ -133,11 +124,6 @@ def test_numbers_of_any_width_will_do_and_the_ranks_of_a_stage_lie_side_by_side(
     np.testing.assert_array_equal(window.durations_NRS, values)
     assert window.durations_NRS.dtype == np.float64
     assert all(window.durations_NRS[:, :, s].flags.c_contiguous for s in range(4))
-
-
-def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
-    recording = load_recording(saved(tmp_path / "job.npz", sync=np.array([])))
-    assert next(recording.windows(Shape(3, 2, 0))).schema.sync == ()
 
 
 @pytest.mark.parametrize(
@@ -190,15 +176,6 @@ def test_bad_arrays_are_refused_in_one_line_that_says_what_and_where(tmp_path, a
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["durations_s", "stages", "sync"])
-def test_a_missing_array_is_named(tmp_path, name):
-    arrays = {"durations_s": durations(), "stages": STAGES, "sync": SYNC}
-    del arrays[name]
-    np.savez(tmp_path / "job.npz", **arrays)
-    with pytest.raises(InputError, match=f"array {name} missing"):
-        load_recording(tmp_path / "job.npz")
 
 
 def test_objects_in_a_file_are_never_unpickled(tmp_path):
@@ -256,23 +233,26 @@ def test_what_an_array_says_of_its_size_is_checked_before_it_is_unpacked(tmp_pat
     assert most_bytes < 1 << 20
 
 
-def npy() -> bytes:
-    np.save(file := io.BytesIO(), durations())
+def saved_bytes(save=np.savez, *positional: object, **arrays: object) -> bytes:
+    save(file := io.BytesIO(), *positional, **arrays)
     return file.getvalue()
 
 
-def cut_short(size_bytes: int) -> bytes:
-    np.savez(file := io.BytesIO(), durations_s=durations(), stages=STAGES, sync=SYNC)
-    return file.getvalue()[:size_bytes]
+ARRAYS = {"durations_s": durations(), "stages": STAGES, "sync": SYNC}
+SHORT = [saved_bytes(**ARRAYS)[:size_bytes] for size_bytes in (10, 800, -1)]
+NO_NPZ = [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096, *SHORT]
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096, npy(), *map(cut_short, (10, 800, -1))],
+    ("content", "said"),
+    [
+        *((content, r"not a readable \.npz") for content in (*NO_NPZ, saved_bytes(np.save, durations()))),
+        *((saved_bytes(**{k: v for k, v in ARRAYS.items() if k != name}), f"array {name} missing") for name in ARRAYS),
+    ],
 )
-def test_files_that_are_no_npz_are_refused(tmp_path, content):
+def test_files_that_are_no_npz_or_lack_an_array_are_refused(tmp_path, content, said):
     (tmp_path / "job.npz").write_bytes(content)
-    with pytest.raises(InputError, match=r"not a readable \.npz"):
+    with pytest.raises(InputError, match=said):
         load_recording(tmp_path / "job.npz")
 
 
@@ -351,12 +331,14 @@ def test_the_ranks_steps_are_merged_by_their_number(run, shape):
     assert [present(window) for window in windows] == [present(window) for window in expected]
 
 
-def test_windows_say_where_the_ranks_were_and_can_be_cut_again(run):
-    for rank in range(4):
-        log(run, info(rank, world_size=4, cohort=f"pp{rank % 2}"), *range(4))
+def test_windows_of_each_attempt_say_where_the_ranks_were_and_can_be_cut_again(run):
+    for attempt in (1, 0):
+        for rank in range(4):
+            log(run, info(rank, world_size=4, cohort=f"pp{rank % 2}", attempt=attempt), *range(4))
     recording = load_recording(run.path)
     for _ in range(2):
-        (window,) = recording.windows(SHAPE)
+        window, second = recording.windows(SHAPE)
+        assert [(one.attempt, one.first_step) for one in (window, second)] == [(0, 0), (1, 0)]
         assert window.hosts == ("node-0", "node-0", "node-1", "node-1")
         assert window.cohorts == ("pp0", "pp1", "pp0", "pp1")
 
@@ -376,13 +358,6 @@ def test_steps_that_an_agent_had_not_taken_are_read_from_the_rings(run, rings):
     assert present(window) == [[n, 0] for n in range(8)]
 
 
-def test_each_attempt_has_windows_of_its_own(run):
-    for attempt in (1, 0):
-        log(run, info(0, attempt=attempt), *range(4))
-        log(run, info(1, attempt=attempt), *range(4))
-    assert [(w.attempt, w.first_step) for w in load_recording(run.path).windows(SHAPE)] == [(0, 0), (1, 0)]
-
-
 def test_a_damaged_slot_is_a_missing_step(run):
     log(run, info(0), *range(4))
     path = log(run, info(1), *range(4))
@@ -396,23 +371,16 @@ def test_a_damaged_slot_is_a_missing_step(run):
     assert [number for number, rank in present(window) if rank == 1] == [0, 2]
 
 
-def test_a_run_of_no_steps_has_no_windows(run):
+def test_a_log_that_cannot_be_read_or_goes_while_it_is_read_is_named(run):
     assert list(load_recording(run.path).windows(SHAPE)) == []
-
-
-def test_a_log_that_cannot_be_read_is_named(run):
     path = log(run, info(0), 1)
+    recording = load_recording(run.path)
+    path.rename(run.path / "away")
+    with pytest.raises(InputError, match=r"rank-0\.0\.steps: cannot be opened"):
+        list(recording.windows(SHAPE))
     path.write_bytes(b"something else")
     with pytest.raises(InputError, match=r"rank-0\.0\.steps: not a step log"):
         load_recording(run.path)
-
-
-def test_a_log_that_goes_while_it_is_read_is_named(run):
-    path = log(run, info(0), 1)
-    recording = load_recording(run.path)
-    path.unlink()
-    with pytest.raises(InputError, match=r"rank-0\.0\.steps: cannot be opened"):
-        list(recording.windows(SHAPE))
 
 
 @pytest.mark.parametrize("other", [{"schema": StageSchema(("load", "other"))}, {"world_size": 3}])
