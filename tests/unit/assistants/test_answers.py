@@ -26,12 +26,17 @@ def answers(captured, tmp_path) -> Answers:
     return Answers(tmp_path)
 
 
-def test_the_runs_of_the_directory_are_listed_and_no_others(answers):
+def test_the_runs_of_the_directory_are_listed_and_no_others_and_nothing_is_written(answers):
+    before = {path: path.stat().st_mtime_ns for path in answers.root.rglob("*")}
     (one,) = answers.list_runs()["runs"]
     assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
     assert one["says"].startswith("Rank 2 is slow in data")
     # AND a run directory is a place of one run
     assert [one.path.name for one in Answers(answers.root / "run").runs()] == ["run"]
+    for ask in (answers.run_health, answers.whatif, lambda: answers.captures_of_step(162)):
+        ask()
+    assert answers.capture_findings("c-1")["cites"]["captures"] == ["c-1"]
+    assert before == {path: path.stat().st_mtime_ns for path in answers.root.rglob("*")}
 
 
 def test_where_there_is_nothing_it_is_said_why(answers):
@@ -99,23 +104,6 @@ def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
     found = answers.verdicts(0, None)
     assert 0 < len(found["newest_first"]) < 300
     assert len(found["newest_first"]) + found["left_out"] == 300
-    for answer in (
-        found,
-        answers.run_health(),
-        answers.captures_of_step(700),
-        answers.list_runs(),
-    ):
+    for answer in (found, answers.run_health(), answers.captures_of_step(700), answers.list_runs()):
         assert len(json.dumps(answer)) <= MOST_CHARACTERS
     assert len(answers.report()) <= MOST_CHARACTERS + 100
-
-
-def test_nothing_is_written(answers):
-    def state():
-        return {str(path): path.stat().st_mtime_ns for path in answers.root.rglob("*")}
-
-    before = state()
-    answers.run_health()
-    answers.captures_of_step(162)
-    answers.capture_findings("c-1")
-    answers.whatif()
-    assert state() == before

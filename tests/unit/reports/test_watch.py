@@ -31,20 +31,6 @@ def text(of: RunSummary, width: int = 100, height: int | None = None, *, place: 
     return "\n".join(line.plain for line in picture_lines(of, place, NOW_S, width, height, **options))
 
 
-# What is shown
-
-
-def test_before_there_is_a_run_it_says_what_it_waits_for():
-    written = text(RunSummary(View("none")))
-    assert "Waiting for a run" in written
-    assert "runs/next" in written
-
-
-def test_a_hold_off_is_shown_with_what_would_resolve_it_also_where_there_are_few_lines(run):
-    run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
-    assert "Next: Ask for fewer" in text(shown(run), 40, 12)
-
-
 # Exact
 
 
@@ -129,13 +115,18 @@ def busy(tmp_path_factory) -> RunSummary:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
-def test_on_a_small_terminal_every_part_has_a_face(busy, width, height):
+def test_on_a_small_terminal_every_part_has_a_face(busy, run, width, height):
+    waiting = " ".join(text(RunSummary(View("none")), width, height).split())
+    assert waiting.endswith("Waiting for a run It is followed as soon as it begins: runs/next")
     written = text(busy, width, height, footer="Ctrl-C")
     for title in ("Slow, and captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
         assert title in written
     # AND what does not fit is counted, or put together
     assert "others" in written
     assert "more" in written
+    # AND what would resolve a hold-off is there
+    run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
+    assert "Next: Ask for fewer" in text(shown(run), width, 12)
 
 
 # Hostile
@@ -164,10 +155,12 @@ def test_names_are_text(run, nasty, harmless):
 # What has changed
 
 
-def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
+def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_of_each(run):
     # GIVEN a run of which all so far has been told
     run.decide(verdict(20))
     told = all_of(run.source.view())
+    listed, values = events(WatchPosition(), run.source.view())
+    assert [(value["type"], value["first_step"]) for value in values] == [("window", 20)]
     # WHEN windows come in
     run.decide(verdict(30))
     run.decide(verdict(40, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
@@ -186,32 +179,18 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     assert lines[0].endswith("Capturing rank 2 (c-1).")
     assert lines[1].endswith("and ? left. To resolve it: Ask for fewer, or raise the policy's limits.")
     assert lines[0].startswith("2027-01-15 08:01:29  ")
+    # AND each window and each end of a capture is an event
+    listed, values = events(listed, run.source.view())
+    assert [value["type"] for value in values] == ["window"] * 5 + ["capture"]
+    assert values[1]["decision"]["captures"][0]["capture_id"] == "c-1"
+    assert (values[-1]["state"], values[-1]["detail"]) == ("failed", "no space")
     # AND nothing is said twice
-    assert news(told, run.source.view(), NOW_S)[1] == []
+    assert news(told, run.source.view(), NOW_S)[1] == events(listed, run.source.view())[1] == []
     assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captures stored."
-
-
-def test_a_journal_that_began_anew_is_told_anew(run):
-    for first in (20, 30, 40):
-        run.decide(verdict(first))
-    told = all_of(run.source.view())
+    # AND a journal that began anew is told anew
     run.directory.decisions.unlink()
     run.decide(verdict(20, "suspect"), "hold", "pending")
     assert len(news(told, run.source.view(), NOW_S)[1]) == 1
-
-
-def test_every_window_is_an_event_once(run):
-    run.decide(verdict(20))
-    run.decide(verdict(30, "suspect"), "capture", "rule", requests=(request_of("c-1"),))
-    told, values = events(WatchPosition(), run.source.view())
-    assert [(value["type"], value["first_step"]) for value in values] == [("window", 20), ("window", 30)]
-    assert values[1]["decision"]["captures"][0]["capture_id"] == "c-1"
-    run.ended(CaptureResult("c-1", 2, "refused", "another profiler runs"))
-    run.decide(verdict(40))
-    told, values = events(told, run.source.view())
-    assert [value["type"] for value in values] == ["window", "capture"]
-    assert values[1]["state"] == "refused"
-    assert events(told, run.source.view())[1] == []
 
 
 def test_what_is_done_and_why_are_news_once_as_lines_and_as_events(run):
