@@ -15,11 +15,8 @@ from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
 from sftriage.reports.watch import (
     FollowedRun,
-    WatchPosition,
-    all_of,
+    RunNews,
     closing,
-    events,
-    news,
     opening,
     picture_values,
 )
@@ -85,14 +82,13 @@ def _blocks(console: Console) -> bool:
 
 
 def _stream(watched: FollowedRun) -> None:
-    told = WatchPosition()
+    news = RunNews()
     while True:
         view = watched.look().view
-        told, values = events(told, view)
-        for value in values:
+        for value in news.values(view):
             print_json(value)
         if view.has_ended():
-            print_json({"type": "ended", "windows": len(view.rows), "captures": len(told.ended)})
+            print_json({"type": "ended", "windows": len(view.rows), "captures": len(news.ended)})
         sys.stdout.flush()
         if view.has_ended():
             return
@@ -107,16 +103,15 @@ def _in_lines(watched: FollowedRun, console: Console) -> None:
         return
     said = view.info is not None
     write(opening(view, watched.place))
-    told = all_of(view)
+    news = RunNews(view)
     while not view.has_ended():
         time.sleep(POLL_S)
         view = watched.look().view
         if view.info is not None and not said:
             said = True
             write(opening(view, watched.place))
-            told = WatchPosition()
-        told, lines = news(told, view, time.time())
-        write(*lines)
+            news = RunNews()
+        write(*news.lines(view, time.time()))
     write(closing(view))
 
 

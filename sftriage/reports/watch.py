@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -116,31 +115,6 @@ class FollowedRun:
 _Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
 
 
-@dataclass(frozen=True, slots=True)
-class WatchPosition:
-    """How much has been told of a run: windows, captures asked for beside them, notes, and which captures have ended.
-
-    ``said`` is what was said of the windows of an ``attempt`` of the job.
-    """
-
-    windows: int = 0
-    asks: int = 0
-    ended: frozenset[str] = frozenset()
-    said: RecentLines = field(default_factory=RecentLines)
-    attempt: int = 0
-    notes: int = 0
-    failing: bool = False
-
-
-def all_of(view: View, said: RecentLines | None = None) -> WatchPosition:
-    """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
-    if said is None:
-        said = RecentLines(telling_row(view.rows).news.standing if view.rows else None)
-    attempt = view.rows[-1].attempt if view.rows else 0
-    counts = len(view.rows), len(view.asks), frozenset(view.became)
-    return WatchPosition(*counts, said, attempt, len(view.notes), view.failing != "")
-
-
 def opening(view: View, place: str) -> str:
     """What a run is and how it stands, in one line."""
     if view.info is None:
@@ -157,50 +131,63 @@ def closing(view: View) -> str:
     return f"The run has ended: {counted(view.windows, 'window')} judged, {counted(captured, 'capture')} stored."
 
 
-def news(told: WatchPosition, view: View, now_s: float) -> tuple[WatchPosition, list[str]]:
-    """What is new, a line each, and what has been told with it. Which windows are news is `RecentLines`'s to say."""
-    rows, asks, ended = _since(told, view)
-    lines, said, attempt = [], told.said, told.attempt
-    if len(view.rows) < told.windows:
-        said, attempt = RecentLines(), 0
-    for row in rows:
-        if row.attempt > attempt:
-            said, attempt = RecentLines(), row.attempt
-            lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
-        said, is_news = said.after(row.news)
-        said, refused = said.refusing(row.news, row.outcome) if row.label == "suspect" else (said, False)
-        if is_news or refused or row.asked:
-            lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
-    lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
-    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
-    lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in _notes(told, view) if (text := event_sentence(one))]
-    if told.failing != (view.failing != ""):
-        off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
-        lines.append(f"{clock_time(now_s)}  {off}")
-    return all_of(view, said), lines
+class RunNews:
+    """What is new of a run since the last look, as lines for people or as values for programs.
 
+    Attributes:
+        ended: the captures that have ended.
+    """
 
-def events(told: WatchPosition, view: View) -> tuple[WatchPosition, list[dict[str, Any]]]:
-    """Every window, end of a capture, cause and remedy that is new, as JSON values, and what is told with them."""
-    rows, _, ended = _since(told, view)
-    values = [window_values(row) for row in rows]
-    values += [{"type": "capture", **plain(one)} for one in ended]
-    values += [msgspec.to_builtins(one) for one in _notes(told, view)]
-    return all_of(view), values
+    def __init__(self, view: View | None = None) -> None:
+        """Nothing that is in a ``view`` is news; of its windows, the newest has been told."""
+        self.ended: set[str] = set()
+        self._windows = self._asks = self._notes = self._attempt = 0
+        self._failing, self._lines = False, RecentLines()
+        if view is not None:
+            self._new(view)
+            self._attempt, self._failing = view.rows[-1].attempt if view.rows else 0, view.failing != ""
+            self._lines = RecentLines(telling_row(view.rows).news.standing if view.rows else None)
 
+    def lines(self, view: View, now_s: float) -> list[str]:
+        """A line for each thing that is new. Which windows are news is `RecentLines`'s to say."""
+        rows, asks, ended, notes = self._new(view)
+        lines = []
+        for row in rows:
+            if row.attempt > self._attempt:
+                self._lines, self._attempt = RecentLines(), row.attempt
+                lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
+            is_news = self._lines.after(row.news)
+            refused = row.label == "suspect" and self._lines.refusing(row.news, row.outcome)
+            if is_news or refused or row.asked:
+                lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
+        lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
+        lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
+        lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in notes if (text := event_sentence(one))]
+        if self._failing != (view.failing != ""):
+            self._failing = not self._failing
+            off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
+            lines.append(f"{clock_time(now_s)}  {off}")
+        return lines
 
-def _since(told: WatchPosition, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus]]:
-    if len(view.rows) < told.windows or len(view.asks) < told.asks:
-        told = WatchPosition()
-    new = view.became.keys() - told.ended
-    ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
-    return view.rows[told.windows :], view.asks[told.asks :], ended
+    def values(self, view: View) -> list[dict[str, Any]]:
+        """Every window, end of a capture, cause and remedy that is new, as JSON values."""
+        rows, _, ended, notes = self._new(view)
+        values = [window_values(row) for row in rows]
+        values += [{"type": "capture", **plain(one)} for one in ended]
+        return values + [msgspec.to_builtins(one) for one in notes]
 
-
-def _notes(told: WatchPosition, view: View) -> list[_Told]:
-    """New causes, remedies, pauses and ranks that count as missing; all where the journal began anew."""
-    notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
-    return [one for one in notes if isinstance(one, _Told)]
+    def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[_Told]]:
+        if len(view.rows) < self._windows or len(view.asks) < self._asks or len(view.notes) < self._notes:
+            # The journal began anew.
+            self._windows = self._asks = self._notes = self._attempt = 0
+            self.ended, self._lines = set(), RecentLines()
+        new = view.became.keys() - self.ended
+        ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
+        notes = [one for one in view.notes[self._notes :] if isinstance(one, _Told)]
+        found = view.rows[self._windows :], view.asks[self._asks :], ended, notes
+        self._windows, self._asks, self._notes = len(view.rows), len(view.asks), len(view.notes)
+        self.ended |= new
+        return found
 
 
 def _window_said(row: WindowRow) -> str:

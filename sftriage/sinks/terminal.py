@@ -75,17 +75,15 @@ class LineSink(Sink):
         sentence, found = verdict_sentence(verdict), news_of(verdict, decision)
         self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
-            self._said, self._waits = self._said.anew(), ""
+            self._said.anew()
+            self._waits = ""
             self.say(sentence)
         elif found.urgency != "never":
-            self._said, is_news = self._said.after(found)
-            self._waits = sentence if self._said.lacks(found) else ""
-            if is_news:
+            if self._said.after(found):
                 self.say(sentence)
-            if why_not := outcome_sentence(decision):
-                self._said, is_news = self._said.refusing(found, decision.outcome)
-                if is_news:
-                    self.say(why_not)
+            self._waits = sentence if self._said.lacks(found) else ""
+            if (why_not := outcome_sentence(decision)) and self._said.refusing(found, decision.outcome):
+                self.say(why_not)
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
 

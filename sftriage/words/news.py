@@ -6,7 +6,7 @@ A healthy job is quiet: what a person must know is printed at once, and everythi
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from sftriage.model.captures import Decision, Outcome
@@ -83,52 +83,59 @@ def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
     return "lasting" if slower or not slight else "never"
 
 
-@dataclass(frozen=True, slots=True)
 class RecentLines:
     """The line printed last, those of the last minute, and the first of the windows that are held until they last.
 
     A change is printed at once, and what stays as it is is not repeated. What flickers is printed twice within a
     minute, and of different things no more than six; what may pass is printed after a minute, if its windows have no
     step in common with the first of them; that all is well again waits for a quiet minute. So a terminal is never
-    flooded, and is wrong for a minute at most. ``refused`` are suspects that were printed with why nothing is captured.
+    flooded, and is wrong for a minute at most.
+
+    Args:
+        last: the standing of the line that was printed last, where there was one.
     """
 
-    last: Hashable = None
-    recent: tuple[tuple[Hashable, float], ...] = ()
-    since: News | None = None
-    refused: frozenset[Hashable] = frozenset()
+    def __init__(self, last: Hashable = None) -> None:
+        self._last = last
+        self._recent: list[tuple[Hashable, float]] = []
+        self._since: News | None = None
+        self._refused: set[Hashable] = set()
 
-    def after(self, found: News) -> tuple[RecentLines, bool]:
+    def after(self, found: News) -> bool:
+        """Whether to print a window that comes next."""
         if found.urgency == "never":
-            return self, False
-        since = (self.since or found) if found.urgency == "lasting" else None
+            return False
+        self._since = (self._since or found) if found.urgency == "lasting" else None
         # (a clock that was set back keeps nobody silent)
-        recent = tuple((one, at_s) for one, at_s in self.recent if 0.0 <= found.time_s - at_s < WITHIN_S)
+        recent = [(one, at_s) for one, at_s in self._recent if 0.0 <= found.time_s - at_s < WITHIN_S]
         many = len(recent) >= MOST or sum(one == found.standing for one, _ in recent) >= MOST_TIMES
-        lasted = since is not None and not 0.0 <= found.time_s - since.time_s < WITHIN_S
+        lasted = self._since is not None and not 0.0 <= found.time_s - self._since.time_s < WITHIN_S
         due = {
             "at_once": True,
             "now": not many,
             "lasting": not many and lasted and self._apart(found),
             "calm": not recent,
         }[found.urgency]
-        if found.standing == self.last or not due:
-            return replace(self, since=since), False
-        recent = (*recent, (found.standing, found.time_s))
-        return replace(self, last=found.standing, recent=recent, since=since), True
+        if found.standing == self._last or not due:
+            return False
+        self._last, self._recent = found.standing, [*recent, (found.standing, found.time_s)]
+        return True
 
-    def refusing(self, found: News, outcome: Outcome) -> tuple[RecentLines, bool]:
-        """The lines after a decision not to capture who was printed last, and whether to print why: once a suspect."""
+    def refusing(self, found: News, outcome: Outcome) -> bool:
+        """Whether to print why who was printed last is not captured: once a suspect."""
         about = found.standing[:2], outcome
-        if outcome == "capture" or found.standing != self.last or about in self.refused:
-            return self, False
-        return replace(self, refused=self.refused | {about}), True
+        if outcome == "capture" or found.standing != self._last or about in self._refused:
+            return False
+        self._refused.add(about)
+        return True
 
-    def anew(self) -> RecentLines:
-        return RecentLines(refused=self.refused)
+    def anew(self) -> None:
+        """Forget what was printed, but not which suspects were printed with why they are not captured."""
+        self._last, self._recent, self._since = None, [], None
 
     def lacks(self, found: News) -> bool:
-        return found.standing != self.last and (found.urgency != "lasting" or self._apart(found))
+        """Whether a window was not printed that should be where nothing follows it."""
+        return found.standing != self._last and (found.urgency != "lasting" or self._apart(found))
 
     def _apart(self, found: News) -> bool:
-        return self.since is not None and found.first_step > self.since.last_step
+        return self._since is not None and found.first_step > self._since.last_step

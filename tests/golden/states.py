@@ -29,7 +29,7 @@ from sftriage.model.events import (
     TakenOver,
 )
 from sftriage.model.verdicts import Regression, Verdict
-from sftriage.reports.watch import WatchPosition, news, opening
+from sftriage.reports.watch import RunNews, opening
 from sftriage.reports.watch_lines import picture_lines
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import DISK, note_launcher, note_problem
@@ -314,7 +314,7 @@ def state(path: Path, happens: tuple[State, ...]) -> Iterator[str]:
         for target in dict.fromkeys(links):
             text += [f"## {target}", *readable(page_at(target))]
         lines = [] if view.problem else picture_lines(RunSummary(view), "runs/r", NOW_S, 110)
-        log = [] if view.problem else [opening(view, "runs/r"), *news(WatchPosition(), view, NOW_S)[1]]
+        log = [] if view.problem else [opening(view, "runs/r"), *RunNews().lines(view, NOW_S)]
     drawn = re.sub(r"\n\nFrontier.*?(?=\n\n)", "", "\n".join(one.plain for one in lines), flags=re.DOTALL)
     for line in (*text, "## watch", drawn, "## watch, as a log", *log):
         yield line.replace(str(os.getpid()), "$PID").replace(str(os.getppid()), "$PPID")

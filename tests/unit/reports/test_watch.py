@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
-from sftriage.reports.watch import WatchPosition, all_of, closing, events, news, opening
+from sftriage.reports.watch import RunNews, closing, opening
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
@@ -144,7 +144,7 @@ def test_names_are_text(run, nasty, harmless):
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
     written = text(RunSummary(view), 2000, place=nasty)
-    told = "\n".join([opening(view, nasty), *news(WatchPosition(), view, NOW_S)[1]])
+    told = "\n".join([opening(view, nasty), *RunNews().lines(view, NOW_S)])
     for said in (written.replace("\n", ""), told.replace("\n", "")):
         # THEN nothing in it is more than text, and what is harmless is there as it was
         assert clean(said) == said
@@ -158,9 +158,8 @@ def test_names_are_text(run, nasty, harmless):
 def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_of_each(run):
     # GIVEN a run of which all so far has been told
     run.decide(verdict(20))
-    told = all_of(run.source.view())
-    listed, values = events(WatchPosition(), run.source.view())
-    assert [(value["type"], value["first_step"]) for value in values] == [("window", 20)]
+    told, listed = RunNews(run.source.view()), RunNews()
+    assert [(value["type"], value["first_step"]) for value in listed.values(run.source.view())] == [("window", 20)]
     # WHEN windows come in
     run.decide(verdict(30))
     run.decide(verdict(40, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
@@ -168,7 +167,7 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_
     run.decide(verdict(60, "suspect"), "throttle", "captures_left")
     run.decide(verdict(70, "suspect", rank=3), "throttle", "captures_left")
     run.ended(CaptureResult("c-1", 2, "failed", "no space"))
-    told, lines = news(told, run.source.view(), NOW_S)
+    lines = told.lines(run.source.view(), NOW_S)
     # THEN each that is another is said, and each that is the same is not
     assert [line[21:].partition(":")[0] for line in lines] == [
         "Rank 2 is slow in data",
@@ -180,23 +179,23 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_
     assert lines[1].endswith("and ? left. To resolve it: Ask for fewer, or raise the policy's limits.")
     assert lines[0].startswith("2027-01-15 08:01:29  ")
     # AND each window and each end of a capture is an event
-    listed, values = events(listed, run.source.view())
+    values = listed.values(run.source.view())
     assert [value["type"] for value in values] == ["window"] * 5 + ["capture"]
     assert values[1]["decision"]["captures"][0]["capture_id"] == "c-1"
     assert (values[-1]["state"], values[-1]["detail"]) == ("failed", "no space")
     # AND nothing is said twice
-    assert news(told, run.source.view(), NOW_S)[1] == events(listed, run.source.view())[1] == []
+    assert told.lines(run.source.view(), NOW_S) == listed.values(run.source.view()) == []
     assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captures stored."
     # AND a journal that began anew is told anew
     run.directory.decisions.unlink()
     run.decide(verdict(20, "suspect"), "hold", "pending")
-    assert len(news(told, run.source.view(), NOW_S)[1]) == 1
+    assert len(told.lines(run.source.view(), NOW_S)) == 1
 
 
 def test_what_is_done_and_why_are_news_once_as_lines_and_as_events(run):
     # GIVEN a run of which all so far has been told, a remedy that is tried, and causes, of which one is not known
     run.decide(verdict(20, "suspect"))
-    told = all_of(run.source.view())
+    told, listed = RunNews(run.source.view()), RunNews(run.source.view())
     of = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data", "time_s": NOW_S}
     place = Place("load", "/job/data.py", 57)
     run.record_events(
@@ -205,14 +204,14 @@ def test_what_is_done_and_why_are_news_once_as_lines_and_as_events(run):
         CauseFound(NOW_S, "c-1", 2, "sleep", False, "Rank 2 sleeps in load (data.py:57).", place, 3, "Look there."),
     )
     # WHEN news are told THEN what is known is a line, with how sure it is, and what is not known is none
-    after, lines = news(told, run.source.view(), NOW_S)
+    lines = told.lines(run.source.view(), NOW_S)
     assert [line.rpartition(": ")[2] for line in lines] == [
         "is tried; it would save 50.0 ms a step by its model.",
         "2027-01-15 08:10:00  Rank 2 sleeps in load (data.py:57). This is likely, and not sure.",
     ]
-    assert news(after, run.source.view(), NOW_S)[1] == []
+    assert told.lines(run.source.view(), NOW_S) == []
     # AND for programs there are all
-    _, (remedy, unknown, sleep) = events(told, run.source.view())
+    remedy, unknown, sleep = listed.values(run.source.view())
     assert (remedy["state"], unknown["code"], sleep["code"], sleep["capture_id"]) == (
         "trying",
         "unknown",
