@@ -42,7 +42,8 @@ MAX_READ = 2_000_000
 MAX_VECTORS = 400_000
 """Steps of single ranks that are held in memory at once."""
 
-MAX_REMEMBERED_BYTES = 96 * 1024 * 1024
+MAX_REMEMBERED = 3000
+"""Columns: of a job of 8,192 ranks they are some 100 MB."""
 
 N_LATEST = 10
 """Ranks that are named as the latest."""
@@ -182,7 +183,6 @@ class HeatSource:
     logs: StepLogs
     read: int = 0
     _columns: OrderedDict[Key, SingleArray] = field(default_factory=OrderedDict)
-    _bytes: int = 0
 
     def map(self, attempt: int, first_step: int, last_step: int, each: int) -> HeatMap | None:
         """The map of some steps of an attempt, all of which its ranks have been through; None without any log.
@@ -243,12 +243,10 @@ class HeatSource:
         return known
 
     def _remember(self, key: Key, late_X: SingleArray) -> None:
-        self._bytes += late_X.nbytes
-        if (before := self._columns.pop(key, None)) is not None:
-            self._bytes -= before.nbytes
         self._columns[key] = late_X
-        while self._bytes > MAX_REMEMBERED_BYTES and len(self._columns) > 1:
-            self._bytes -= self._columns.popitem(last=False)[1].nbytes
+        self._columns.move_to_end(key)
+        while len(self._columns) > MAX_REMEMBERED:
+            self._columns.popitem(last=False)
 
 
 def runs_of(

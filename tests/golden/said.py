@@ -111,6 +111,7 @@ REFUSED = """
     ui --run slow --store share
     mcp --runs missing
     mcp --runs broken.yaml
+    capture --run slow --rank 0 --reason look
     capture --run slow --rank 0 --reason look --profiler torch --native
     capture --run slow --rank 0 --reason look --flight-recorder
     capture --run slow --rank 0 --reason look --profiler stacks --record-shapes

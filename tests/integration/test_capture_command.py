@@ -19,7 +19,7 @@ from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, LOOP, descendants, ended, kill, output_of, wait_until
 from tests.integration.runs import captures, on_record
-from tests.unit.conftest import run_going_on, run_in
+from tests.unit.conftest import run_going_on
 
 
 @contextlib.contextmanager
@@ -181,13 +181,6 @@ def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, 
     command = [*elsewhere, "--run", running, "--rank", 1, "--steps", 2, "--reason", "from there", "--json"]
     (result,) = json.loads(output_of(*command, env=environment, timeout=120))["results"]
     assert (result["rank"], result["state"]) == (1, "stored")
-
-
-def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
-    run = run_in(tmp_path / "run", ended_at="2026-03-01T00:10:00+00:00")
-    status, _, err = asked(start, run.path, "--rank", 0)
-    assert status == 2
-    assert "has ended" in err
 
 
 def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):

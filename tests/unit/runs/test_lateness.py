@@ -166,11 +166,11 @@ def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.lateness.MAX_REMEMBERED_BYTES", 100)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_REMEMBERED", 10)
     run.record(2, range(100), slow_from(50, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 99, 1)
-    assert source._bytes <= 100
+    assert len(source._columns) <= 10
     assert (heat.levels_GC[1] == 254).sum() == 50
 
 
