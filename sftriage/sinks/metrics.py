@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -47,6 +48,7 @@ from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.verdict.accounting import by_step
+from sftriage.verdict.judging import on_device
 from sftriage.words.decisions import reasons_of
 
 log = logging.getLogger("sftriage")
@@ -141,7 +143,8 @@ class StepTally:
             return None
         if window.attempt > self._attempt:
             self._attempt, self._last = window.attempt, None
-        window = on_clock(window, clock)
+        if clock == "device" and window.device_NRS is not None:
+            window = on_device(window)
         before = self._last
         next_step = window.first_step if before is None else max(window.first_step, before.last_step + 1)
         if next_step > window.last_step:
@@ -149,33 +152,15 @@ class StepTally:
         same_clock, self._clock = clock == self._clock, clock
         self._last = window.steps(window.last_step, window.last_step)
         whole = window
-        if before is not None and before.last_step + 1 == window.first_step and same_clock and _alike(before, whole):
-            whole = Window.joined((before, whole))
-        elif next_step > window.first_step:
+        if before is not None and same_clock:
+            with suppress(ValueError):
+                whole = Window.joined((before, window))
+        if whole is window and next_step > window.first_step:
             # The step before the first new one is in the window.
             whole = window.steps(next_step - 1, window.last_step)
         advances_NS, complete_N = by_step(whole)
         new = next_step - whole.first_step
         return advances_NS[new:], complete_N[new:]
-
-
-def on_clock(window: Window, clock: Clock) -> Window:
-    """A window's times on a clock, as far as the accounting reads them.
-
-    The last ready gradient is left out: it splits a stage, and the parts are credited to that stage all the same.
-    """
-    if clock == "device" and window.device_NRS is not None:
-        times = (window.device_NRS, window.device_outside_NRG, window.device_between_NR)
-    else:
-        times = (window.durations_NRS, window.outside_NRG, window.between_NR)
-    return Window(window.schema, window.first_step, *times, attempt=window.attempt)
-
-
-def _alike(before: Window, after: Window) -> bool:
-    def kind(one: Window) -> tuple[object, ...]:
-        return one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None
-
-    return kind(before) == kind(after)
 
 
 MAX_STAGE_LABELS = 64

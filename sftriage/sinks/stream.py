@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from sftriage.base.loops import start_thread
@@ -43,103 +44,109 @@ class Sink(Protocol):
         return
 
 
-class Stream:
-    """Tells sinks. No thread is started before `start`; what is published before that waits.
+class Lane:
+    """Makes calls one after the other in a daemon thread; of more than ``capacity`` that wait the oldest are lost.
 
-    Of the events that wait for one sink, those beyond ``capacity`` are lost to it.
+    What a call raises is logged, the first time, and the next one is made all the same.
     """
 
-    def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._lanes = [_Lane(sink, capacity) for sink in sinks]
-        self._started = False
-
-    def add(self, sink: Sink) -> None:
-        if self._started:
-            raise RuntimeError(f"{sink.name} comes after the start")
-        self._lanes.append(_Lane(sink, self._capacity))
-
-    def start(self) -> None:
-        self._started = True
-        for lane in self._lanes:
-            lane.thread = start_thread(lane.sink.name, lane.run)
-
-    def publish(self, seen: Event | Sight) -> None:
-        """Have every sink told. Waits for none of them, and raises nothing."""
-        for lane in self._lanes:
-            lane.put(seen)
-
-    def close(self, grace_s: float) -> None:
-        """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
-        deadline_s = time.monotonic() + grace_s
-        lanes = [(lane, lane.thread) for lane in self._lanes if lane.thread is not None]
-        for lane, _ in lanes:
-            lane.end()
-        for lane, thread in lanes:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-            if thread.is_alive():
-                log.error("%s hangs and is left behind; it was not told of %d events", lane.sink.name, lane.give_up())
-
-
-class _Lane:
-    def __init__(self, sink: Sink, capacity: int) -> None:
-        self.thread: threading.Thread | None = None
-        self.sink = sink
-        self._capacity = capacity
-        self._waiting: deque[Event | Sight] = deque()
+    def __init__(self, name: str, capacity: int = CAPACITY) -> None:
+        self._name = name
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._lost = 0
         self._ending = self._failed = False
 
-    def put(self, seen: Event | Sight) -> None:
+    def start(self, *first: Callable[[], None], last: Sequence[Callable[[], None]] = ()) -> None:
+        """Begin, with the ``first`` calls before those that wait; the ``last`` ones are made at the end."""
+        self._thread = start_thread(self._name, self._run, first, last)
+
+    def put(self, call: Callable[[], None]) -> None:
         with self._changed:
             if self._ending:
                 return
-            if len(self._waiting) < self._capacity:
-                self._waiting.append(seen)
-                self._changed.notify()
-                return
-            self._lost += 1
-            first = self._lost == 1
+            full = len(self._waiting) == self._waiting.maxlen
+            self._lost += full
+            first = full and self._lost == 1
+            self._waiting.append(call)
+            self._changed.notify()
         if first:
-            log.warning("%s does not keep up: what happens is lost to it from now on", self.sink.name)
+            log.warning("%s does not keep up: it loses the oldest events from now on", self._name)
 
     def end(self) -> None:
+        """Have it end once nothing waits."""
         with self._changed:
             self._ending = True
             self._changed.notify()
 
-    def give_up(self) -> int:
-        with self._changed:
-            left = len(self._waiting) + self._lost
-            self._waiting.clear()
-            self._lost = 0
-            return left
+    def leave(self, deadline_s: float) -> None:
+        """Wait for the end until then, on the monotonic clock; what still waits is lost."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._thread.is_alive():
+            with self._changed:
+                left = len(self._waiting) + self._lost
+                self._waiting.clear()
+                self._lost = 0
+            log.error("%s hangs and is left behind; it was not told of %d events", self._name, left)
 
-    def run(self) -> None:
-        self._try(self.sink.start)
-        while (seen := self._next()) is not None:
-            self._try(partial(self.sink.take, seen))
-        self._try(self.sink.close)
+    def _run(self, first: Iterable[Callable[[], None]], last: Iterable[Callable[[], None]]) -> None:
+        for call in chain(first, iter(self._next, None), last):
+            try:
+                call()
+            except Exception as error:
+                if not self._failed:
+                    self._failed = True
+                    log.error("%s failed, and goes on: %s: %s", self._name, type(error).__name__, error)
+                log.debug("%s failed", self._name, exc_info=True)
 
-    def _next(self) -> Event | Sight | None:
+    def _next(self) -> Callable[[], None] | None:
         with self._changed:
             # Only one who has caught up keeps up: a place in the queue is gone with the next event.
             lost, self._lost = (0, self._lost) if self._waiting else (self._lost, 0)
         if lost:
-            log.warning("%s keeps up again; %d events were lost to it", self.sink.name, lost)
+            log.warning("%s keeps up again; %d events were lost to it", self._name, lost)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending)
             return self._waiting.popleft() if self._waiting else None
 
-    def _try(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:
-            if not self._failed:
-                self._failed = True
-                log.error("%s failed, and goes on: %s: %s", self.sink.name, type(error).__name__, error)
-            log.debug("%s failed", self.sink.name, exc_info=True)
+
+class Stream:
+    """Tells sinks, each in a `Lane`. No thread is started before `start`; what is published before that waits."""
+
+    def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._lanes: list[tuple[Sink, Lane]] = []
+        self._started = False
+        for sink in sinks:
+            self.add(sink)
+
+    def add(self, sink: Sink) -> None:
+        if self._started:
+            raise RuntimeError(f"{sink.name} comes after the start")
+        self._lanes.append((sink, Lane(sink.name, self._capacity)))
+
+    def start(self) -> None:
+        self._started = True
+        for sink, lane in self._lanes:
+            lane.start(sink.start, last=[sink.close])
+
+    def publish(self, seen: Event | Sight) -> None:
+        """Have every sink told. Waits for none of them, and raises nothing."""
+        for sink, lane in self._lanes:
+            lane.put(partial(sink.take, seen))
+
+    def close(self, grace_s: float) -> None:
+        """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
+        if self._started:
+            close_all([lane for _, lane in self._lanes], time.monotonic() + grace_s)
+
+
+def close_all(lanes: Collection[Lane], deadline_s: float) -> None:
+    """End lanes that have started, all of them until then, on the monotonic clock."""
+    for lane in lanes:
+        lane.end()
+    for lane in lanes:
+        lane.leave(deadline_s)
 
 
 def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:

@@ -1,6 +1,6 @@
 """Webhooks: decisions posted to whom a policy's rules want told, while nobody in the triage waits for it.
 
-Each destination has a queue and a daemon thread: one that hangs or fails holds up no other. An address is a secret, for
+Each destination has a `Lane`: one that hangs or fails holds up no other. An address is a secret, for
 who knows it may write there: no message has more of it than the host.
 """
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from queue import Empty, Queue
 from ssl import SSLCertVerificationError
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, unquote
@@ -30,14 +29,13 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
-from sftriage.base.loops import start_thread
 from sftriage.errors import SftriageError
 from sftriage.model.captures import Decision, Trigger
 from sftriage.model.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.sinks.stream import Sink, keep_newest
+from sftriage.sinks.stream import CAPACITY, Lane, Sink, close_all, keep_newest
 from sftriage.words.decisions import caused, decision_values, reason_sentence
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import span, verdict_sentence
@@ -116,8 +114,6 @@ def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
 
 log = logging.getLogger("sftriage")
 
-CAPACITY = 256
-"""Messages that wait for one destination. When there are more, the oldest go: the newest says most about now."""
 ATTEMPT_S = 10.0
 """How long an attempt may hear nothing."""
 GIVE_UP_S = 600.0
@@ -132,15 +128,13 @@ RETRY = Retry(
     backoff_jitter=0.5,
 )
 _MAX_SECRET_BYTES = 8192
-_THREAD = "sftriage-webhook"
+_THREADS = ("sftriage-webhook of ", "sftriage-slack of ")
 
 # urllib3 logs each request's path.
-logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
+logging.getLogger("urllib3.connectionpool").addFilter(lambda record: not (record.threadName or "").startswith(_THREADS))
 
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
 """Its ranks and its stage: what a window's verdict and a capture's trigger share."""
-_Notice: TypeAlias = "tuple[str, Callable[[], Message]]"
-"""The steps it is about, and what makes the message, in the thread of its destination."""
 
 
 class _UndeliveredError(SftriageError):
@@ -231,7 +225,8 @@ class Webhooks(Sink):
         self.job, self.run = job, run
         self.closing, self.close_by_s = threading.Event(), float("inf")
         self._rules = rules
-        self._queues: dict[Webhook, _Queue] = {}
+        self._lanes: dict[Webhook, Lane] = {}
+        self._failing: set[Webhook] = set()
         # By suspect: the decision that was sent last, and why it is slow; and by capture the suspect.
         self._sent: dict[_Suspect, Decision] = {}
         self._why: dict[_Suspect, CauseFound] = {}
@@ -291,88 +286,56 @@ class Webhooks(Sink):
 
     def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
         for webhook in _of(self._rules(), decision.notify):
-            if webhook not in self._queues:
-                self._queues[webhook] = _Queue(webhook, self)
-            self._queues[webhook].put((span(decision.first_step, decision.last_step), make))
+            if webhook not in self._lanes:
+                self._lanes[webhook] = Lane(_named(webhook), CAPACITY)
+                self._lanes[webhook].start()
+            steps = span(decision.first_step, decision.last_step)
+            self._lanes[webhook].put(partial(self._deliver, webhook, steps, make))
 
     def close(self) -> None:
         """Deliver what is waiting. The end stays where it is if this is called again."""
         if not self.closing.is_set():
             self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
-        queues, self._queues = list(self._queues.values()), {}
-        for one in queues:
-            one.waiting.put(None)
-        for one in queues:
-            one.thread.join(max(0.0, self.close_by_s - time.monotonic()))
-        # Of each, all but the None that ends it.
-        if left := sum(one.waiting.unfinished_tasks - 1 for one in queues):
-            log.error("%d notices were not delivered before the end", left)
+        lanes, self._lanes = self._lanes, {}
+        close_all(lanes.values(), self.close_by_s)
 
-
-class _Queue:
-    def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
-        self._webhook, self._sink = webhook, sink
-        self.waiting: Queue[_Notice | None] = Queue()
-        self._dropped, self._failing = 0, False
-        self.thread = start_thread("webhook", self.run)
-
-    def put(self, notice: _Notice) -> None:
-        self.waiting.put(notice)
-        if self.waiting.qsize() <= CAPACITY:
-            return
-        with suppress(Empty):
-            self.waiting.get_nowait()
-            self.waiting.task_done()
-            self._dropped += 1
-            # Each power of two: a flood is said, and says no flood of its own.
-            if self._dropped & (self._dropped - 1) == 0:
-                words = "notify %s: the queue is full; %d notices dropped so far"
-                log.error(words, _named(self._webhook), self._dropped)
-
-    def run(self) -> None:
-        for notice in iter(self.waiting.get, None):
-            if time.monotonic() >= self._sink.close_by_s:
-                return
-            self._deliver(*notice)
-            self.waiting.task_done()
-
-    def _deliver(self, steps: str, make: Callable[[], Message]) -> None:
+    def _deliver(self, webhook: Webhook, steps: str, make: Callable[[], Message]) -> None:
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
-                self._attempt(make())
+                self._attempt(webhook, make())
             except _UndeliveredError as caught:
                 error = caught
             except Exception as caught:
                 # Not its text, which may quote what must not be shown.
                 error = _UndeliveredError(type(caught).__name__, retry=False)
             else:
-                self._failing = False
+                self._failing.discard(webhook)
                 return
             retry = retry.increment("POST", "")
             due_s = time.monotonic() + max(retry.get_backoff_time(), error.after_s)
             again = error.retry and due_s <= give_up_by_s
-            if again and not self._failing:
-                self._failing = True
-                log.warning("notify %s: %s; trying again", _named(self._webhook), error)
+            if again and webhook not in self._failing:
+                self._failing.add(webhook)
+                log.warning("notify %s: %s; trying again", _named(webhook), error)
             if not again or not self._wait(due_s):
                 words = "notify %s: %s given up after %d tries: %s"
-                log.error(words, _named(self._webhook), steps, len(retry.history), error)
+                log.error(words, _named(webhook), steps, len(retry.history), error)
                 return
 
-    def _attempt(self, message: Message) -> None:
-        if self._webhook.format == "slack":
-            body, content_type = message.line(self._sink.job), "application/json"
+    def _attempt(self, webhook: Webhook, message: Message) -> None:
+        if webhook.format == "slack":
+            body, content_type = message.line(self.job), "application/json"
         else:
-            body = message.event(self._sink.job, self._sink.run)
+            body = message.event(self.job, self.run)
             content_type = "application/cloudevents+json; charset=utf-8"
-        _post(_address(self._webhook), body, content_type)
+        _post(_address(webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:
-        if self._sink.closing.wait(due_s - time.monotonic()) and due_s < self._sink.close_by_s:
+        if self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
-        return due_s < self._sink.close_by_s
+        return due_s < self.close_by_s
 
 
 def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:

@@ -588,7 +588,7 @@ def timed(window: Window, settings: Settings) -> Timed:
         if not window.on_device:
             return Timed(window)
         return Timed(window, limited=True, numbers=_coverage(0.0, settings))
-    device = _on_device(window)
+    device = on_device(window)
     host_N, both_N = complete_steps(window), complete_steps(device)
     both_N &= host_N
     numbers = _coverage(float(both_N.sum()) / max(1.0, float(host_N.sum())), settings)
@@ -628,7 +628,7 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
     return replace(verdict, label="needs_evidence", reasons=("clock_limited",))
 
 
-def _on_device(window: Window) -> Window:
+def on_device(window: Window) -> Window:
     """The window with the devices' times as durations.
 
     The host's ready moments are those of the last gradient's launch, and are not used. The time before a step is

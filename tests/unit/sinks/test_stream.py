@@ -174,7 +174,7 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_left_behind(caplog):
         other.wait_for(number + 1)
     # THEN the other has been told it all, and it was said once that this one has not
     assert other.took == list(range(31))
-    assert said(caplog) == ["hanging does not keep up: what happens is lost to it from now on"]
+    assert said(caplog) == ["hanging does not keep up: it loses the oldest events from now on"]
     # AND the end does not wait for it
     stream.close(0.05)
     assert said(caplog)[1:] == ["hanging hangs and is left behind; it was not told of 30 events"]
@@ -182,7 +182,7 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_left_behind(caplog):
     hanging.go_on.set()
 
 
-def test_a_sink_that_was_slow_is_told_the_first_and_it_is_said_what_was_lost(caplog):
+def test_a_sink_that_was_slow_is_told_the_newest_and_it_is_said_what_was_lost(caplog):
     slow = Hanging("slow")
     stream = Stream([slow], capacity=3)
     stream.start()
@@ -194,10 +194,10 @@ def test_a_sink_that_was_slow_is_told_the_first_and_it_is_said_what_was_lost(cap
     slow.go_on.set()
     slow.wait_for(4)
     stream.close(DEADLINE_S)
-    assert slow.took == [0, 1, 2, 3]
+    assert slow.took == [0, 6, 7, 8]
     # AND that it keeps up again is said once, with what was lost
     assert said(caplog) == [
-        "slow does not keep up: what happens is lost to it from now on",
+        "slow does not keep up: it loses the oldest events from now on",
         "slow keeps up again; 5 events were lost to it",
     ]
 
@@ -221,13 +221,13 @@ def test_what_is_published_from_several_threads_is_told_to_all_in_one_order_of_e
 
 
 @given(st.lists(st.integers(0, 1000), max_size=50), st.integers(0, 50), st.integers(1, 60))
-def test_order_is_kept_and_before_the_start_only_what_is_on_top_is_lost(numbers, begin, capacity):
+def test_order_is_kept_and_before_the_start_only_the_oldest_are_lost(numbers, begin, capacity):
     sink = Kept()
     stream = Stream([sink], capacity=capacity)
     for number in numbers[:begin]:
         stream.publish(event(number))
     stream.start()
-    waiting = numbers[:begin][:capacity]
+    waiting = numbers[:begin][-capacity:]
     sink.wait_for(len(waiting))
     for count, number in enumerate(numbers[begin:], 1):
         stream.publish(event(number))
