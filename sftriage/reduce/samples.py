@@ -10,7 +10,7 @@ import ast
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
@@ -452,53 +452,41 @@ ONE_LINE_FRACTION = 0.8
 RUNS_FRACTION = 0.6
 """A thread that runs, or could if it had a core, for as much of the time works; any other waits for something."""
 
-_CALLED: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
-    ("recompilation", re.compile(r"torch/_(dynamo|inductor)/")),
+# By what the program had called, as ``FILE FUNCTION``: of several the first.
+_CALLED: Mapping[CauseCode, str] = {
+    "recompilation": r"torch/_(dynamo|inductor)/",
     # (Python 3.10 does not say whose method it is)
-    ("dataloader_workers", re.compile(r" _MultiProcessingDataLoaderIter\.|/dataloader\.py _(try_)?get_data$")),
-    ("checkpoint", re.compile(r"torch/(serialization\.py (_?save|_legacy_save)|distributed/checkpoint/)")),
-    ("collective", re.compile(r"torch/distributed/distributed_c10d\.py")),
-    ("subprocess", re.compile(r"/subprocess\.py ")),
-    ("output", re.compile(r"/logging/__init__\.py |/(tqdm|rich|loguru)/")),
-    ("database", re.compile(r"/(sqlite3|sqlalchemy|psycopg2?|pymysql|pymongo|redis|asyncpg)/")),
-    ("network", re.compile(r"/(socket|ssl)\.py |/(http|urllib|urllib3|requests|aiohttp|botocore|fsspec)/")),
-    ("lock", re.compile(r"/(threading|queue)\.py |/multiprocessing/(synchronize|queues|connection)\.py ")),
-)
-"""By what the program had called, as ``FILE FUNCTION``: of several the first."""
-
-_BY_SOURCE: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
-    ("sleep", re.compile(r"\bsleep\(")),
-    ("garbage_collection", re.compile(r"\bgc\.collect\(")),
-    ("output", re.compile(r"\bprint\(|\bstd(out|err)\.(write|flush)\(")),
-    ("database", re.compile(r"\.(commit|execute\w*|fetch(one|many|all))\(")),
-    ("network", re.compile(r"\b(recv\w*|sendall|urlopen|getresponse|connect)\(")),
-    ("subprocess", re.compile(r"\bos\.(system|wait\w*|posix_spawn\w*|fork)\(")),
-    (
-        "disk",
-        re.compile(
-            r"\b(open|read\w*|pread\w*|write\w*|f(data)?sync|os\.sync|fromfile|tofile|(np|torch)\.load|memmap)\("
-        ),
-    ),
-    ("lock", re.compile(r"\b(acquire|join|flock|lockf)\(|^with\b.*(\b|_)(r?lock|mutex|semaphore|condition)\b", re.I)),
-    ("checkpoint", re.compile(r"\b(torch|dcp|checkpoint\w*)\.save\(")),
-)
-"""By the line at which the innermost function stood, which calls what has no Python of its own."""
-
-_BY_KERNEL: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
-    ("sleep", re.compile(r"nanosleep")),
-    ("subprocess", re.compile(r"^(do|kernel)_wait(4|id)?$")),
-    ("output", re.compile(r"pipe_write|tty_write")),
-    ("lock", re.compile(r"flock|setlk|(posix|locks)_lock|pipe_read|eventfd_read|semtimedop|msgrcv|^unix_")),
-    ("network", re.compile(r"^(sk|skb|tcp|udp|inet|inet6|nfs|rpc)_|^wait_woken$")),
-    (
-        "disk",
-        re.compile(
-            r"io_schedule|folio|wait_on_(page|buffer)|jbd2|^blk|^bio|submit_bio|rq_qos|^(ext4|xfs|btrfs|fuse)_|"
-            r"balance_dirty|writeback|^wb_|sync_(inodes|filesystems)|iomap"
-        ),
-    ),
-)
-"""By the function of the kernel in which it waited."""
+    "dataloader_workers": r" _MultiProcessingDataLoaderIter\.|/dataloader\.py _(try_)?get_data$",
+    "checkpoint": r"torch/(serialization\.py (_?save|_legacy_save)|distributed/checkpoint/)",
+    "collective": r"torch/distributed/distributed_c10d\.py",
+    "subprocess": r"/subprocess\.py ",
+    "output": r"/logging/__init__\.py |/(tqdm|rich|loguru)/",
+    "database": r"/(sqlite3|sqlalchemy|psycopg2?|pymysql|pymongo|redis|asyncpg)/",
+    "network": r"/(socket|ssl)\.py |/(http|urllib|urllib3|requests|aiohttp|botocore|fsspec)/",
+    "lock": r"/(threading|queue)\.py |/multiprocessing/(synchronize|queues|connection)\.py ",
+}
+# By the line at which the innermost function stood, which calls what has no Python of its own.
+_BY_SOURCE: Mapping[CauseCode, str] = {
+    "sleep": r"\bsleep\(",
+    "garbage_collection": r"\bgc\.collect\(",
+    "output": r"\bprint\(|\bstd(out|err)\.(write|flush)\(",
+    "database": r"\.(commit|execute\w*|fetch(one|many|all))\(",
+    "network": r"\b(recv\w*|sendall|urlopen|getresponse|connect)\(",
+    "subprocess": r"\bos\.(system|wait\w*|posix_spawn\w*|fork)\(",
+    "disk": r"\b(open|read\w*|pread\w*|write\w*|f(data)?sync|os\.sync|fromfile|tofile|(np|torch)\.load|memmap)\(",
+    "lock": r"(?i)\b(acquire|join|flock|lockf)\(|^with\b.*(\b|_)(r?lock|mutex|semaphore|condition)\b",
+    "checkpoint": r"\b(torch|dcp|checkpoint\w*)\.save\(",
+}
+# By the function of the kernel in which it waited.
+_BY_KERNEL: Mapping[CauseCode, str] = {
+    "sleep": r"nanosleep",
+    "subprocess": r"^(do|kernel)_wait(4|id)?$",
+    "output": r"pipe_write|tty_write",
+    "lock": r"flock|setlk|(posix|locks)_lock|pipe_read|eventfd_read|semtimedop|msgrcv|^unix_",
+    "network": r"^(sk|skb|tcp|udp|inet|inet6|nfs|rpc)_|^wait_woken$",
+    "disk": r"io_schedule|folio|wait_on_(page|buffer)|jbd2|^blk|^bio|submit_bio|rq_qos|^(ext4|xfs|btrfs|fuse)_|"
+    r"balance_dirty|writeback|^wb_|sync_(inodes|filesystems)|iomap",
+}
 
 WORKS: frozenset[CauseCode] = frozenset(
     {"garbage_collection", "recompilation", "checkpoint", "disk", "subprocess", "output", "database"}
@@ -511,12 +499,9 @@ def code_of(spot: Spot) -> CauseCode:
     runs = spot.fraction("run", "waited") >= RUNS_FRACTION
     waits_in = next((one for one, its_ns in spot.waits_in.most_common(1) if 2 * its_ns >= spot.weight_ns), "")
     innermost = spot.within[-1] if spot.within else spot.frame
-    called = [f"{one.file} {one.function}" for one in spot.within]
-    fits: Sequence[CauseCode] = (
-        *(code for code, pattern in _CALLED if any(pattern.search(one) for one in called)),
-        *(code for code, pattern in _BY_KERNEL if waits_in and pattern.search(waits_in) and not runs),
-        *(code for code, pattern in _BY_SOURCE if pattern.search(innermost.source)),
-    )
+    called = "\n".join(f"{one.file} {one.function}" for one in spot.within)
+    signs = ((_CALLED, called), (_BY_KERNEL, "" if runs else waits_in), (_BY_SOURCE, innermost.source))
+    fits = (code for table, text in signs for code, pattern in table.items() if re.search(pattern, text, re.M))
     found = next((code for code in fits if not runs or code in WORKS), None)
     if found is not None or runs:
         return found or "python"
