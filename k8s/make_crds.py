@@ -32,7 +32,8 @@ from sftriage.kube.objects import (
     TriageReportSpec,
     TriageReportStatus,
 )
-from sftriage.policy.schema import Name, Spec
+from sftriage.policy.fields import Name
+from sftriage.policy.schema import Spec
 
 Schema = dict[str, Any]
 _HEADER = "# Made of sftriage's own models (sftriage/kube): change these, and write it anew.\n"

@@ -57,7 +57,7 @@ from sftriage.model.events import (
     WindowJudged,
 )
 from sftriage.model.verdicts import NAMING
-from sftriage.policy.fields import in_capture
+from sftriage.policy.parsing import in_capture
 from sftriage.runs.decisions import RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.requests import leave

@@ -15,9 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sftriage.model.captures import CaptureState, Cause, Outcome, ProfilerChoice, ReasonCode
 from sftriage.model.events import RemedyState
 from sftriage.model.verdicts import Label
-from sftriage.policy.fields import in_capture
-from sftriage.policy.parsing import path_text
-from sftriage.policy.schema import Name, PolicyModel, ProfilerRun, Rank, Stage
+from sftriage.policy.fields import Name, Rank, Stage
+from sftriage.policy.parsing import in_capture, path_text
+from sftriage.policy.schema import PolicyModel, ProfilerRun
 from sftriage.traces.manifest import FileName, Sha256
 from sftriage.words.run import Face
 from sftriage.words.verdicts import clock

@@ -29,9 +29,8 @@ from sftriage.model.captures import (
 )
 from sftriage.model.verdicts import Clock, Suspect, Verdict
 from sftriage.model.windows import JobStatus
-from sftriage.policy.fields import PROFILERS
 from sftriage.policy.in_force import PolicySet
-from sftriage.policy.schema import Capture, Limits, Rule
+from sftriage.policy.schema import PROFILERS, Capture, Limits, Rule
 from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, Target, key_of, opened, started
 from sftriage.words.decisions import SENTENCES, reason_sentence
 from sftriage.words.verdicts import verdict_sentence

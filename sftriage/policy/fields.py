@@ -1,4 +1,4 @@
-"""Fields of a policy: quantities, read into plain numbers, and fields that contradict each other.
+"""The values of a policy: how each is written, and the number that it stands for.
 
 A number without its unit is refused rather than guessed: ``cooldown: 10`` could be seconds or minutes, and the
 difference shows only in production. Every parser raises ValueError, whose message says what was expected.
@@ -6,12 +6,19 @@ difference shows only in production. Every parser raises ValueError, whose messa
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator, Sequence
+import zoneinfo
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from datetime import datetime, timezone, tzinfo
+from typing import Annotated, Any, TypeVar
 
-from sftriage.model.captures import Profiler
+from apscheduler.triggers.cron import CronTrigger
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from sftriage.errors import SchemaError
+from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 
 # Fifteen digits are exact in a float, and no quantity of a policy needs more.
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -130,184 +137,113 @@ def cost(text: object) -> float:
     return float(hours[1])
 
 
-Location = tuple[int | str, ...]
-"""The way to a value of a document: field names and list indices."""
-
-DEFAULTS = {"window_steps": 50, "stride_steps": 10, "sample": 1, "captures_per_hour": 4, "concurrent_ranks": 2}
-"""Defaults that other fields are compared with."""
-
-PROFILERS: tuple[str, ...] = get_args(Profiler)
-
-_COUNTED = ("captures_per_hour", "captures_per_day", "captures_per_run", "concurrent_ranks")
-"""Limits that count captures. One without a default contradicts nothing where it is left out."""
-
-NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
-"""``for`` of a rule that waits for nothing."""
-
-_OBSERVE = "a policy that is only to observe has rules without a capture"
-
-Mistakes = Iterator[tuple[Location, str]]
-"""Where in a document something is wrong, and what."""
+MAX_CRON_LENGTH = 200
+UTC = timezone.utc
 
 
-def contradictions(document: Any) -> Mistakes:
-    """What is wrong between fields that are each right.
+def zone(name: object) -> tzinfo:
+    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
+    if name == "UTC":
+        return UTC  # where a machine has no time zones installed, too
+    wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
+    if not isinstance(name, str):
+        raise ValueError(wanted)
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        near = difflib.get_close_matches(name[:100], zoneinfo.available_timezones(), n=1)
+        raise ValueError(wanted + (f'; did you mean "{near[0]}"?' if near else "")) from None
 
-    Works on plain data of any shape, without defaults filled in, so that these are reported together with the mistakes
-    inside the fields.
+
+def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
+    """The minutes of a cron expression, all of whose fields have to match.
+
+    Raises ValueError where it is none, could be misread, or names no minute ever.
     """
-    spec = _mapping(document, "spec")
-    detection = _mapping(spec, "detection")
-    window, stride = (detection.get(name, DEFAULTS[name]) for name in ("window_steps", "stride_steps"))
-    if isinstance(window, int) and isinstance(stride, int) and stride > window:
-        at = "stride_steps" if "stride_steps" in detection else "window_steps"
-        gaps = f"{stride} steps from window to window leave gaps between windows of {window} steps"
-        yield ("spec", "detection", at), gaps
-    limits = _mapping(spec, "limits")
-    for name, none in (*((name, 0) for name in _COUNTED), ("overhead_budget", "0%")):
-        if limits.get(name) == none and not isinstance(limits[name], bool):
-            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
-    if spec.get("retention") == {}:
-        yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
-    if _mapping(spec, "mitigate").get("remedies") in ([], ()):
-        yield ("spec", "mitigate", "remedies"), "names no remedy; without mitigate there is advice alone"
-    if spec.get("rules") in ([], ()):
-        yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
-    known: dict[str, int] = {}
-    for index, rule in enumerate(_list(spec, "rules")):
-        if not isinstance(rule, dict):
-            continue
-        where: Location = ("spec", "rules", index)
-        own = rule.get("name")
-        if isinstance(own, str) and known.setdefault(own, index) != index:
-            yield (*where, "name"), f"a second rule named {own!r}; the first is spec.rules[{known[own]}]"
-        yield from _under(where, _in_rule(rule, limits))
+    wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
+    if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
+        raise ValueError(wanted)
+    try:
+        found = CronTrigger.from_crontab(cron, timezone=where)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{wanted}: {error}") from None
+    # To cron, 1 is Monday; to the scheduler, whose other fields read as cron's, it is Tuesday.
+    weekday = cron.split()[4]
+    if re.search("[0-9]", re.sub("/[0-9]+", "", weekday)):
+        raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
+    if found.get_next_fire_time(None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
+        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
+    return found
 
 
-def unsaid(capture: dict[str, Any], *, stalled: bool = False) -> set[str]:
-    """The fields of a capture that mean nothing beside its others, in a rule on stalls or on suspects."""
-    return {*_idle(capture, stalled=stalled), "sample" if capture.get("ranks") else "ranks"}
+def _read(parse: Callable[[object], Any], bounds: str = "", low: float = 0.0, high: float = 0.0) -> BeforeValidator:
+    """A validator that keeps a text as it is, and refuses one that cannot be read, or is not within its bounds."""
+
+    def check(value: object) -> object:
+        found = parse(value)
+        if bounds and not low <= found <= high:
+            raise ValueError(f"expected {bounds}, got {shown(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
-def in_capture(capture: dict[str, Any], *, stalled: bool) -> Mistakes:
-    """What is wrong between the fields of a capture, in a rule on stalls or on suspects."""
-    for field, why in _idle(capture, stalled=stalled).items():
-        if field in capture:
-            yield (field,), why
-    if ranks := _list(capture, "ranks"):
-        twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
-        if twice:
-            yield ("ranks",), f"named twice: {', '.join(map(str, twice))}"
-        if "sample" in capture:
-            yield ("sample",), "of ranks that are named, all are captured; say sample or ranks"
+def _written(pattern: str) -> object:
+    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
+    return Field(json_schema_extra={"pattern": pattern})
 
 
-def _under(where: Location, found: Mistakes) -> Mistakes:
-    return (((*where, *at), message) for at, message in found)
+def _stage(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            StageSchema((value,))
+        except SchemaError as error:
+            raise ValueError(str(error)) from None
+    return value
 
 
-def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
-    """The fields that mean nothing beside the profiler, each with why."""
-    profiler = capture.get("profiler", "auto")
-    if profiler not in (*PROFILERS, "auto"):
-        return {}
-    mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
-    beside = "on stalled" if stalled and profiler == "auto" else f"where the profiler is {profiler}"
-    idle = {other: f"options of {other} do nothing {beside}" for other in PROFILERS}
-    options = _mapping(capture, "stacks")
-    from_outside = True in (options.get("native"), options.get("flight_recorder"))
-    if stalled or (profiler == "stacks" and from_outside):
-        of = "of a rank that stands still" if stalled else "with native frames, or the flight recorder's dump,"
-        once = f"stacks {of} are taken once, from outside, and of no steps"
-        idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
-    elif profiler == "stacks":
-        idle["warmup_steps"] = "stacks need no warm-up: no profiler is started"
-    elif profiler == "nsys":
-        idle["samples_per_second"] = "no stacks are sampled in the trainer where the profiler is nsys"
-    return {field: why for field, why in idle.items() if field not in mine}
+def _held(value: object) -> object:
+    if value is False:
+        raise ValueError(
+            "only true: that nothing heavy starts on a window that cannot be decided is what sftriage is for; "
+            "a person can always ask for a capture"
+        )
+    return value
 
 
-def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
-    match, capture = _mapping(rule, "match"), _mapping(rule, "capture")
-    label, pattern, captures = match.get("label"), match.get("pattern"), rule.get("capture") is not None
-    if label in ("healthy", "needs_evidence"):
-        yield ("match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
-    if match.get("reason") == "regressed":
-        yield from _in_regressed(rule, match)
-    elif label == "stalled":
-        profiler = capture.get("profiler", "auto")
-        if captures and profiler in ("torch", "nsys"):
-            yield (
-                ("match", "label"),
-                f"no {profiler} capture on stalled, because it starts at a rank's next step, and a stalled rank takes "
-                "none; a rule on stalled takes stacks (or says auto), or only observes",
-            )
-        if pattern:
-            yield ("match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
-        if match.get("cost"):
-            yield ("match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
-        if rule.get("for") not in NO_WAIT:
-            once = "a stall is reported once; detection.stalled_after says how long it must last"
-            yield ("for",), f"no `for` on stalled: {once}"
-    elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
-        passed = "because the fault has passed and healthy steps would be captured"
-        yield ("match", "pattern"), f"no capture on one-off alone, {passed}"
-    yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
-    if captures:
-        yield from _under(("capture",), _under_limits(capture, limits))
-    for index, one in enumerate(_list(rule, "notify")):
-        webhook = one.get("webhook") if isinstance(one, dict) else None
-        if not isinstance(webhook, dict):
-            continue
-        where = ("notify", index, "webhook")
-        if "url" in webhook:
-            secret = "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
-            yield (*where, "url"), secret
-        elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
-            yield where, "say where its address is found: either url_from_env or url_from_file"
+_AS_PERCENTAGE, _AS_DURATION, _AS_SIZE = map(_written, (PERCENTAGE, DURATION, SIZE))
 
+Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+Stage = Annotated[
+    str,
+    BeforeValidator(_stage),
+    Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES),
+    _written(f"^{STAGE_NAME.pattern}$"),
+]
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[str, _read(fraction, "0% to 100%", 0.0, 1.0), _AS_PERCENTAGE]
+Fraction = Annotated[
+    float,
+    BeforeValidator(lambda value: fraction(value) if isinstance(value, str) else value),
+    Field(ge=0, le=1),
+    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": PERCENTAGE}),
+]
+"""A number, or a percentage."""
+Budget = Annotated[str, _read(fraction, "0.01% to 100%", 0.0001, 1.0), _AS_PERCENTAGE]
+Gain = Annotated[str, _read(gain), _written(GAIN)]
+Cost = Annotated[str, _read(cost), _written(COST)]
+LastingText = Annotated[str, _read(lasting), _written(LASTING)]
+Cooldown = Annotated[str, _read(seconds, "0s to 30d", 0.0, 30 * 86400.0), _AS_DURATION]
+StallTime = Annotated[str, _read(seconds, "1s to 1d", 1.0, 86400.0), _AS_DURATION]
+Age = Annotated[str, _read(seconds, "1h to 3650d", 3600.0, 3650 * 86400.0), _AS_DURATION]
+TraceSize = Annotated[str, _read(size_bytes, "1Mi to 64Gi", 2**20, 2**36), _AS_SIZE]
+StoreSize = Annotated[str, _read(size_bytes, "1Mi to 1024Ti", 2**20, 2**50), _AS_SIZE]
+Held = Annotated[bool, BeforeValidator(_held)]
+Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
+TimeZone = Annotated[str, _read(zone)]
+EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 
-def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
-    if rule.get("capture") is not None:
-        yield ("capture",), "no capture on regressed, because nobody alone is why the job is slower"
-    if "label" in match:
-        yield ("match", "label"), "no label beside regressed, which is told whatever the label is"
-    for name in ("scope", "pattern", "cost"):
-        if match.get(name):
-            about = "it is about the job, and not about who is suspected"
-            yield ("match", name), f"no {name} on regressed: {about}"
-    if rule.get("for") not in NO_WAIT:
-        yield ("for",), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
-
-
-def _idle_label(label: str, captures: bool, notifies: bool) -> str:
-    if captures:
-        why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
-        return f"no capture on {label}, because {why}; only suspect may capture"
-    if notifies:
-        return f"no message on {label}, because such windows come all the time; they are put on record without a rule"
-    return f"a rule on {label} would do nothing; such windows are put on record without a rule"
-
-
-def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
-    """A limit under which a rule could never capture as many ranks as it says."""
-    ranks, sample = capture.get("ranks", ()), capture.get("sample", DEFAULTS["sample"])
-    if not (isinstance(ranks, list | tuple) and type(sample) is int):
-        return
-    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
-    at, wanted = ("ranks", len(ranks)) if ranks else ("sample", sample)
-    for name in _COUNTED:
-        most = limits.get(name, DEFAULTS.get(name))
-        if type(most) is int and 0 < most < wanted:
-            yield (at,), f"{wanted} captures at once ({at}: {wanted}), but limits.{name} is {most}"
-            return
-
-
-def _mapping(holder: Any, name: str) -> dict[str, Any]:
-    value = holder.get(name) if isinstance(holder, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def _list(holder: dict[str, Any], name: str) -> Sequence[Any]:
-    value = holder.get(name)
-    return value if isinstance(value, list | tuple) else ()
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], Field(strict=False)]
+"""Several values; not strict, because YAML has lists and no tuples."""

@@ -27,8 +27,8 @@ from apscheduler.triggers.cron import CronTrigger
 from sftriage.errors import UsageError
 from sftriage.model.events import NamedPolicy, PolicyChanged
 from sftriage.model.verdicts import Suspect
-from sftriage.policy.fields import AT_ONCE, CONTENTION, Lasting, Location
-from sftriage.policy.parsing import MAX_FILE_BYTES, LoadedPolicy, PolicyError, Problem, parse, path_text
+from sftriage.policy.fields import AT_ONCE, CONTENTION, Lasting
+from sftriage.policy.parsing import MAX_FILE_BYTES, LoadedPolicy, Location, PolicyError, Problem, parse, path_text
 from sftriage.policy.schema import Detection, Limits, Mitigate, Rule, Spec
 from sftriage.traces.disk import Do, at_once
 

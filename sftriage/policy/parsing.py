@@ -1,4 +1,4 @@
-"""From a text to a checked policy; every mistake is reported at once, with its place.
+"""From a text to a checked policy; every mistake, in a field or between fields, is reported at once, with its place.
 
 The text may come from anywhere: it is read no further where it nests or goes on beyond reason, no alias expands, and no
 object is constructed.
@@ -10,17 +10,16 @@ import difflib
 import hashlib
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from yaml.constructor import SafeConstructor
 
 from sftriage.errors import InputError
-from sftriage.policy.fields import Location, contradictions, shown
-from sftriage.policy.schema import MAX_ITEMS, TriagePolicy
+from sftriage.policy.fields import shown
+from sftriage.policy.schema import MAX_ITEMS, Capture, Detection, Limits, TriagePolicy, idle_fields
 
 MAX_SHOWN = 50
 """A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
@@ -65,6 +64,9 @@ MAX_DEPTH = 20
 
 _TAG = "tag:yaml.org,2002:"
 
+Location = tuple[int | str, ...]
+"""The way to a value of a document: field names and list indices."""
+
 SourcePosition = tuple[int, int]
 """Line and column, from 1."""
 
@@ -74,19 +76,6 @@ def _place_of(location: Location, places: Mapping[Location, SourcePosition]) -> 
     while location and location not in places:
         location = location[:-1]
     return places.get(location)
-
-
-@dataclass(slots=True)
-class _Document:
-    """Plain data, where each of its values and keys stands, and what is wrong with it so far."""
-
-    data: Any = None
-    values: dict[Location, SourcePosition] = field(default_factory=dict)
-    keys: dict[Location, SourcePosition] = field(default_factory=dict)
-    problems: dict[Location, list[Problem]] = field(default_factory=dict)
-
-    def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
-        self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
 
 
 def path_text(location: Location) -> str:
@@ -101,38 +90,56 @@ def path_text(location: Location) -> str:
     return text
 
 
-def _document(text: str, source: str) -> _Document:
-    """The document of a YAML text.
+class _Document(yaml.SafeLoader):
+    """The document of a YAML text as plain data, where each of its values and keys stands, and what is wrong with it.
 
-    Raises PolicyError where it is not YAML, or YAML that has no place in a policy: aliases, more than one document,
-    nested beyond reason, empty, or not a mapping. Tags, anchors, repeated keys and fields without a value are noted in
-    the document, so that they are reported with whatever else is wrong.
+    Beyond what no policy has it reads no further. Tags, anchors, repeated keys and fields without a value are noted, so
+    that they are reported with whatever else is wrong.
+
+    Raises:
+        PolicyError: it is not YAML, or YAML that has no place in a policy: aliases, more than one document, nested
+            beyond reason, empty, or not a mapping.
     """
-    try:
-        reader: Any = _Reader(text, source)
-        node = reader.get_node() if reader.check_node() else None
-        if reader.check_node():
-            raise PolicyError(source, [_problem(reader.peek_event(), "a second document; a policy file holds one")])
-    except yaml.YAMLError as error:
-        raise PolicyError(source, [_syntax(error, text)]) from None
-    document = _Document(problems={(): reader.notes} if reader.notes else {})
-    if isinstance(node, yaml.MappingNode):
-        document.data = _plain(node, (), document)
-        return document
-    if node is None or node.tag == _TAG + "null":
-        problem = Problem(0, 0, "", "the document is empty")
-    else:
-        problem = _problem(node, "expected a mapping with apiVersion, kind, metadata and spec")
-    raise PolicyError(source, [*reader.notes, problem])
-
-
-class _Reader(yaml.SafeLoader):
-    """Composes nodes. Beyond what no policy has it reads no further; tags and anchors it notes."""
 
     def __init__(self, text: str, source: str) -> None:
-        super().__init__(text)
-        self.notes: list[Problem] = []
+        self.values: dict[Location, SourcePosition] = {}
+        self.keys: dict[Location, SourcePosition] = {}
+        self.problems: dict[Location, list[Problem]] = {}
         self._source, self._depth = source, 0
+        try:
+            super().__init__(text)
+            loader: Any = self
+            node = loader.get_node() if loader.check_node() else None
+            if loader.check_node():
+                raise self._refused(loader.peek_event(), "a second document; a policy file holds one")
+        except yaml.YAMLError as error:
+            raise PolicyError(source, [_syntax(error, text)]) from None
+        if node is None or node.tag == _TAG + "null":
+            raise PolicyError(source, [*self._notes, Problem(0, 0, "", "the document is empty")])
+        if not isinstance(node, yaml.MappingNode):
+            refused = self._refused(node, "expected a mapping with apiVersion, kind, metadata and spec")
+            raise PolicyError(source, [*self._notes, *refused.problems])
+        self.data: Any = self._plain(node, ())
+
+    @property
+    def _notes(self) -> list[Problem]:
+        return self.problems.get((), [])
+
+    def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
+        """Note what is wrong."""
+        self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
+
+    def add(self, found: Iterable[tuple[Location, Any]]) -> None:
+        """Note what is wrong, but at most one thing about a field: a second would follow from the first."""
+        taken = set(self.problems)
+        for location, what in found:
+            if location in taken:
+                continue
+            taken.add(location)
+            message = what if isinstance(what, str) else _message(what)
+            unknown = not isinstance(what, str) and what["type"] == "extra_forbidden"
+            key = self.keys.get(location) if unknown else None
+            self.refuse(location, message, key or _place_of(location, self.values) or (1, 1))
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -143,21 +150,49 @@ class _Reader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise self._refused(event, f"alias *{event.anchor} refused: write the value out")
         if event.anchor is not None:
-            self.notes.append(_problem(event, f"anchor &{event.anchor} refused: a policy has no aliases"))
+            self.refuse((), f"anchor &{event.anchor} refused: a policy has no aliases", _place(event))
             event.anchor = None
         if event.tag is not None:
-            self.notes.append(_problem(event, f"tag {shown(event.tag)} refused: a policy is plain data"))
+            self.refuse((), f"tag {shown(event.tag)} refused: a policy is plain data", _place(event))
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
-    def _refused(self, event: yaml.Event, message: str) -> PolicyError:
-        return PolicyError(self._source, [_problem(event, message)])
+    def _refused(self, at: Any, message: str) -> PolicyError:
+        return PolicyError(self._source, [Problem(*_place(at), "", message)])
 
+    def _plain(self, node: yaml.Node, location: Location) -> Any:
+        """A node as dicts, lists and scalars; numbers and booleans as YAML reads them, all else, dates too, as text."""
+        self.values[location] = _place(node)
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._items(node, location))
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain(item, (*location, index)) for index, item in enumerate(node.value)]
+        kind = node.tag.removeprefix(_TAG)
+        if kind not in ("int", "float", "bool", "null"):
+            return node.value
+        try:
+            return getattr(self, f"construct_yaml_{kind}")(node)
+        except (ValueError, KeyError):
+            self.refuse(location, f"{shown(node.value)} cannot be read as {kind}", _place(node))
+            return node.value
 
-def _problem(at: Any, message: str) -> Problem:
-    return Problem(*_place(at.start_mark), "", message)
+    def _items(self, node: yaml.MappingNode, location: Location) -> Iterator[tuple[str, Any]]:
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.refuse((*location, "?"), "expected a field name, got a list or a mapping", _place(key))
+                continue
+            at: Location = (*location, key.value)
+            if at in self.keys:
+                first, column = self.keys[at]
+                self.refuse(at, f"said twice: here and on line {first}, column {column}", _place(key))
+                continue
+            self.keys[at] = _place(key)
+            if value.tag == _TAG + "null":
+                self.refuse(at, "has no value; give it one, or leave the field out", self.keys[at])
+            else:
+                yield key.value, self._plain(value, at)
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> Problem:
@@ -166,56 +201,16 @@ def _syntax(error: yaml.YAMLError, text: str) -> Problem:
         message = ", ".join(part for part in (error.context, error.problem) if part)
         if "'\\t'" in message:
             message = "a tab where YAML wants spaces"
-        return Problem(*(_place(mark) if mark else (0, 0)), "", f"not valid YAML: {message}")
+        place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        return Problem(*place, "", f"not valid YAML: {message}")
     before = text[: getattr(error, "position", 0)]
     place = before.count("\n") + 1, len(before) - before.rfind("\n")
     return Problem(*place, "", f"not valid YAML: character {shown(text[len(before) :][:1])} is not allowed")
 
 
-def _place(mark: Any) -> SourcePosition:
-    return mark.line + 1, mark.column + 1
-
-
-def _plain(node: yaml.Node, location: Location, document: _Document) -> Any:
-    """A node as dicts, lists and scalars. Fields without a value are left out and noted."""
-    document.values[location] = _place(node.start_mark)
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, location, document)
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*location, index), document) for index, item in enumerate(node.value)]
-    return _scalar(node, location, document)
-
-
-def _mapping(node: yaml.MappingNode, location: Location, document: _Document) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in node.value:
-        place = _place(key.start_mark)
-        if not isinstance(key, yaml.ScalarNode):
-            document.refuse((*location, "?"), "expected a field name, got a list or a mapping", place)
-            continue
-        at: Location = (*location, key.value)
-        if at in document.keys:
-            first, column = document.keys[at]
-            document.refuse(at, f"said twice: here and on line {first}, column {column}", place)
-            continue
-        document.keys[at] = place
-        if value.tag == _TAG + "null":
-            document.refuse(at, "has no value; give it one, or leave the field out", place)
-            continue
-        plain[key.value] = _plain(value, at, document)
-    return plain
-
-
-def _scalar(node: yaml.Node, location: Location, document: _Document) -> Any:
-    """Numbers and booleans as YAML reads them; all else, dates too, as text."""
-    kind = node.tag.removeprefix(_TAG)
-    if kind not in ("int", "float", "bool", "null"):
-        return node.value
-    try:
-        return getattr(SafeConstructor(), f"construct_yaml_{kind}")(node)
-    except (ValueError, KeyError):
-        document.refuse(location, f"{shown(node.value)} cannot be read as {kind}", _place(node.start_mark))
-        return node.value
+def _place(at: Any) -> SourcePosition:
+    """Where an event or a node begins."""
+    return at.start_mark.line + 1, at.start_mark.column + 1
 
 
 MAX_FILE_BYTES = 256 * 1024
@@ -271,7 +266,7 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise PolicyError(name, [Problem(line, column, "", "not UTF-8")]) from None
-    document = _document(text, name)
+    document = _Document(text, name)
     # A Kubernetes API server adds fields of its own.
     for holder, names in ((document.data, {"status"}), (document.data.get("metadata"), OBJECT_META)):
         for added in names & holder.keys() if isinstance(holder, dict) else ():
@@ -279,29 +274,17 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
     for at in list(document.problems):
         if at[:1] == ("status",) or (at[:1] == ("metadata",) and at[1:2] and at[1] in OBJECT_META):
             del document.problems[at]
-    policy = None
+    policy, mistaken = None, []
     try:
         policy = TriagePolicy.model_validate(document.data)
     except ValidationError as error:
-        # Between fields first: where both speak of one field, the other message knows less.
-        _add(document, contradictions(document.data))
-        _add(document, ((found["loc"], found) for found in error.errors()))
+        mistaken = [(found["loc"], found) for found in error.errors()]
+    # Between fields first: where both speak of one field, the other message knows less.
+    document.add(contradictions(document.data))
+    document.add(mistaken)
     if document.problems or policy is None:
         raise PolicyError(name, [problem for group in document.problems.values() for problem in group])
     return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), name, document.values)
-
-
-def _add(document: _Document, found: Iterable[tuple[Location, Any]]) -> None:
-    """Note what is wrong, but at most one thing about a field: a second would follow from the first."""
-    taken = set(document.problems)
-    for location, what in found:
-        if location in taken:
-            continue
-        taken.add(location)
-        message = what if isinstance(what, str) else _message(what)
-        unknown = not isinstance(what, str) and what["type"] == "extra_forbidden"
-        key = document.keys.get(location) if unknown else None
-        document.refuse(location, message, key or _place_of(location, document.values) or (1, 1))
 
 
 def _message(found: Any) -> str:
@@ -349,3 +332,154 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
+
+
+_COUNTED = ("captures_per_hour", "captures_per_day", "captures_per_run", "concurrent_ranks")
+"""Limits that count captures. One without a default contradicts nothing where it is left out."""
+
+NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
+"""``for`` of a rule that waits for nothing."""
+
+_OBSERVE = "a policy that is only to observe has rules without a capture"
+
+Mistakes = Iterator[tuple[Location, str]]
+"""Where in a document something is wrong, and what."""
+
+
+def contradictions(document: Any) -> Mistakes:
+    """What is wrong between fields that are each right.
+
+    Works on plain data of any shape, without defaults filled in, so that these are reported together with the mistakes
+    inside the fields.
+    """
+    spec = _mapping(document, "spec")
+    detection = _mapping(spec, "detection")
+    window, stride = (
+        detection.get(name, Detection.model_fields[name].default) for name in ("window_steps", "stride_steps")
+    )
+    if isinstance(window, int) and isinstance(stride, int) and stride > window:
+        at = "stride_steps" if "stride_steps" in detection else "window_steps"
+        gaps = f"{stride} steps from window to window leave gaps between windows of {window} steps"
+        yield ("spec", "detection", at), gaps
+    limits = _mapping(spec, "limits")
+    for name, none in (*((name, 0) for name in _COUNTED), ("overhead_budget", "0%")):
+        if limits.get(name) == none and not isinstance(limits[name], bool):
+            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
+    if spec.get("retention") == {}:
+        yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
+    if _mapping(spec, "mitigate").get("remedies") in ([], ()):
+        yield ("spec", "mitigate", "remedies"), "names no remedy; without mitigate there is advice alone"
+    if spec.get("rules") in ([], ()):
+        yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
+    known: dict[str, int] = {}
+    for index, rule in enumerate(_list(spec, "rules")):
+        if not isinstance(rule, dict):
+            continue
+        where: Location = ("spec", "rules", index)
+        own = rule.get("name")
+        if isinstance(own, str) and known.setdefault(own, index) != index:
+            yield (*where, "name"), f"a second rule named {own!r}; the first is spec.rules[{known[own]}]"
+        yield from _under(where, _in_rule(rule, limits))
+
+
+def in_capture(capture: dict[str, Any], *, stalled: bool) -> Mistakes:
+    """What is wrong between the fields of a capture, in a rule on stalls or on suspects."""
+    for name, why in idle_fields(capture, stalled=stalled).items():
+        if name in capture:
+            yield (name,), why
+    if ranks := _list(capture, "ranks"):
+        twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
+        if twice:
+            yield ("ranks",), f"named twice: {', '.join(map(str, twice))}"
+        if "sample" in capture:
+            yield ("sample",), "of ranks that are named, all are captured; say sample or ranks"
+
+
+def _under(where: Location, found: Mistakes) -> Mistakes:
+    return (((*where, *at), message) for at, message in found)
+
+
+def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
+    match, capture = _mapping(rule, "match"), _mapping(rule, "capture")
+    label, pattern, captures = match.get("label"), match.get("pattern"), rule.get("capture") is not None
+    if label in ("healthy", "needs_evidence"):
+        yield ("match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
+    if match.get("reason") == "regressed":
+        yield from _in_regressed(rule, match)
+    elif label == "stalled":
+        profiler = capture.get("profiler", "auto")
+        if captures and profiler in ("torch", "nsys"):
+            yield (
+                ("match", "label"),
+                f"no {profiler} capture on stalled, because it starts at a rank's next step, and a stalled rank takes "
+                "none; a rule on stalled takes stacks (or says auto), or only observes",
+            )
+        if pattern:
+            yield ("match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
+        if match.get("cost"):
+            yield ("match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
+        if rule.get("for") not in NO_WAIT:
+            once = "a stall is reported once; detection.stalled_after says how long it must last"
+            yield ("for",), f"no `for` on stalled: {once}"
+    elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
+        passed = "because the fault has passed and healthy steps would be captured"
+        yield ("match", "pattern"), f"no capture on one-off alone, {passed}"
+    yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
+    if captures:
+        yield from _under(("capture",), _under_limits(capture, limits))
+    for index, one in enumerate(_list(rule, "notify")):
+        webhook = one.get("webhook") if isinstance(one, dict) else None
+        if not isinstance(webhook, dict):
+            continue
+        where = ("notify", index, "webhook")
+        if "url" in webhook:
+            secret = "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
+            yield (*where, "url"), secret
+        elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
+            yield where, "say where its address is found: either url_from_env or url_from_file"
+
+
+def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
+    if rule.get("capture") is not None:
+        yield ("capture",), "no capture on regressed, because nobody alone is why the job is slower"
+    if "label" in match:
+        yield ("match", "label"), "no label beside regressed, which is told whatever the label is"
+    for name in ("scope", "pattern", "cost"):
+        if match.get(name):
+            about = "it is about the job, and not about who is suspected"
+            yield ("match", name), f"no {name} on regressed: {about}"
+    if rule.get("for") not in NO_WAIT:
+        yield ("for",), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
+
+
+def _idle_label(label: str, captures: bool, notifies: bool) -> str:
+    if captures:
+        why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
+        return f"no capture on {label}, because {why}; only suspect may capture"
+    if notifies:
+        return f"no message on {label}, because such windows come all the time; they are put on record without a rule"
+    return f"a rule on {label} would do nothing; such windows are put on record without a rule"
+
+
+def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
+    """A limit under which a rule could never capture as many ranks as it says."""
+    ranks, sample = capture.get("ranks", ()), capture.get("sample", Capture.model_fields["sample"].default)
+    if not (isinstance(ranks, list | tuple) and type(sample) is int):
+        return
+    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
+    at, wanted = ("ranks", len(ranks)) if ranks else ("sample", sample)
+    for name in _COUNTED:
+        most = limits.get(name, Limits.model_fields[name].default)
+        if type(most) is int and 0 < most < wanted:
+            yield (at,), f"{wanted} captures at once ({at}: {wanted}), but limits.{name} is {most}"
+            return
+
+
+def _mapping(holder: Any, name: str) -> dict[str, Any]:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _list(holder: dict[str, Any], name: str) -> Sequence[Any]:
+    value = holder.get(name)
+    return value if isinstance(value, list | tuple) else ()

@@ -7,157 +7,25 @@ default. The parsed number of a quantity is a property beside it.
 
 from __future__ import annotations
 
-import difflib
-import re
-import zoneinfo
 from collections.abc import Callable
-from datetime import datetime, timezone, tzinfo
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from apscheduler.triggers.cron import CronTrigger
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.config import JsonDict
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema
 
-from sftriage.errors import SchemaError
-from sftriage.model.captures import ProfilerChoice
+from sftriage.model.captures import Profiler, ProfilerChoice
 from sftriage.model.verdicts import Label, Pattern, Scope, Suspect
-from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
 from sftriage.policy import fields
-from sftriage.policy.fields import DEFAULTS, contradictions, shown, unsaid
+from sftriage.policy.fields import Listed
 
 CAPTURES_PER_DAY = 12
 MAX_ITEMS = 1000
 """More than any list of a policy has; where one goes on, the text is read no further."""
-MAX_CRON_LENGTH = 200
-UTC = timezone.utc
-
-
-def zone(name: object) -> tzinfo:
-    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
-    if name == "UTC":
-        return UTC  # where a machine has no time zones installed, too
-    wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
-    if not isinstance(name, str):
-        raise ValueError(wanted)
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        near = difflib.get_close_matches(name[:100], zoneinfo.available_timezones(), n=1)
-        raise ValueError(wanted + (f'; did you mean "{near[0]}"?' if near else "")) from None
-
-
-def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
-    """The minutes of a cron expression, all of whose fields have to match.
-
-    Raises ValueError where it is none, could be misread, or names no minute ever.
-    """
-    wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
-    if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
-        raise ValueError(wanted)
-    try:
-        found = CronTrigger.from_crontab(cron, timezone=where)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{wanted}: {error}") from None
-    # To cron, 1 is Monday; to the scheduler, whose other fields read as cron's, it is Tuesday.
-    weekday = cron.split()[4]
-    if re.search("[0-9]", re.sub("/[0-9]+", "", weekday)):
-        raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
-    if found.get_next_fire_time(None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
-        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
-    return found
-
-
-def _read(parse: Callable[..., object]) -> BeforeValidator:
-    """A validator that keeps a text as it is, and refuses one that cannot be read."""
-
-    def check(value: object) -> object:
-        parse(value)
-        return value
-
-    return BeforeValidator(check)
-
-
-def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> BeforeValidator:
-
-    def check(value: object) -> object:
-        if not low <= parse(value) <= high:
-            raise ValueError(f"expected {bounds}, got {shown(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _written(pattern: str) -> object:
-    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
-    return Field(json_schema_extra={"pattern": pattern})
-
-
-def _stage(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            StageSchema((value,))
-        except SchemaError as error:
-            raise ValueError(str(error)) from None
-    return value
-
-
-def _held(value: object) -> object:
-    if value is False:
-        raise ValueError(
-            "only true: that nothing heavy starts on a window that cannot be decided is what sftriage is for; "
-            "a person can always ask for a capture"
-        )
-    return value
-
-
-_PERCENTAGE, _DURATION, _SIZE = map(_written, (fields.PERCENTAGE, fields.DURATION, fields.SIZE))
-
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Stage = Annotated[
-    str,
-    BeforeValidator(_stage),
-    Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES),
-    _written(f"^{STAGE_NAME.pattern}$"),
-]
-Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[str, _within(fields.fraction, 0.0, 1.0, "0% to 100%"), _PERCENTAGE]
-Fraction = Annotated[
-    float,
-    BeforeValidator(lambda value: fields.fraction(value) if isinstance(value, str) else value),
-    Field(ge=0, le=1),
-    WithJsonSchema({"type": ["number", "string"], "minimum": 0, "maximum": 1, "pattern": fields.PERCENTAGE}),
-]
-"""A number, or a percentage."""
-Budget = Annotated[str, _within(fields.fraction, 0.0001, 1.0, "0.01% to 100%"), _PERCENTAGE]
-Gain = Annotated[str, _read(fields.gain), _written(fields.GAIN)]
-Cost = Annotated[str, _read(fields.cost), _written(fields.COST)]
-Lasting = Annotated[str, _read(fields.lasting), _written(fields.LASTING)]
-Cooldown = Annotated[str, _within(fields.seconds, 0.0, 30 * 86400.0, "0s to 30d"), _DURATION]
-StallTime = Annotated[str, _within(fields.seconds, 1.0, 86400.0, "1s to 1d"), _DURATION]
-Age = Annotated[str, _within(fields.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d"), _DURATION]
-TraceSize = Annotated[str, _within(fields.size_bytes, 2**20, 2**36, "1Mi to 64Gi"), _SIZE]
-StoreSize = Annotated[str, _within(fields.size_bytes, 2**20, 2**50, "1Mi to 1024Ti"), _SIZE]
-Held = Annotated[bool, BeforeValidator(_held)]
-Cron = Annotated[str, _read(lambda value: cron_trigger(value, UTC))]
-TimeZone = Annotated[str, _read(zone)]
-EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
-
-Item = TypeVar("Item")
-Listed = Annotated[tuple[Item, ...], Field(strict=False)]
-"""Several values; not strict, because YAML has lists and no tuples."""
+PROFILERS: tuple[str, ...] = get_args(Profiler)
 
 
 class PolicyModel(BaseModel):
@@ -248,7 +116,7 @@ class ProfilerRun(PolicyModel):
     max_seconds: int = Field(
         default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
     )
-    max_bytes: TraceSize = Field(
+    max_bytes: fields.TraceSize = Field(
         default="512Mi",
         description="Size over which a trace is not kept. Of many steps the torch profiler records as many as fit.",
     )
@@ -263,28 +131,51 @@ class Capture(ProfilerRun):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
     sample: int = Field(
-        default=DEFAULTS["sample"],
+        default=1,
         ge=1,
         le=1024,
         description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
     )
-    ranks: Listed[Rank] = Field(default=(), max_length=1024, description="These ranks, instead of the suspect's.")
+    ranks: Listed[fields.Rank] = Field(
+        default=(), max_length=1024, description="These ranks, instead of the suspect's."
+    )
     control_ranks: int = Field(
         default=0, ge=0, le=16, description="So many healthy peers too, in the same steps, to compare with."
     )
+
+
+def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
+    """The fields of a capture that mean nothing beside its profiler, each with why; in a rule on stalls or suspects."""
+    profiler = capture.get("profiler", "auto")
+    if profiler not in (*PROFILERS, "auto"):
+        return {}
+    mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
+    beside = "on stalled" if stalled and profiler == "auto" else f"where the profiler is {profiler}"
+    idle = {other: f"options of {other} do nothing {beside}" for other in PROFILERS}
+    options = capture.get("stacks")
+    from_outside = isinstance(options, dict) and True in (options.get("native"), options.get("flight_recorder"))
+    if stalled or (profiler == "stacks" and from_outside):
+        of = "of a rank that stands still" if stalled else "with native frames, or the flight recorder's dump,"
+        once = f"stacks {of} are taken once, from outside, and of no steps"
+        idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
+    elif profiler == "stacks":
+        idle["warmup_steps"] = "stacks need no warm-up: no profiler is started"
+    elif profiler == "nsys":
+        idle["samples_per_second"] = "no stacks are sampled in the trainer where the profiler is nsys"
+    return {field: why for field, why in idle.items() if field not in mine}
 
 
 class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""
 
     window_steps: int = Field(
-        default=DEFAULTS["window_steps"],
+        default=50,
         ge=2,
         le=10_000,
         description="Steps in a window; not said, fewer where steps are long, down to 10.",
     )
     stride_steps: int = Field(
-        default=DEFAULTS["stride_steps"],
+        default=10,
         ge=1,
         le=10_000,
         description="Steps from one window to the next; not said, fewer where windows have fewer.",
@@ -295,7 +186,7 @@ class Detection(PolicyModel):
         le=1_000_000,
         description="Steps at the start of a job that are not judged; not said, fewer where steps are long, down to 4.",
     )
-    min_gain: Share = Field(default="4%", description="Share of the exposed step time a suspect must be worth.")
+    min_gain: fields.Share = Field(default="4%", description="Share of the exposed step time a suspect must be worth.")
     false_names_per_million_steps: float = Field(
         default=0.1,
         ge=1e-6,
@@ -303,20 +194,20 @@ class Detection(PolicyModel):
         description="How often chance alone may name somebody; the fewer, the longer a fault must last to be named "
         "(docs/verdicts.md has the trade-off).",
     )
-    min_persistence: Fraction = Field(
+    min_persistence: fields.Fraction = Field(
         default=0.6,
         description="Fraction of the window's steps in which what all ranks share must be there, and of the captured "
         "steps in which a fault must be to be reproduced.",
     )
-    min_coverage: Fraction = Field(
+    min_coverage: fields.Fraction = Field(
         default=0.95, description="Fraction of the window's ranks and steps that must be present."
     )
-    contended_after: Cooldown = Field(
+    contended_after: fields.Cooldown = Field(
         default="30s",
         description="How long contention for CPUs, where that may be why somebody is slow, must have gone on before "
         "anything is captured for it; `0s` waits for nothing.",
     )
-    stalled_after: StallTime = Field(
+    stalled_after: fields.StallTime = Field(
         default="60s",
         description="Time without any rank moving from which on a step may be `stalled`; "
         "more is allowed where the job itself takes longer.",
@@ -345,13 +236,15 @@ class Match(PolicyModel):
         description="Who the suspect may be: one `rank`, the ranks of a `host` or of a `cohort`, or `all`; "
         "none named means any.",
     )
-    stage: Listed[Stage] = Field(
+    stage: Listed[fields.Stage] = Field(
         default=(),
         max_length=32,
         description="Stages the suspect may be in; none named means any, a whole slow rank among them.",
     )
-    gain: Gain = Field(default=">= 0%", description="What the suspect must be worth, such as `>= 5% and >= 10ms`.")
-    cost: Cost | None = Field(
+    gain: fields.Gain = Field(
+        default=">= 0%", description="What the suspect must be worth, such as `>= 5% and >= 10ms`."
+    )
+    cost: fields.Cost | None = Field(
         default=None,
         description="What the suspect must have cost the job since the run began, such as `>= 5 GPU-hours`: the "
         "hours of all its ranks, whatever they run on.",
@@ -367,10 +260,10 @@ class Match(PolicyModel):
 class Webhook(PolicyModel):
     """Where to send a message. The address is a secret, so the policy says only where to find it."""
 
-    url_from_env: EnvironmentName | None = Field(
+    url_from_env: fields.EnvironmentName | None = Field(
         default=None, description="The environment variable that holds the address."
     )
-    url_from_file: AbsolutePath | None = Field(default=None, description="The file that holds the address.")
+    url_from_file: fields.AbsolutePath | None = Field(default=None, description="The file that holds the address.")
     format: Literal["cloudevents", "slack"] = Field(
         default="cloudevents", description="`cloudevents`: a CloudEvents 1.0 envelope; `slack`: what Slack takes."
     )
@@ -385,9 +278,9 @@ class Notification(PolicyModel):
 class Rule(PolicyModel):
     """If verdicts match, capture, and tell somebody; or, with neither, put on record that it would have matched."""
 
-    name: Name = Field(description="Unique in the policy; goes into capture ids and manifests.")
+    name: fields.Name = Field(description="Unique in the policy; goes into capture ids and manifests.")
     match: Match = Field(description="Which verdicts the rule is about.")
-    lasting: Lasting = Field(
+    lasting: fields.LastingText = Field(
         default="1 step",
         alias="for",
         description="How long the same suspect must match, in steps or time, such as `100 steps` or `30s`: from its "
@@ -400,7 +293,7 @@ class Rule(PolicyModel):
         max_length=16,
         description="Who is told when the rule matches, captured or not; again only after the cooldown.",
     )
-    cooldown: Cooldown = Field(
+    cooldown: fields.Cooldown = Field(
         default="10m",
         description="Time after a capture of a suspect in which this rule starts no other of that suspect (who and "
         "where: its ranks and stage), and after a message about it in which it sends none. Others wait for nothing.",
@@ -439,7 +332,9 @@ class Rule(PolicyModel):
 class OnNeedsEvidence(PolicyModel):
     """What happens on a window that cannot be decided."""
 
-    hold: Held = Field(default=True, description="Start nothing heavy; only true.", json_schema_extra={"enum": [True]})
+    hold: fields.Held = Field(
+        default=True, description="Start nothing heavy; only true.", json_schema_extra={"enum": [True]}
+    )
     gather: Listed[Literal["bucket_ready", "nvml", "next_windows"]] = Field(
         default=(),
         max_length=3,
@@ -452,7 +347,7 @@ class Limits(PolicyModel):
     """What captures may cost a job, over all rules. One rank captured once is one capture, a control rank's too."""
 
     captures_per_hour: int = Field(
-        default=DEFAULTS["captures_per_hour"],
+        default=4,
         ge=1,
         le=10_000,
         description="Captures asked for in any hour, whatever becomes of them: the default is one suspect, a peer to "
@@ -472,10 +367,8 @@ class Limits(PolicyModel):
         description="Captures in one run, if that is to be limited: a job of a month would have none left after the "
         "first days. One that is refused or fails is not counted.",
     )
-    concurrent_ranks: int = Field(
-        default=DEFAULTS["concurrent_ranks"], ge=1, le=1024, description="Ranks that may be captured at the same time."
-    )
-    overhead_budget: Budget = Field(
+    concurrent_ranks: int = Field(default=2, ge=1, le=1024, description="Ranks that may be captured at the same time.")
+    overhead_budget: fields.Budget = Field(
         default="0.5%",
         description="Share of the run's time that captures may cost the job; when it is spent, captures wait.",
     )
@@ -491,17 +384,17 @@ class Limits(PolicyModel):
 class Active(PolicyModel):
     """When captures are allowed. Everything else happens at any time."""
 
-    cron: Cron = Field(
+    cron: fields.Cron = Field(
         default="* * * * *",
         description="The minutes in which captures may start, as minute, hour, day, month and weekday (by name), "
         "all of which have to match.",
     )
-    timezone: TimeZone = Field(default="UTC", description="The time zone of `cron`, such as Europe/Berlin.")
+    timezone: fields.TimeZone = Field(default="UTC", description="The time zone of `cron`, such as Europe/Berlin.")
 
     @cached_property
     def trigger(self) -> CronTrigger | None:
         """The minutes of ``cron``; None if it is all of them."""
-        return None if self.cron.split() == ["*"] * 5 else cron_trigger(self.cron, zone(self.timezone))
+        return None if self.cron.split() == ["*"] * 5 else fields.cron_trigger(self.cron, fields.zone(self.timezone))
 
 
 class Mitigate(PolicyModel):
@@ -513,7 +406,7 @@ class Mitigate(PolicyModel):
         "the straggler, `pipeline` runs stages further ahead under a slow link.",
         json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar", "pipeline"]}},
     )
-    min_saving: Share = Field(
+    min_saving: fields.Share = Field(
         default="2%", description="Share of a step that a remedy must save: by its model to be tried, measured to stay."
     )
     steps: int = Field(
@@ -522,7 +415,7 @@ class Mitigate(PolicyModel):
         le=10_000,
         description="Steps that each part of a trial takes: with the remedy and without, twice in turn.",
     )
-    cooldown: Cooldown = Field(
+    cooldown: fields.Cooldown = Field(
         default="1h", description="Time after a remedy was undone in which it is not tried again on the same straggler."
     )
 
@@ -533,8 +426,10 @@ class Mitigate(PolicyModel):
 class Retention(PolicyModel):
     """How long traces are kept. What is not said is not limited."""
 
-    age: Age | None = Field(default=None, description="Traces older than this are removed.")
-    bytes: StoreSize | None = Field(default=None, description="Size of all traces over which the oldest are removed.")
+    age: fields.Age | None = Field(default=None, description="Traces older than this are removed.")
+    bytes: fields.StoreSize | None = Field(
+        default=None, description="Size of all traces over which the oldest are removed."
+    )
 
     age_s = _number("age", lambda age: None if age is None else fields.seconds(age))
     size_bytes = _number("bytes", lambda size: None if size is None else fields.size_bytes(size))
@@ -576,32 +471,16 @@ class Metadata(PolicyModel):
 
     model_config = ConfigDict(json_schema_extra=_in_a_cluster)
 
-    name: Name = Field(description="The policy's name.")
+    name: fields.Name = Field(description="The policy's name.")
 
 
 class TriagePolicy(PolicyModel):
-    """A triage policy.
-
-    Raises:
-        pydantic.ValidationError: on construction, with the location of everything that is wrong.
-    """
+    """A triage policy."""
 
     api_version: Literal["sftriage.dev/v1alpha1"] = Field(alias="apiVersion", description="Version of this format.")
     kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.")
     metadata: Metadata = Field(description="How the policy is called.")
     spec: Spec = Field(description="What the policy says.")
-
-    @model_validator(mode="after")
-    def _no_contradictions(self) -> TriagePolicy:
-        found = [
-            InitErrorDetails(
-                type=PydanticCustomError("contradiction", "{said}", {"said": message}), loc=where, input=None
-            )
-            for where, message in contradictions(self.model_dump(by_alias=True, exclude_unset=True))
-        ]
-        if found:
-            raise ValidationError.from_exception_data("TriagePolicy", found)
-        return self
 
     def filled(self) -> dict[str, Any]:
         """The policy as plain data with every default filled in, ready to be written as YAML and read again.
@@ -616,6 +495,7 @@ class TriagePolicy(PolicyModel):
             capture = rule.get("capture")
             if capture is None:
                 continue
-            for word in unsaid(capture, stalled=rule["match"].get("label") == "stalled"):
+            idle = idle_fields(capture, stalled=rule["match"].get("label") == "stalled")
+            for word in (*idle, "sample" if capture["ranks"] else "ranks"):
                 capture.pop(word, None)
         return filled
