@@ -280,13 +280,6 @@ class Means:
     chosen: ChoiceReason = ""
     once: bool = False
 
-    def steps(self, asked: int) -> int:
-        """The steps of a request, which is bounded in them also where it is of none."""
-        return 1 if self.once else asked
-
-    def warmup_steps(self, asked: int) -> int:
-        return 0 if self.profiler == "stacks" else asked
-
 
 def choose(
     capture: Capture,
@@ -342,6 +335,22 @@ def options_of(capture: Capture, means: Means) -> dict[str, Any]:
     return values
 
 
+def request_of(capture: Capture, means: Means, capture_id: str, rank: int, **more: Any) -> CaptureRequest:
+    """The request of a capture of one rank, within the bounds of its rule."""
+    return CaptureRequest(
+        capture_id=capture_id,
+        rank=rank,
+        profiler=means.profiler,
+        # (a request is bounded in steps also where it takes none)
+        steps=1 if means.once else capture.steps,
+        warmup_steps=0 if means.profiler == "stacks" else capture.warmup_steps,
+        max_seconds=float(capture.max_seconds),
+        max_bytes=capture.max_trace_bytes,
+        options=options_of(capture, means),
+        **more,
+    )
+
+
 def decide_manual_request(
     manual: ManualRequest,
     policies: PolicySet,
@@ -369,23 +378,15 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > left:
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": left})
-    options = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
-    capture, again = Capture.model_validate(options), f"a{attempt}-" if attempt else ""
+    given = {name: getattr(manual, name) for name in ("profiler", "steps", "warmup_steps", SAMPLES_PER_SECOND)}
+    capture, again = Capture.model_validate({**given, **manual.options}), f"a{attempt}-" if attempt else ""
     requests: list[CaptureRequest] = []
     for rank in dict.fromkeys(manual.ranks) if why is None else ():
         means = choose(capture, None, clock=clock, nsys=nsys, stands_still=rank in still)
         assert means is not None, "where nothing is left open, there is something to begin with"
-        request = CaptureRequest(
-            capture_id=f"asked-s{step}-r{rank}-{again}{state.asked + len(requests) + 1}",
-            rank=rank,
-            profiler=means.profiler,
-            steps=means.steps(manual.steps),
-            warmup_steps=means.warmup_steps(manual.warmup_steps),
-            max_seconds=manual.max_seconds,
-            max_bytes=manual.max_bytes,
-            options=options_of(capture, means),
-        )
-        requests.append(request)
+        capture_id = f"asked-s{step}-r{rank}-{again}{state.asked + len(requests) + 1}"
+        request = request_of(capture, means, capture_id, rank)
+        requests.append(replace(request, max_seconds=manual.max_seconds, max_bytes=manual.max_bytes))
     reason = why or Why("asked", {"who": manual.who, "why": manual.reason})
     decision = Decision(
         time_s=now_s,

@@ -32,10 +32,10 @@ from sftriage.policy.captures import (
     limits_in_numbers,
     missed,
     named,
-    options_of,
     place_kept,
     places_left,
     ranks_limit,
+    request_of,
     run_limit,
     suspect_limit,
     to_follow_up,
@@ -365,15 +365,11 @@ class _Case:
         if not means.once and first.pattern == "recurring" and first.period_steps and first.onset_step is not None:
             period, phase = first.period_steps, first.onset_step % first.period_steps
         return tuple(
-            CaptureRequest(
-                capture_id=_capture_id(self.verdict, rank, rule, self.state.asked + number),
-                rank=rank,
-                profiler=means.profiler,
-                steps=means.steps(capture.steps),
-                warmup_steps=means.warmup_steps(capture.warmup_steps),
-                max_seconds=float(capture.max_seconds),
-                max_bytes=capture.max_trace_bytes,
-                options=options_of(capture, means),
+            request_of(
+                capture,
+                means,
+                _capture_id(self.verdict, rank, rule, self.state.asked + number),
+                rank,
                 role="suspect" if number <= len(suspects) else "control",
                 period_steps=period,
                 phase=phase,

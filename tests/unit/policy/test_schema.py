@@ -202,12 +202,6 @@ def test_what_runs_has_its_own_options(asked, means, options):
     assert options_of(Capture.model_validate(asked), means) == options
 
 
-def test_stacks_alone_need_no_warm_up_and_a_look_from_outside_no_steps():
-    assert (Means("torch").steps(5), Means("torch").warmup_steps(2)) == (5, 2)
-    assert (Means("stacks").steps(5), Means("stacks").warmup_steps(2)) == (5, 0)
-    assert (Means("stacks", once=True).steps(5), Means("stacks", once=True).warmup_steps(2)) == (1, 0)
-
-
 WRITTEN = {fraction: PERCENTAGE, seconds: DURATION, size_bytes: SIZE, lasting: LASTING, gain: GAIN, cost: COST}
 READ = {
     fraction: {"5%": 0.05, "0.5%": 0.005, "100 %": 1.0, "0.5 %": 0.005, "0%": 0.0},
