@@ -27,8 +27,6 @@ from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
 
-RANK_0 = {"ranks": (0,), "stage": "data"}
-
 
 def captured(found: bool, policy=None, now_s: float = NOW, state: State = BEGUN, **verdict) -> State:
     """The state once a suspect was captured, and its capture has ended a second later."""
@@ -37,29 +35,6 @@ def captured(found: bool, policy=None, now_s: float = NOW, state: State = BEGUN,
     for request in decision.requests:
         state = finished(state, of(request.capture_id, "stored"), now_s + 1, reproduced=found)
     return State.from_json(state.to_json())
-
-
-@pytest.mark.parametrize(
-    ("verdict", "outcome"),
-    [
-        (RANK_0, "throttle"),
-        ({**RANK_0, "ranks": (3,)}, "capture"),
-        ({**RANK_0, "stage": "forward"}, "capture"),
-        # (whether one stage has nearly all of it may change from window to window)
-        ({**RANK_0, "stage": None}, "throttle"),
-        ({**RANK_0, "ranks": (0, 1), "scope": "host"}, "capture"),
-        ({**RANK_0, "scope": "cohort"}, "capture"),
-        # What it costs is no part of who and where, nor is how it comes and goes
-        ({**RANK_0, "gain_s": 0.2}, "throttle"),
-        ({**RANK_0, "pattern": "recurring"}, "throttle"),
-        ({**RANK_0, "attempt": 1}, "throttle"),
-    ],
-)
-@pytest.mark.parametrize("found", [False, True])
-def test_a_cooldown_is_of_who_and_where(found, verdict, outcome):
-    """GIVEN rank 0 was captured, falsely or not WHEN there is a suspect a minute later THEN only rank 0 waits."""
-    decision, _ = decide(make_verdict(**verdict), make_policy(CAPTURING), captured(found, **RANK_0), NOW + 60)
-    assert decision.outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -158,18 +133,6 @@ def test_a_trace_of_a_healthy_peer_holds_nobodys_fault():
     state = finished(state, of(control.capture_id, "stored"), NOW + 5, reproduced=True)
     state = finished(state, of(suspect.capture_id, "stored"), NOW + 5)
     assert decide(make_verdict(), policy, state, NOW + 600)[0].outcome == "capture"
-
-
-def test_a_rule_that_is_throttled_leaves_the_window_to_the_next():
-    policy = make_policy(CAPTURING, {**OTHER, "for": "60 steps"}, {**CAPTURING, "name": "c"})
-    cooling = replace(BEGUN, fired_s={"a rank 2 data": NOW - 60})
-    # WHEN the first rule is in its cooldown, and the second has not seen enough
-    decision, state = decide(make_verdict(), policy, cooling, NOW)
-    # THEN the third captures
-    assert (decision.outcome, decision.rule) == ("capture", "c")
-    # WHEN all have to wait, THEN the first says why
-    decision, _ = decide(make_verdict(), policy, state, NOW + 1)
-    assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T08:09:00Z"
 
 
 @pytest.mark.parametrize("ended", ["failed", "refused"])
@@ -362,15 +325,6 @@ def test_decision_and_manifest_say_what_was_chosen_why_and_what_it_follows():
     assert reason_sentence(decision).startswith(shown)
     both = [trigger(make_verdict(), POLICY, one, one.requests[0]) for one in (taken(BEGUN)[0], decision)]
     assert [(one.chosen, one.follows) for one in both] == [("host_stage", ""), ("left_open", capture_id)]
-
-
-@pytest.mark.parametrize("capture", [{}, {"profiler": "stacks"}, {"stacks": {"native": True}}])
-def test_of_a_stall_stacks_are_taken_from_outside(capture):
-    policy = make_policy({**CAPTURING, "match": {"label": "stalled"}, "capture": capture})
-    decision, _ = taken(BEGUN, policy, label="stalled", reasons=("not_arrived",))
-    (request,) = decision.requests
-    assert (request.profiler, request.takes_steps, request.steps) == ("stacks", False, 1)
-    assert decision.parameters.get("chosen", "") == ("" if "profiler" in capture else "stands_still")
 
 
 @pytest.mark.parametrize(

@@ -1,201 +1,79 @@
+"""What is decided on a window, by the cases of `decided.txt`, and what a decision carries and leaves."""
+
 from dataclasses import replace
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import yaml
 
 from sftriage.errors import InputError
+from sftriage.model.captures import Decision
 from sftriage.model.windows import SystemCode
 from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
+from sftriage.policy.schema import Limits
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 
-from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of
+from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
 
-DATA_ONLY = {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
-WITH_NSYS = {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}}
-OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
-ON_STALLS = {"name": "stalls", "match": {"label": "stalled"}}
-ON_STALLED_DATA = {"name": "late", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}}
-RUNNING_2 = {"w1-50-r2-x-1": Running(2, NOW + 60)}
-RUNNING_7 = {"w1-50-r7-x-1": Running(7, NOW + 60)}
-RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
-
-
-def case(said, *rules, state=None, **verdict):
-    """What is said of a verdict, under some rules (of a slow rank, if none) and in a state: OUTCOME: REASON."""
-    return verdict, rules or (CAPTURING,), state or {}, *said.split(": ", 1)
+RULES = {
+    "a": CAPTURING,
+    "b": OTHER,
+    "in": {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}},
+    "deep": {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}},
+    "watch": {"name": "watch", "match": {"gain": ">= 1%"}},
+    "stalls": {"name": "stalls", "match": {"label": "stalled"}},
+    "late": {"name": "late", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}},
+}
 
 
-@pytest.mark.parametrize(
-    ("verdict", "rules", "state", "outcome", "reason"),
-    [
-        case("ignore: healthy", label="healthy", ranks=None),
-        case("ignore: healthy", label="healthy"),
-        case("hold: co_critical, roaming", label="needs_evidence", reasons=("co_critical", "roaming")),
-        case("hold: no reason given", label="needs_evidence", ranks=None),
-        case("hold: suspect, but no rank is named", ranks=None),
-        case("hold: suspect, but no rank is named", ranks=()),
-        case("ignore: rule a does not match: its gain of 3.1% is under 5%", share=0.031),
-        case("ignore: rule in does not match: its gain of 2 ms is under 10 ms", DATA_ONLY, gain_s=0.002),
-        case("ignore: rule in does not match: its stage forward is not one of data, h2d", DATA_ONLY, stage="forward"),
-        case(
-            "ignore: rule a does not match: its scope all is not one of rank",
-            {**CAPTURING, "match": {"scope": ["rank"]}},
-            ranks=(0, 1, 2, 3),
-        ),
-        case("ignore: rule in does not match: a whole rank is not one of data, h2d", DATA_ONLY, stage=None),
-        case(
-            "ignore: rule a does not match: its gain of 2% is under 5%", DATA_ONLY, CAPTURING, share=0.02, stage="h2d"
-        ),
-        case("ignore: observe-only: rule watch matched", OBSERVING),
-        case(
-            "hold: waiting for a CPU: that is 83% of its lateness, and no trace of its own would show it",
-            OBSERVING,
-            CAPTURING,
-            descheduled_fraction=0.83,
-        ),
-        case("capture: rule deep: ", CAPTURING, WITH_NSYS, descheduled_fraction=0.83),
-        case(
-            "hold: standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
-            descheduled_fraction=0.83,
-            system=("stopped", 0.9),
-        ),
-        case("capture: rule deep: ", CAPTURING, WITH_NSYS, system=("cgroup_throttled", 0.6)),
-        case("ignore: observe-only: rule watch matched", OBSERVING, system=("cgroup_throttled", 0.6)),
-        # (a slow host is captured, on one of its ranks)
-        case("capture: rule a: ", scope="host", ranks=(2, 3), system=("cgroup_throttled", 1.0)),
-        case("capture: rule a: ", scope="host", ranks=(2, 3), descheduled_fraction=0.83),
-        case("capture: rule a: ", host="node-b", system=("cgroup_throttled", 1.0)),
-        case("hold: contention for CPUs, ", scope="host", ranks=(2, 3), contended_fraction=0.6),
-        # (windows of 50 steps of 70 ms)
-        case(
-            "hold: contention for CPUs, which may pass: it may explain 60% of the lateness of rank 2, so far for 3.5 s "
-            "of 30 s",
-            contended_fraction=0.6,
-        ),
-        case("hold: contention for CPUs, which may pass", contended_fraction=0.6, first_step=5000, onset_step=122),
-        case("capture: rule a: ", contended_fraction=0.4),
-        case("capture: rule a: ", contended_fraction=0.6, pattern="recurring"),
-        case("hold: contention for CPUs, which may pass: ", CAPTURING, WITH_NSYS, contended_fraction=0.6),
-        case("hold: contention for CPUs, which may pass: ", OBSERVING, CAPTURING, contended_fraction=0.6),
-        case("ignore: observe-only: rule watch matched", OBSERVING, contended_fraction=0.6),
-        case("ignore: rule a does not match: its gain", contended_fraction=0.6, share=0.031),
-        case("hold: waiting for a CPU: that is 83% of its", descheduled_fraction=0.83, contended_fraction=1.0),
-        # A window that is held names nobody; what was counted of its candidate is so all the same.
-        case(
-            "hold: standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
-            CAPTURING,
-            WITH_NSYS,
-            label="needs_evidence",
-            reasons=("intermittent",),
-            system=("stopped", 0.9),
-        ),
-        case("hold: intermittent", label="needs_evidence", reasons=("intermittent",), descheduled_fraction=0.9),
-        case("hold: self_inflicted", label="needs_evidence", reasons=("self_inflicted",), system=("stopped", 0.9)),
-        case("ignore: observe-only: rule watch matched", OBSERVING, descheduled_fraction=0.83),
-        case("capture: rule a: ", descheduled_fraction=0.4),
-        case("hold: waiting for a CPU: that is 40% of its", descheduled_fraction=0.4, share=0.08),
-        case(
-            "throttle: cooldown of rule a until 2027-01-15T08:00:01Z", state={"fired_s": {"a rank 2 data": NOW - 599}}
-        ),
-        case("throttle: captures_per_hour: 4 of 4 captures asked for", state={"asked_s": (NOW,) * 4}),
-        case("throttle: captures_per_day: 12 of 12 captures asked", state={"asked_s": (NOW - 9000,) * 12}),
-        case("capture: rule a: ", state={"captures": 1000}),
-        case("throttle: rank 2 is being captured already (w1-50-r2-x-1)", state={"running": RUNNING_2}),
-        case(
-            "throttle: concurrent_ranks: 2 of at most 2 ranks are being captured, and 1 more asked for",
-            state={"running": RUNNING_7_8},
-        ),
-        case(
-            "throttle: concurrent_ranks: 1 of at most 2 ranks are being captured, and 2 more asked for",
-            {**CAPTURING, "capture": {"sample": 2}},
-            state={"running": RUNNING_7},
-            ranks=(2, 3),
-        ),
-        case("capture: rule a: ", state={"running": RUNNING_7}),
-        case("capture: rule a: mending data of rank 2 would save 20 ms a step (30%), in 90% of the steps"),
-        case(
-            "capture: rule a: mending all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
-            stage=None,
-            ranks=(0, 1, 2, 3),
-        ),
-        case("capture: rule a: ", share=0.05),
-        # (whether it is one stage or all of them may change from window to window)
-        case("throttle: cooldown of rule a until", state={"fired_s": {"a rank 2 *": NOW}}),
-        case(
-            "throttle: cooldown of rule a until",
-            state={"fired_s": {"a rank 2 data": NOW, "a rank 21 data": NOW}},
-            stage=None,
-        ),
-        case("capture: rule a: ", state={"fired_s": {"a rank 21 data": NOW}}, stage=None),
-        # (and so may the stage of a host, and which of its ranks stands out)
-        case("throttle: cooldown of rule a", state={"fired_s": {"a host 2-3 *": NOW}}, stage="forward"),
-        case("capture: rule a: ", state={"fired_s": {"a host 3-4 *": NOW}}),
-        case("throttle: cooldown of rule a", state={"fired_s": {"a host 2-3 *": NOW}}, scope="host", ranks=(2, 3)),
-        case("capture: rule a: ", state={"fired_s": {"a rank 2 h2d": NOW}}),
-        case("capture: rule a: ", state={"fired_s": {"a rank 2 data": NOW - 600}}),
-        case("capture: rule a: ", state={"fired_s": {"a rank 3 data": NOW}}),
-        case("capture: rule a: ", state={"fired_s": {"other rank 2 data": NOW}}),
-        case("capture: rule in: ", DATA_ONLY, CAPTURING),
-        case("capture: rule a: ", DATA_ONLY, CAPTURING, stage="forward"),
-        case("capture: rule a: ", OBSERVING, CAPTURING),
-    ],
-)
-def test_truth_table(verdict, rules, state, outcome, reason):
-    decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
-    assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
-    assert bool(decision.requests) == (outcome == "capture")
-    held = decision.reason in ("contended", *get_args(SystemCode))
-    advised = outcome == "throttle" or held or bool(verdict.get("reasons"))
-    assert bool(resolution(decision)) == advised
+def decided(given: str) -> tuple[Decision, State, State]:
+    """The decision on a case of `decided.txt`, and the states before and after it; times are relative to now."""
+    case: dict[str, Any] = yaml.safe_load(f"{{{given}}}")
+    rules = [RULES[one] if isinstance(one, str) else {**CAPTURING, **one} for one in case.pop("rules", ["a"])]
+    spec = {name: case.pop(name) for name in (*Limits.model_fields, "active") if name in case}
+    about = case.pop("state", {})
+    about["fired_s"] = {key: NOW + at_s for key, at_s in about.pop("fired_s", {}).items()}
+    about["asked_s"] = tuple(NOW + at_s for at_s in about.pop("asked_s", ()))
+    about["running"] = {f"w1-50-r{rank}-x-1": Running(rank, NOW + 60) for rank in about.pop("running", ())}
+    peers = case.pop("peers", ())
+    verdict = make_verdict(**{name: tuple(one) if isinstance(one, list) else one for name, one in case.items()})
+    state = replace(BEGUN, **about)
+    return *decide(verdict, make_policy(*rules, **spec), state, NOW, peers), state
 
 
-def stall(said, *rules, rule=None, **verdict):
-    """The same of a step that stands still, and by which rule."""
-    return verdict, rules or (CAPTURING,), *said.split(": ", 1), rule
+def outcome(decision: Decision) -> str:
+    """What was decided, by which rule, on which ranks and beside which peers, and why."""
+    ranks = {role: [str(one.rank) for one in decision.requests if one.role == role] for role in ("suspect", "control")}
+    what = [decision.outcome, f"by {decision.rule}" if decision.rule else ""]
+    what += [f"{', '.join({one.profiler for one in decision.requests})} of" if decision.requests else ""]
+    what += [", ".join(ranks["suspect"]), f"beside {', '.join(ranks['control'])}" if ranks["control"] else ""]
+    return f"{' '.join(filter(None, what))}: {reason_sentence(decision)}"
 
 
-@pytest.mark.parametrize(
-    ("verdict", "rules", "outcome", "reason", "rule"),
-    [
-        stall("hold: not_arrived: rank 2 in data", reasons=("not_arrived",)),
-        stall("hold: not_arrived: rank 2 in data", CAPTURING, OBSERVING, reasons=("not_arrived",)),
-        stall(
-            "ignore: observe-only: rule stalls matched, not_arrived: rank 2 in data",
-            CAPTURING,
-            ON_STALLS,
-            rule="stalls",
-            reasons=("not_arrived",),
-        ),
-        stall(
-            "ignore: observe-only: rule late matched, died: rank 2 in data",
-            ON_STALLED_DATA,
-            ON_STALLS,
-            rule="late",
-            reasons=("died",),
-        ),
-        stall("hold: not_arrived: rank 2 in forward", ON_STALLED_DATA, reasons=("not_arrived",), stage="forward"),
-        stall("hold: not_arrived: 2 ranks in all local stages", reasons=("not_arrived",), ranks=(4, 5), stage=None),
-        # Nobody is named, and a rule that asks for somebody is about something else
-        stall("hold: in_sync", reasons=("in_sync",), ranks=None),
-        stall("hold: in_sync", ON_STALLED_DATA, reasons=("in_sync",), ranks=None),
-        stall(
-            "ignore: observe-only: rule stalls matched, in_sync",
-            ON_STALLED_DATA,
-            ON_STALLS,
-            rule="stalls",
-            reasons=("in_sync",),
-            ranks=None,
-        ),
-    ],
-)
-def test_a_stall_is_held_or_observed_with_advice_and_never_captured(verdict, rules, outcome, reason, rule):
-    decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), BEGUN, NOW)
-    assert (decision.outcome, reason_sentence(decision), decision.rule) == (outcome, reason, rule)
-    assert (decision.label, decision.requests, state) == ("stalled", (), BEGUN)
-    assert resolution(decision) == advice(verdict["reasons"])
+LINES = (Path(__file__).parent / "decided.txt").read_text(encoding="utf-8").splitlines()
+CASES = [line for line in LINES if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("given", "expected"), list(zip(CASES[::2], CASES[1::2], strict=True)))
+def test_truth_table(given, expected):
+    decision, after, before = decided(given)
+    assert outcome(decision) == expected.strip()
+    assert bool(decision.requests) == (decision.outcome == "capture")
+    # What was not captured leaves no trace but how long the suspect has lasted
+    assert decision.requests or replace(after, streak=None) == before
+    held = decision.reason in ("contended", "one_off", *get_args(SystemCode))
+    reasons = decision.parameters.get("reasons", ())
+    assert bool(resolution(decision)) == (decision.outcome == "throttle" or held or bool(reasons))
+    if decision.label == "stalled" and not decision.requests:
+        assert resolution(decision) == advice(reasons)
+    if decision.outcome == "throttle":
+        of_periods = {"captures_last_hour", "captures_per_hour", "captures_last_day", "captures_per_day"}
+        assert of_periods | {"spent_s", "budget_s", "overhead_budget"} <= set(decision.numbers)
+        assert ("captures_per_run" in decision.numbers) == ("captures_per_run" in given)
 
 
 def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others():
@@ -291,7 +169,7 @@ def test_what_is_no_state_is_refused(text):
 
 
 def test_deciding_changes_neither_verdict_nor_state():
-    state = State(captures=1, fired_s={"a rank 5 data": NOW - 700}, running=RUNNING_2)
+    state = State(captures=1, fired_s={"a rank 5 data": NOW - 700}, running={"w1-50-r2-x-1": Running(2, NOW + 60)})
     before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
     decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)
     assert state == before
