@@ -28,6 +28,12 @@ Put = Callable[..., Manifest]
 SOME = Artefact(name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=7, sha256="ab" * 32)
 
 
+def cases(path: Path) -> list[tuple[str, str]]:
+    """The cases of a text table: what is given, and on the line below what comes of it; ``#`` begins a comment."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return list(zip(lines[::2], lines[1::2], strict=True))
+
+
 def manifest_of(
     capture_id: str,
     artefact: Artefact = SOME,

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS, capture_of, condition
 from sftriage.kube.statuses import (
-    STORING_S,
     KnownCapture,
     capture_status,
     event_body,
@@ -42,9 +42,10 @@ from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
 from sftriage.words.run import Face
 from sftriage.words.verdicts import clock
 from tests.scenario import decision, held, row
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import cases, manifest_of
 from tests.unit.kube.objects import NOW_S, made, refused
 
+HERE = Path(__file__).parent
 RULE = {"name": "slow", "match": {}, "capture": {}}
 
 
@@ -228,47 +229,30 @@ def stored(reproduced: str | None = None, **about) -> KnownCapture:
     return KnownCapture(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
 
 
-def control(reproduced: str) -> KnownCapture:
+def seen_of(state: str = "", detail: str = "", reproduced: str | None = None, role: str = "", trace: bool = False):
+    """What is known of a capture: how far it is, and, once it is stored, its manifest."""
+    if not (trace or reproduced):
+        return KnownCapture(result(state, detail)) if state else KnownCapture()
     of = stored(reproduced)
-    beside = of.manifest.capture.model_copy(update={"role": "control"})
-    return replace(of, manifest=of.manifest.model_copy(update={"capture": beside}))
+    about = of.manifest.capture.model_copy(update={"role": role} if role else {})
+    return replace(of, manifest=of.manifest.model_copy(update={"capture": about}))
 
 
-def conditions_of(status):
-    return {one.type: f"{one.status} {one.reason}" for one in status.conditions}
-
-
-STATES = {
-    "nobody has answered": (KnownCapture(), "requested; Unknown Requested; Unknown Requested; Unknown NotYet"),
-    "accepted": (KnownCapture(result("accepted")), "accepted; True Accepted; Unknown Accepted; Unknown NotYet"),
-    "armed": (KnownCapture(result("armed")), "armed; True Accepted; Unknown Armed; Unknown NotYet"),
-    "running": (KnownCapture(result("running")), "running; True Accepted; Unknown Running; Unknown NotYet"),
-    "failed": (KnownCapture(result("failed", "why")), "failed; True Accepted; False Failed; Unknown NoTrace"),
-    "refused": (KnownCapture(result("refused", "busy")), "refused; False Refused; False Refused; Unknown NoTrace"),
-    "expired": (KnownCapture(result("expired")), "expired; True Accepted; False Expired; Unknown NoTrace"),
-    "its manifest is missing": (KnownCapture(result("stored")), "stored; True Accepted; True Stored; Unknown NotYet"),
-    "stored": (stored(), "stored; True Accepted; True Stored; Unknown NotJudged"),
-    "with the fault": (stored("yes"), "stored; True Accepted; True Stored; True Reproduced"),
-    "with some of it": (stored("partly"), "stored; True Accepted; True Stored; True PartlyReproduced"),
-    "without it": (stored("no"), "stored; True Accepted; True Stored; False NotReproduced"),
-    "of a control": (control("yes"), "stored; True Accepted; True Stored; Unknown Control"),
-}
+CAPTURES = cases(HERE / "captures.txt")
 
 
 def test_every_state_is_in_the_table():
-    assert {said.split(";")[0] for _, said in STATES.values()} == {"requested", *get_args(CaptureState)}
+    assert {said.split(";")[0] for _, said in CAPTURES} == {"requested", *get_args(CaptureState)}
 
 
-@pytest.mark.parametrize("case", STATES.values(), ids=STATES)
-def test_how_far_a_capture_is(case):
-    seen, (state, *expected) = case[0], case[1].split("; ")
-    status = capture_status(capture(), seen, NOW_S)
-    assert status.state == state
-    assert status.reproduced is None or expected[-1] != "Unknown Control"
-    assert conditions_of(status) == dict(zip(("Accepted", "Stored", "Reproduced"), expected, strict=True))
+@pytest.mark.parametrize(("given", "expected"), CAPTURES)
+def test_how_far_a_capture_is(given, expected):
+    about = yaml.safe_load(f"{{{given}}}")
+    status = capture_status(capture(about.pop("spec", ASKED)), seen_of(**about), NOW_S)
+    found = [f"{one.type} {one.status} {one.reason}: {one.message}" for one in status.conditions]
+    found += [f"its steps have it: {status.reproduced}"] if status.reproduced else []
+    assert "; ".join([status.state, *found]).replace("\n", " / ") == expected
     assert refused("TraceCapture", "status", status.plain()) == ""
-    if seen.result is not None and seen.result.detail:
-        assert all(seen.result.detail in one.message for one in status.conditions if one.status == "False")
 
 
 def test_a_stored_capture_says_what_it_shows():
@@ -297,38 +281,6 @@ def test_a_stored_capture_says_what_it_shows():
     }
 
 
-MEANINGLESS = {
-    "no rank": ({"job": "resnet", "reason": "x"}, "spec.rank: "),
-    "a size that is none": ({**ASKED, "max_bytes": "1Ki"}, "spec.max_bytes: "),
-    "options of another profiler": (
-        {**ASKED, "profiler": "nsys", "torch": {}},
-        "spec.torch: options of torch do nothing",
-    ),
-    "steps of a stall": (
-        {**FIRED, "trigger": {**FIRED["trigger"], "label": "stalled"}, "steps": 5},
-        "spec.steps: stacks of a rank that stands still are taken once",
-    ),
-    "a window that ends before it begins": (
-        {**FIRED, "trigger": {**FIRED["trigger"], "first_step": 200}},
-        "spec.trigger.last_step: comes before first_step",
-    ),
-    "nothing": (None, "spec: "),
-}
-
-
-@pytest.mark.parametrize(("spec", "said"), MEANINGLESS.values(), ids=MEANINGLESS)
-def test_what_makes_no_sense_is_refused_with_why(spec, said):
-    status = capture_status(capture(spec), KnownCapture(), NOW_S)
-    assert status.state == "refused"
-    assert conditions_of(status) == {
-        "Accepted": "False Invalid",
-        "Stored": "False Invalid",
-        "Reproduced": "Unknown NoTrace",
-    }
-    assert said in status.conditions[0].message
-    assert refused("TraceCapture", "status", status.plain()) == ""
-
-
 def test_what_a_person_or_a_policy_asks_for_is_understood():
     for spec in (ASKED, FIRED, {**ASKED, "profiler": "torch", "steps": 8, "torch": {"record_shapes": True}}):
         found, wrong = capture_of({"spec": spec})
@@ -336,34 +288,16 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
         assert refused("TraceCapture", "spec", spec) == ""
 
 
-WHERE = {"store": STORE, "reference": "resnet/run-1/w1", "size_bytes": 7, "artefacts": []}
 DELETED = {"deletionTimestamp": "2027-01-15T08:00:00Z"}
-LONGEST_S = 60 + STORING_S
-REMOVALS = {
-    "never answered": (None, 0, "release", "It has no trace."),
-    "asked for": ({"state": "requested"}, 0, "release", "It has no trace."),
-    "refused": ({"state": "refused"}, 0, "release", "It has no trace."),
-    "failed": ({"state": "failed"}, 0, "release", "It has no trace."),
-    "expired": ({"state": "expired"}, 0, "release", "It has no trace."),
-    "stored": ({"state": "stored", "stored": WHERE}, 0, "remove", f"Its trace is in {STORE}, and is deleted there."),
-    "stored, whatever else it says": ({"state": "running", "stored": WHERE}, 0, "remove", "Its trace is in "),
-    "running": ({"state": "running"}, 0, "wait", f"Waiting for {LONGEST_S:.0f} s at most."),
-    "armed": ({"state": "armed"}, 600, "wait", "Waiting for 60 s at most."),
-    "running for longer than it can": ({"state": "running"}, LONGEST_S, "release", "It never said that it stored"),
-    "stored somewhere": ({"state": "stored", "stored": {"store": STORE}}, 0, "wait", "cannot be read from its status"),
-    "of a state that nobody knows": ({"state": "dreaming"}, 0, "release", "It has no trace."),
-    "a status that is none": ("x", 0, "release", "It has no trace."),
-}
 
 
-@pytest.mark.parametrize("case", REMOVALS.values(), ids=REMOVALS)
-def test_what_becomes_of_the_trace_of_a_deleted_capture(case):
-    status, later_s, action, said = case
-    found = removal(capture(status=status, **DELETED), NOW_S + later_s)
-    assert found.action == action
-    assert said in found.words
-    assert (found.stored is not None) == (action == "remove")
-    assert (found.wait_s > 0) == (action == "wait")
+@pytest.mark.parametrize(("given", "expected"), cases(HERE / "removals.txt"))
+def test_what_becomes_of_the_trace_of_a_deleted_capture(given, expected):
+    about = yaml.safe_load(f"{{{given}}}")
+    found = removal(capture(status=about.get("status"), **DELETED), NOW_S + about.get("later_s", 0))
+    assert f"{found.action}: {found.words}" == expected
+    assert (found.stored is not None) == (found.action == "remove")
+    assert (found.wait_s > 0) == (found.action == "wait")
 
 
 text = st.text(max_size=3000)
@@ -507,16 +441,17 @@ def test_whatever_is_on_record_the_status_is_one_that_the_server_takes(
 
 
 DAY_S = 86_400.0
-OUTDATED = {
-    "nothing new for long": ((8, 9), [], True),
-    "news lately": ((8, 6), [], False),
-    "made lately, and nothing said": ((6,), [], False),
-    "made long ago, and nothing said": ((8,), [], True),
-    "goes with its job": ((8, 9), [{"kind": "Job"}], False),
-}
+OUTDATED = [
+    # (when it was made, and changed; its owners; whether it is removed)
+    ((8, 9), [], True),
+    ((8, 6), [], False),
+    ((6,), [], False),
+    ((8,), [], True),
+    ((8, 9), [{"kind": "Job"}], False),
+]
 
 
-@pytest.mark.parametrize(("days", "owners", "old"), OUTDATED.values(), ids=OUTDATED)
+@pytest.mark.parametrize(("days", "owners", "old"), OUTDATED)
 def test_which_reports_are_removed(days, owners, old):
     """GIVEN a report that was made, and changed, so many days ago THEN after a week without news and owner it is old"""
     made_at, *changed = (clock(NOW_S - one * DAY_S) for one in days)
@@ -531,48 +466,24 @@ def test_which_reports_are_removed(days, owners, old):
 JOB = JobRef("jobset", "pretraining", "ml")
 
 
-def status(health, *captures):
-    found = [{"capture_id": name, "rank": 2, "state": state} for name, state in captures]
-    return {"health": health, "summary": "It stands so.", "captures": found}
+def status(health="suspect", remedy=None, **captures):
+    found = [{"capture_id": name, "rank": 2, "state": state} for name, state in captures.items()]
+    of = {"remedy": "pipeline", "state": remedy, "rank": 1, "words": f"It is {remedy}."}
+    return {"health": health, "summary": "It stands so.", "captures": found, **({"remedy": of} if remedy else {})}
 
 
-def with_remedy(state):
-    of = {"remedy": "pipeline", "state": state, "rank": 1, "words": f"It is {state}."}
-    return status("suspect") | {"remedy": of}
-
-
-RUNS = status("suspect", ("a", "running"))
-ENDED = status("suspect", ("a", "stored"), ("b", "stored"), ("c", "failed"))
-BOTH = [
-    ("CaptureStored", "Normal", "2 stored, among them a of rank 2."),
-    ("CaptureFailed", "Warning", "1 failed, among them c of rank 2."),
-]
-NEWS = {
-    "it warms up": ({}, status("warming_up"), []),
-    "it is well from the start": (status("warming_up"), status("healthy"), []),
-    "it becomes slow": (status("healthy"), status("suspect"), [("Suspect", "Warning", "It stands so.")]),
-    "it stays slow": (status("suspect"), status("suspect"), []),
-    "it recovers": (status("captured"), status("healthy"), [("Healthy", "Normal", "It stands so.")]),
-    "captures end": (RUNS, ENDED, BOTH),
-    "they had ended": (ENDED, ENDED, []),
-    "a remedy is tried": (status("suspect"), with_remedy("trying"), [("RemedyTrying", "Normal", "It is trying.")]),
-    "it is tried still": (with_remedy("trying"), with_remedy("trying"), []),
-    "it is kept": (with_remedy("trying"), with_remedy("kept"), [("RemedyKept", "Normal", "It is kept.")]),
-}
-
-
-@pytest.mark.parametrize(("before", "now", "expected"), NEWS.values(), ids=NEWS)
-def test_what_changes_is_news_once(before, now, expected):
-    assert [(one.reason, one.kind, one.message) for one in news(before, now)] == expected
+@pytest.mark.parametrize(("given", "expected"), cases(HERE / "news.txt"))
+def test_what_changes_is_news_once(given, expected):
+    before, now = yaml.safe_load(f"[{given}]")
+    found = news(status(**before) if before else {}, status(**now))
+    assert ("; ".join(f"{one.kind} {one.reason}: {one.message}" for one in found) or "nothing") == expected
 
 
 FACES = st.sampled_from(get_args(Face))
-CAPTURES = st.lists(
-    st.tuples(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState))), unique_by=lambda one: one[0]
-)
+OF_EACH = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState)))
 
 
-@given(st.lists(st.builds(lambda face, captures: status(face, *captures), FACES, CAPTURES), max_size=40))
+@given(st.lists(st.builds(lambda face, captures: status(face, **captures), FACES, OF_EACH), max_size=40))
 def test_however_long_a_job_it_has_few_events(course):
     """GIVEN any course of a job THEN its events have a dozen names at most, and each counts how often it was so."""
     served, count = {}, 0

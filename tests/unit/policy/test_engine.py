@@ -16,6 +16,7 @@ from sftriage.policy.schema import Limits
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
+from tests.unit.conftest import cases
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
 
@@ -54,14 +55,10 @@ def outcome(decision: Decision) -> str:
     return f"{' '.join(filter(None, what))}: {reason_sentence(decision)}"
 
 
-LINES = (Path(__file__).parent / "decided.txt").read_text(encoding="utf-8").splitlines()
-CASES = [line for line in LINES if not line.startswith("#")]
-
-
-@pytest.mark.parametrize(("given", "expected"), list(zip(CASES[::2], CASES[1::2], strict=True)))
+@pytest.mark.parametrize(("given", "expected"), cases(Path(__file__).parent / "decided.txt"))
 def test_truth_table(given, expected):
     decision, after, before = decided(given)
-    assert outcome(decision) == expected.strip()
+    assert outcome(decision) == expected
     assert bool(decision.requests) == (decision.outcome == "capture")
     # What was not captured leaves no trace but how long the suspect has lasted
     assert decision.requests or replace(after, streak=None) == before

@@ -33,6 +33,7 @@ from sftriage.policy.fields import zone as zone_of
 from sftriage.policy.in_force import next_open_s
 from sftriage.policy.schema import Capture, TriagePolicy
 from sftriage.words.verdicts import clock
+from tests.unit.conftest import cases
 
 from .making import make_policy
 from .test_loading import HEAD, lines_of
@@ -313,11 +314,8 @@ def test_what_is_no_cron_expression_says_so(expression):
         cron_trigger(expression, UTC)
 
 
-MISTAKES = (Path(__file__).parent / "mistakes.txt").read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.parametrize(("spec", "message"), list(zip(MISTAKES[::2], MISTAKES[1::2], strict=True)))
+@pytest.mark.parametrize(("spec", "message"), cases(Path(__file__).parent / "mistakes.txt"))
 def test_a_field_that_cannot_be_meant_is_refused_where_it_is_with_its_reason(spec, message):
     rules = "" if "rules:" in spec else ", rules: [{name: r, match: {}, capture: {}}]"
     (line,) = lines_of(HEAD.replace("spec:\n", f"spec: {{{spec}{rules}}}\n"))
-    assert line.partition(": spec.")[2] == message.strip()
+    assert line.partition(": spec.")[2] == message
