@@ -73,11 +73,6 @@ def test_kubectl_explains_every_field(server, path, said):
     wait_until(lambda: said in explained(), 30)
 
 
-@pytest.mark.parametrize("short", ["tpol", "tcap", "trep", "sftriage"])
-def test_short_names_and_the_category_are_known(server, namespace, short):
-    assert server.kubectl("get", short, "-n", namespace).returncode == 0
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
     """GIVEN a policy of the command line WHEN the server has taken it THEN our validator takes what it gives back."""
@@ -116,6 +111,7 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     put_status(server, namespace, "triagereports", "r", status)
     assert server.get("triagereport", "r", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "trep", "-n", namespace).stdout.splitlines()
+    assert "triagereport.sftriage.dev/r" in server.kubectl("get", "sftriage", "-n", namespace).stdout
     assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "SINCE", "LOST-S", "CAPTURES", "AGE"]
     assert shown[1].split()[:-1] == ["r", "resnet", "throttled", "rank", "2", "in", "data", "60", "0.9", "2"]
 
@@ -150,8 +146,12 @@ def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespac
     assert detection.false_names_per_million_steps == 1e-06
 
 
-@pytest.mark.parametrize("text", documented("TraceCapture").values(), ids=documented("TraceCapture"))
+CAPTURES = {**documented("TraceCapture"), "the sample": (K8S / "samples" / "capture.yaml").read_text()}
+
+
+@pytest.mark.parametrize("text", CAPTURES.values(), ids=CAPTURES)
 def test_a_capture_of_the_documentation_is_one_that_can_be_asked_for(server, namespace, text):
+    text = text.replace("sftriage-samples", namespace)
     served = json.loads(server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text).stdout)
     spec, wrong_ = capture_of(served)
     assert (spec is not None, wrong_) == (True, "")
@@ -249,8 +249,3 @@ def test_the_manifests_are_taken_as_they_are(server, namespace, overlay):
         assert len(again.splitlines()) == len(texts)
     finally:
         server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage", "--ignore-not-found")
-
-
-def test_the_sample_of_a_capture_is_taken(server, namespace):
-    sample = (K8S / "samples" / "capture.yaml").read_text().replace("sftriage-samples", namespace)
-    server.kubectl("create", "-f", "-", text=sample)

@@ -16,7 +16,7 @@ from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
-from tests.integration.kube import ANY, K8S, Cluster, Operators, made
+from tests.integration.kube import ANY, Cluster, Operators, made
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
@@ -253,14 +253,3 @@ def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, n
     server.kubectl("patch", "lease", name, "-n", namespaced, "--type=merge", "-p", json.dumps(lease))
     assert third.wait(DEADLINE_S) == 1
     assert "the operator has ended: another one leads" in operators.said("third")
-
-
-def test_the_operator_s_own_objects_are_as_the_server_takes_them(server):
-    """GIVEN the manifests as they are THEN they can be applied; a disruption budget's version is newer than some."""
-    documents = list(yaml.safe_load_all((K8S / "operator" / "deployment.yaml").read_text()))
-    if server.kubectl("get", "--raw", "/apis/policy/v1", check=False).returncode != 0:
-        documents[1]["apiVersion"] = "policy/v1beta1"
-    for document in documents:
-        server.kubectl("apply", "-f", "-", text=json.dumps(document))
-    served = server.get("deployment", "sftriage-operator", namespace="sftriage-system")
-    assert served["spec"]["replicas"] == 2

@@ -5,15 +5,12 @@ import contextlib
 import json
 import os
 import re
-import socket
 import ssl
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +38,11 @@ class Webhook:
         self.port = free_port()
         self._environment = {**os.environ, "KUBECONFIG": str(server.as_account(folder, "sftriage-webhook"))}
 
-    def certify(self) -> dict[str, bytes]:
-        """Have a new certificate lie in its directory, and the API server trust that and no other."""
+    def register(self) -> None:
+        """Have the API server ask it: by the configuration as it is, but for where, and trust its certificate alone."""
         made = issued([HOST], datetime.now(timezone.utc))
         for name, content in made.items():
-            (self.certs / f".{name}").write_bytes(content)
-            (self.certs / f".{name}").rename(self.certs / name)
-        self.registered(made)
-        return made
-
-    def registered(self, made: dict[str, bytes]) -> None:
-        """Have the API server ask it: by the configuration as it is, but for where."""
+            (self.certs / name).write_bytes(content)
         configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
         bundle = base64.b64encode(made["ca.crt"]).decode()
         for one in configuration["webhooks"]:
@@ -73,18 +64,6 @@ class Webhook:
             assert process.poll() is None, log.read_text()
             yield process
 
-    def trusts(self, made: dict[str, bytes]) -> bool:
-        """Whether it has the certificate that this authority has signed."""
-        context = ssl.create_default_context(cadata=made["ca.crt"].decode())
-        try:
-            with (
-                socket.create_connection((HOST, self.port), 5) as plain,
-                context.wrap_socket(plain, server_hostname=HOST),
-            ):
-                return True
-        except ssl.SSLCertVerificationError:
-            return False
-
     def _answers(self) -> bool:
         asks = f"https://{HOST}:{self.port}/readyz"
         context = ssl._create_unverified_context()
@@ -96,7 +75,7 @@ class Webhook:
 @pytest.fixture
 def webhook(server, tmp_path) -> Iterator[Webhook]:
     found = Webhook(server, tmp_path)
-    found.certify()
+    found.register()
     yield found
     server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
 
@@ -162,71 +141,6 @@ def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_le
             assert said == ""
 
 
-class Other(BaseHTTPRequestHandler):
-    """Somebody else's webhook: it adds a container to pods that have no such one."""
-
-    def do_POST(self) -> None:
-        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        request, late = review["request"], {"name": "late", "image": "example.com/late:1"}
-        response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-        if "late" not in {one["name"] for one in request["object"]["spec"]["containers"]}:
-            patch = json.dumps([{"op": "add", "path": "/spec/containers/-", "value": late}])
-            response |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch.encode()).decode()}
-        said = json.dumps({**review, "request": None, "response": response}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def another_webhook(server: Cluster, folder: Path) -> Iterator[None]:
-    made = issued([HOST], datetime.now(timezone.utc))
-    for name, content in made.items():
-        (folder / name).write_bytes(content)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    with ThreadingHTTPServer((HOST, 0), Other) as listening:
-        listening.socket = context.wrap_socket(listening.socket, server_side=True)
-        thread = threading.Thread(target=listening.serve_forever)
-        thread.start()
-        configuration = yaml.safe_load((K8S / "webhook" / "webhook.yaml").read_text())
-        (first, *_) = configuration["webhooks"]
-        bundle = base64.b64encode(made["ca.crt"]).decode()
-        first |= {
-            "name": "late.example.com",
-            "clientConfig": {"url": f"https://{HOST}:{listening.server_port}/", "caBundle": bundle},
-        }
-        configuration |= {"metadata": {"name": "zz-late"}, "webhooks": [first]}
-        server.kubectl("apply", "-f", "-", text=json.dumps(configuration))
-        try:
-            yield
-        finally:
-            server.kubectl("delete", "mutatingwebhookconfiguration", "zz-late")
-            listening.shutdown()
-            thread.join(30)
-
-
-def test_a_container_that_another_webhook_adds_afterwards_is_watched_too(server, namespace, webhook, tmp_path):
-    """GIVEN a webhook that is asked after ours WHEN it adds a container THEN ours is asked again, and adds to that."""
-    with another_webhook(server, tmp_path), webhook.running("--server-version", "1.31"):
-        asked(server, namespace)
-        body = {**pod({"job-name": "resnet"}), "apiVersion": "v1"}
-
-        def watched() -> bool:
-            spec = created(server, body, namespace, "--dry-run=server")[0]["spec"]
-            assert len(spec["initContainers"]) == 2
-            variables = [one for each in spec["containers"] for one in each.get("env", ())]
-            paths = [one["value"] for one in variables if one["name"] == "PYTHONPATH"]
-            return [one["name"] for one in spec["containers"]] == ["train", "late"] and paths == [SITE, SITE]
-
-        wait_until(watched, SOON_S)
-
-
 def test_a_cluster_without_sidecars_that_end_has_its_pods_left_alone_and_kubectl_says_so(server, namespace, webhook):
     """GIVEN this server, should it be old WHEN the webhook asks it for its version THEN no pod is injected."""
     told = json.loads(server.kubectl("version", "-o", "json").stdout)["serverVersion"]
@@ -253,24 +167,6 @@ def test_with_the_webhook_away_pods_start_and_captures_do_not(server, namespace,
 def _gone(server: Cluster, namespace: str) -> bool:
     server.kubectl("delete", "tcap", "look", "-n", namespace)
     return False
-
-
-def test_a_new_certificate_is_taken_up_without_a_restart(server, namespace, webhook):
-    with webhook.running("--server-version", "1.31"):
-        asked(server, namespace)
-        created(server, pod({"job-name": "resnet"}), namespace)
-        before = issued([HOST], datetime.now(timezone.utc) - timedelta(days=1))
-        assert not webhook.trusts(before)
-        # WHEN another authority signs another certificate
-        made = webhook.certify()
-        # THEN the next handshake has it
-        assert webhook.trusts(made)
-        asked(server, namespace)
-        found, _ = created(server, pod({"job-name": "resnet"}), namespace)
-        assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
-        # AND one that cannot be used leaves the one before in place
-        (webhook.certs / "tls.crt").write_text("half of a certif")
-        assert webhook.trusts(made)
 
 
 def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webhook):
