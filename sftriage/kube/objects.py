@@ -30,7 +30,9 @@ MAX_SENTENCE, MAX_LINE, MAX_WORD = 2000, 500, 253
 class ObjectModel(BaseModel):
     """A part of an object. Kubernetes' own words are in its own case, and those of sftriage as in policies."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True, use_attribute_docstrings=True
+    )
 
     def plain(self) -> dict[str, Any]:
         """As JSON-ready values; what is not there is left out."""
@@ -66,9 +68,8 @@ class Condition(ObjectModel):
 
     type: Annotated[str, Field(max_length=316)] = Field(description="What it is about, such as `Accepted`.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
-    reason: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")] = Field(
-        description="Why, as one word for programs."
-    )
+    reason: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    """Why, as one word for programs."""
     message: Message = Field(description="Why, for people.")
     lastTransitionTime: str = Field(  # as Kubernetes writes it
         description="Since when the status is what it is.", json_schema_extra={"format": "date-time"}
@@ -79,14 +80,12 @@ class Condition(ObjectModel):
 class ObservedStatus(ObjectModel):
     """What every status has."""
 
-    observedGeneration: Count | None = Field(
-        default=None, description="The generation of the object that this status is about."
-    )
+    observedGeneration: Count | None = None
+    """The generation of the object that this status is about."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = Field(
-        default=(),
-        description="The latest conditions; `kubectl wait --for=condition=TYPE` waits for one.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        default=(), json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
+    """The latest conditions; `kubectl wait --for=condition=TYPE` waits for one."""
 
 
 Answer = Literal["True", "False", "Unknown"]
@@ -192,9 +191,8 @@ class CaptureTrigger(PolicyModel):
     policy: Name = Field(description="The policy.")
     rule: Name = Field(description="Its rule.")
     label: Cause = Field(default="suspect", description="The verdict.")
-    stage: Stage | None = Field(
-        default=None, description="The stage that the suspect is slow in; not there where all of them are slow alike."
-    )
+    stage: Stage | None = None
+    """The stage that the suspect is slow in; not there where all of them are slow alike."""
     first_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The first step of the window.")
     last_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The last step of the window.")
     gain_s: float | None = Field(default=None, description="Seconds a step that the suspect costs the job.")
@@ -203,21 +201,16 @@ class CaptureTrigger(PolicyModel):
 class TraceCaptureSpec(ProfilerRun):
     """One capture of one rank, asked for by a policy or by a person. The options are those of a policy's `capture`."""
 
-    job: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
-        description="The training job, as `sftriage traces list --job` calls it."
-    )
+    job: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    """The training job, as `sftriage traces list --job` calls it."""
     rank: Rank = Field(description="The rank to capture.")
-    reason: Annotated[str, Field(min_length=1, max_length=2000)] = Field(
-        description="Why; it goes into the trace's manifest."
-    )
-    requested_by: Requester | None = Field(
-        default=None,
-        description="Who asked. Stamped at admission, whatever a client says here; where no admission stamps it, it is "
-        "not believed.",
-    )
-    trigger: CaptureTrigger | None = Field(
-        default=None, description="Why sftriage asked; not there where a person did."
-    )
+    reason: Annotated[str, Field(min_length=1, max_length=2000)]
+    """Why; it goes into the trace's manifest."""
+    requested_by: Requester | None = None
+    """Who asked. Stamped at admission, whatever a client says here; where no admission stamps it, it is not
+    believed."""
+    trigger: CaptureTrigger | None = None
+    """Why sftriage asked; not there where a person did."""
 
 
 class StoredArtefact(ObjectModel):
@@ -232,9 +225,8 @@ class StoredTrace(ObjectModel):
     """Where the trace is; what a deletion of this object deletes, unless it is pinned there."""
 
     store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="The store's URL.")
-    reference: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
-        description="Its place there, job/run/capture; what `sftriage traces get` takes."
-    )
+    reference: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Its place there, job/run/capture; what `sftriage traces get` takes."""
     size_bytes: Count = Field(description="The size of all of it.")
     artefacts: Annotated[tuple[StoredArtefact, ...], Field(max_length=16)] = Field(description="Its files.")
 
@@ -246,18 +238,15 @@ class TraceCaptureStatus(ObservedStatus):
     that is being deleted, whether its trace is gone.
     """
 
-    state: RequestState = Field(
-        default="requested",
-        description="How far it is: `requested` until somebody answers, then `accepted`, `armed` and `running`; it "
-        "ends as `stored`, `failed`, `refused` or `expired`.",
-    )
+    state: RequestState = "requested"
+    """How far it is: `requested` until somebody answers, then `accepted`, `armed` and `running`; it ends as `stored`,
+    `failed`, `refused` or `expired`."""
     profiler: ProfilerChoice = Field(default="auto", description="The profiler: the one chosen, once that is known.")
     host: Word | None = Field(default=None, description="Where the rank ran.")
     first_step: Count | None = Field(default=None, description="The first captured step, warm-up excluded.")
     last_step: Count | None = Field(default=None, description="The last captured step.")
-    reproduced: Literal["yes", "no", "partly"] | None = Field(
-        default=None, description="Whether the fault was there while it was captured."
-    )
+    reproduced: Literal["yes", "no", "partly"] | None = None
+    """Whether the fault was there while it was captured."""
     detail: Sentence | None = Field(default=None, description="What there is to say of how it went.")
     cause: Sentence | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
     cost_s: Number = Field(default=None, description="Seconds of the job's time that it cost, as far as measured.")
@@ -274,9 +263,8 @@ class LastVerdict(ObjectModel):
     """The newest window that was judged."""
 
     label: Label = Field(description="The verdict.")
-    reasons: Reasons = Field(
-        default=(), description="Why nobody is named, as codes; docs/verdicts.md says what resolves each."
-    )
+    reasons: Reasons = ()
+    """Why nobody is named, as codes; docs/verdicts.md says what resolves each."""
     first_step: Count = Field(description="The first step of the window.")
     last_step: Count = Field(description="The last step of the window.")
     exposed_s: Number = Field(default=None, description="Seconds that a step of it took.")
@@ -287,9 +275,8 @@ class LastVerdict(ObjectModel):
 class Hold(ObjectModel):
     """Windows on which nothing heavy was started, for one reason."""
 
-    outcome: Literal["hold", "throttle"] = Field(
-        description="`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."
-    )
+    outcome: Literal["hold", "throttle"]
+    """`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."""
     reason: ReasonCode = Field(description="The reason, as a code.")
     reasons: Reasons = Field(default=(), description="The verdict's own reasons, where it names nobody.")
     windows: Count = Field(description="On how many windows.")
@@ -311,9 +298,8 @@ class ReportedCapture(ObjectModel):
 class StragglerCost(ObjectModel):
     """What stragglers and captures have cost the job so far, in seconds of all of its ranks at once."""
 
-    stragglers_s: Number = Field(
-        default=None, description="What those cost that were named: each step counted once, whoever was named first."
-    )
+    stragglers_s: Number = None
+    """What those cost that were named: each step counted once, whoever was named first."""
     stragglers_rank_hours: Number = Field(default=None, description="The same, times the ranks that waited.")
     captures_s: Number = Field(default=None, description="What captures cost, as far as that was measured.")
 
@@ -350,17 +336,14 @@ class TriageReportStatus(ObservedStatus):
     verdict: LastVerdict | None = Field(default=None, description="The newest window that was judged.")
     windows: Count = Field(default=0, description="How many windows were judged.")
     windows_held: Count = Field(default=0, description="On how many of them something was held or throttled.")
-    holds: Annotated[tuple[Hold, ...], Field(max_length=MAX_HOLDS)] = Field(
-        default=(), description="Why nothing heavy was started, the newest first; one for each reason."
-    )
-    captures: Annotated[tuple[ReportedCapture, ...], Field(max_length=MAX_CAPTURES)] = Field(
-        default=(), description="The newest captures, the newest first."
-    )
+    holds: Annotated[tuple[Hold, ...], Field(max_length=MAX_HOLDS)] = ()
+    """Why nothing heavy was started, the newest first; one for each reason."""
+    captures: Annotated[tuple[ReportedCapture, ...], Field(max_length=MAX_CAPTURES)] = ()
+    """The newest captures, the newest first."""
     captures_total: Count = Field(default=0, description="How many captures there are.")
     cost: StragglerCost = Field(default=StragglerCost(), description="What stragglers and captures have cost.")
-    advice: ReportedAdvice | None = Field(
-        default=None, description="What would help against a straggler that stays; not there while there is none."
-    )
+    advice: ReportedAdvice | None = None
+    """What would help against a straggler that stays; not there while there is none."""
     remedy: ReportedRemedy | None = Field(default=None, description="What was done about one last.")
 
 
