@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema
 
 from k8s.make_crds import definition
+from sftriage.errors import ClusterError
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError, path_of, plural_of
 from sftriage.kube.objects import KINDS
 
@@ -40,15 +41,22 @@ def refused(kind: str, part: str, value: Any) -> str:
 
 
 class KeptObjects:
-    """A server that keeps what is created, applied or patched, and answers as one does."""
+    """A server that keeps what is created, applied or patched, and answers as one does; or not, while it is away."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, Any]] = {}
         self.lock, self.version = threading.Lock(), 0
+        self.away, self.refused = False, 0
 
     def ask(self, method: str, path: str, body: Any = None, *, as_: str = "", **query: Any) -> dict[str, Any]:
         with self.lock:
+            self.check()
             return self.answer(method, path, body, query)
+
+    def check(self) -> None:
+        if self.away:
+            self.refused += 1
+            raise ClusterError("away")
 
     def answer(self, method: str, path: str, body: Any, query: dict[str, Any]) -> dict[str, Any]:
         if method == "GET" and "limit" in query:
@@ -61,16 +69,30 @@ class KeptObjects:
             return self.keep(where, {**body, "metadata": {**body["metadata"], "uid": where, "generation": 1}})
         if path not in self.kept:
             raise AnsweredError(NOT_FOUND, "none")
-        return self.kept.pop(path) if method == "DELETE" else self.kept[path]
+        now, about = self.kept[path], {} if body is None else body.get("metadata", {})
+        version = now["metadata"]["resourceVersion"]
+        if about.get("resourceVersion", version) != version:
+            raise AnsweredError(STALE, "modified")
+        if method == "PUT":
+            return self.keep(path, body)
+        if method == "PATCH":
+            return self.keep(path, {**now, "metadata": {**now["metadata"], **about}})
+        return self.kept.pop(path) if method == "DELETE" else now
+
+    def list(self, kind: Any, namespace: str | None) -> list[dict[str, Any]]:
+        path = path_of("sftriage.dev/v1alpha1", kind.plural, namespace)
+        return list(self.ask("GET", path, limit=1)["items"])
 
     def apply(self, body: dict[str, Any], manager: str) -> dict[str, Any]:
         with self.lock:
+            self.check()
             about = body["metadata"]
             path = path_of(body["apiVersion"], plural_of(body["kind"]), about["namespace"], about["name"])
             return self.keep(path, body)
 
     def put_status(self, kind: Any, body: dict[str, Any], status: Any) -> None:
         with self.lock:
+            self.check()
             where = path_of("sftriage.dev/v1alpha1", kind.plural, "ml", body["metadata"]["name"])
             if where not in self.kept:
                 raise AnsweredError(NOT_FOUND, "none")

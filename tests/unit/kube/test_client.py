@@ -8,7 +8,8 @@ import pytest
 
 from sftriage.errors import ClusterError
 from sftriage.kube import client
-from sftriage.kube.client import DURATION_S, GONE, NOT_FOUND, STALE, AnsweredError, LeaderElection, ObjectWatch
+from sftriage.kube.client import DURATION_S, GONE, AnsweredError, LeaderElection, ObjectWatch
+from tests.unit.kube.objects import KeptObjects
 
 DEADLINE_S = 20.0
 
@@ -109,29 +110,12 @@ def test_while_the_server_is_away_what_was_seen_stays(caplog):
     assert (told, kept) == ([(None, A)], [A])
 
 
-class Leases:
-    """A server with one lease, which refuses a write that is not based on what it has."""
-
-    def __init__(self) -> None:
-        self.body, self.away = None, False
-
-    def ask(self, method, path, body=None):
-        if self.away:
-            raise ClusterError("away")
-        if method == "GET":
-            if self.body is None:
-                raise AnsweredError(NOT_FOUND, "none")
-            return {**self.body, "spec": dict(self.body["spec"])}
-        version = 0 if self.body is None else int(self.body["metadata"]["resourceVersion"])
-        if (method == "POST") != (self.body is None) or int(body["metadata"].get("resourceVersion", 0)) != version:
-            raise AnsweredError(STALE, "modified")
-        self.body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(version + 1)}}
-        return self.body
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/lease"
 
 
 @pytest.fixture
 def candidates():
-    server, clock = Leases(), SimpleNamespace(now_s=100.0)
+    server, clock = KeptObjects(), SimpleNamespace(now_s=100.0)
     return server, clock, [LeaderElection(server, "ns", "lease", name, lambda: clock.now_s) for name in "ab"]
 
 
@@ -149,7 +133,7 @@ HELD = {
 def test_a_lease_is_taken_that_is_free(candidates, spec, later_s, free):
     """GIVEN a lease WHEN it stays as it is for some time THEN a candidate takes it or does not"""
     server, clock, (a, _) = candidates
-    server.body = {"metadata": {"resourceVersion": "1"}, "spec": spec}
+    server.keep(LEASE, {"metadata": {"name": "lease"}, "spec": spec})
     a.try_to_lead()
     clock.now_s += later_s
     assert a.try_to_lead() is free
@@ -165,7 +149,7 @@ def test_of_two_one_leads_until_it_is_not_heard_of(candidates):
     # WHEN it does not any more THEN the other one leads, and it knows
     clock.now_s += DURATION_S + 1
     assert [b.try_to_lead(), a.try_to_lead()] == [True, False]
-    assert server.body["spec"]["leaseTransitions"] == 2
+    assert server.kept[LEASE]["spec"]["leaseTransitions"] == 2
     # WHEN the leader lets go THEN the other one leads at once
     b.release()
     assert a.try_to_lead()
@@ -184,7 +168,7 @@ def test_who_comes_too_late_does_not_lead(candidates):
 
     server.ask = overtaken
     assert not b.try_to_lead()
-    assert server.body["spec"]["holderIdentity"] == "a"
+    assert server.kept[LEASE]["spec"]["holderIdentity"] == "a"
     # AND a server that is away is no reason to fail
     server.away = True
     assert not a.try_to_lead()

@@ -84,9 +84,6 @@ class Server(KeptObjects):
             return {"metadata": {"uid": "7d"}}
         return super().answer(method, path, body, query)
 
-    def list(self, kind, namespace):
-        return []
-
     def watch(self, path, seconds, **query):
         self.ended.wait(20.0)
         yield from ()
