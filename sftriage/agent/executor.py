@@ -27,7 +27,8 @@ from sftriage.errors import CaptureError, InputError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState
 from sftriage.model.windows import RankStatus, plain
 from sftriage.traces.jsonstream import Damage, TraceReader
-from sftriage.traces.store import CHUNK_BYTES, FileToStore
+from sftriage.traces.objects import CHUNK_BYTES
+from sftriage.traces.store import FileToStore
 from sftriage.trainer import executor as mailbox
 from sftriage.trainer import layout
 from sftriage.trainer.executor import MAX_MESSAGE_BYTES, State

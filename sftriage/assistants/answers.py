@@ -28,7 +28,7 @@ from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import shown
+from sftriage.traces.objects import shown
 from sftriage.web.report import markdown, run_report
 from sftriage.words.decisions import caused
 from sftriage.words.run import QUESTIONS, reproduced_words

@@ -53,8 +53,9 @@ from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
+from sftriage.traces.objects import copy
 from sftriage.traces.retention import RetentionLimits, outlook, remove
-from sftriage.traces.store import LocalStore, Store, StoreCondition, copy, destination_of
+from sftriage.traces.store import LocalStore, Store, StoreCondition, destination_of
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.trainer.sampler import NAME as STACKS_NAME
 from sftriage.words.verdicts import place, size, span

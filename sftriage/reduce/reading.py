@@ -42,7 +42,7 @@ from sftriage.reduce.events import (
 )
 from sftriage.traces.jsonstream import Damage, TraceReader
 from sftriage.traces.manifest import CONTROL
-from sftriage.traces.store import CHUNK_BYTES
+from sftriage.traces.objects import CHUNK_BYTES
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 if TYPE_CHECKING:

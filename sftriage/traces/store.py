@@ -20,27 +20,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import shutil
 import tempfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
+from sftriage.base.files import private, refusing, regular, sync, sync_directory, write_atomically
 from sftriage.base.process import is_locked, locked
-from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
+from sftriage.errors import CaptureError, InputError, IntegrityError, StoreError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import (
     CONTROL,
     MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
     Artefact,
     DocumentModel,
     Manifest,
@@ -52,6 +52,7 @@ from sftriage.traces.manifest import (
     first_problem,
     text,
 )
+from sftriage.traces.objects import Directory, Objects, Progress, chunks, copy, copy_verified, gzipped, shown
 
 log = logging.getLogger("sftriage")
 
@@ -59,53 +60,9 @@ TRACE_NAME, UPLOAD_NAME = "trace.json.gz", "upload.json"
 PIN_NAME = "pinned"  # an empty file of this name beside a capture's manifest: retention leaves it alone
 _TEMPORARY, _REMOVING = ".tmp-", ".removing-"
 _LOCK_S = 0.1  # (another process may only be testing it)
-CHUNK_BYTES = 1 << 20
+_READERS = 16
 
-Progress = Callable[[int], None]  # takes the number of bytes copied so far
-
-
-def shown(text: str) -> str:
-    """Text of others, short and safe to print."""
-    return CONTROL.sub("?", text.encode("utf-8", "replace").decode()[:300])
-
-
-def chunks(source: BinaryIO) -> Iterator[bytes]:
-    """What is in a file, to its end."""
-    while chunk := source.read(CHUNK_BYTES):
-        yield chunk
-
-
-def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
-    """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
-    # Level 1: the host's cores belong to the training job.
-    stream = zlib.compressobj(level=1, wbits=16 + zlib.MAX_WBITS)
-    for chunk in source:
-        yield stream.compress(chunk)
-    yield stream.flush()
-
-
-def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | None = None) -> tuple[int, str]:
-    """Copy to the end, or only sum where there is no target; the size and sha256 of what was read."""
-    digest, size = hashlib.sha256(), 0
-    for chunk in source:
-        digest.update(chunk)
-        size += len(chunk)
-        if target is not None:
-            target.write(chunk)
-        if progress is not None:
-            progress(size)
-    return size, digest.hexdigest()
-
-
-def copy_verified(
-    source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
-) -> None:
-    """Copy an artefact to a file that appears once its sum is right; raises IntegrityError, or OSError."""
-    with replacing(copy_to) as target:
-        size, sha256 = copy(source, target, progress)
-        if (size, sha256) != (wanted.size_bytes, wanted.sha256):
-            put = f"it was put as sha256 {wanted.sha256}, {wanted.size_bytes} bytes"
-            raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
+Names = dict[str, int]  # what lies in a capture's place: name and bytes
 
 
 State = Literal["whole", "missing", "damaged", "unreadable"]
@@ -177,21 +134,32 @@ class Listing:
 
 
 class Store(ABC):
-    """Captures, each its artefacts and its manifest.
+    """Captures, each its artefacts and its manifest, as objects: ``<key of the capture>/<name>``.
 
     Methods that take a reference raise UsageError where there is no such capture, InputError where what lies there is
-    none; those that write, UsageError where the store cannot be written; all of them, StoreError where it cannot be
-    reached.
+    none; those that write, SftriageError where the store cannot be written; all of those of a store elsewhere,
+    StoreError where it cannot be reached.
     """
 
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
     @property
-    @abstractmethod
     def place(self) -> str:
         """Where it is: a directory, or a URL."""
+        return self._objects.place
 
     @abstractmethod
+    def key_of(self, manifest: Manifest) -> str:
+        """Where a capture belongs; raises InputError where that is not in this store."""
+
+    @abstractmethod
+    def ids(self) -> frozenset[str]:
+        """The references of all captures that are there, whole or damaged; read without opening one."""
+
     def reference(self, manifest: Manifest) -> str:
         """What this store knows a capture by; `ids` holds it, and every method takes it."""
+        return self._reference(self.key_of(manifest))
 
     def manifest(self, capture_id: str) -> Manifest:
         """The manifest of a whole capture; raises IntegrityError if an artefact is missing or of another size."""
@@ -200,24 +168,24 @@ class Store(ABC):
             raise IntegrityError(condition.problem)
         return manifest
 
-    @abstractmethod
     def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
         """The manifest of a capture, and whether its artefacts are there in the right size."""
+        key = self._key(capture_id)
+        return self._look(key, self._names(key))
 
     def seen(self, capture_id: str) -> tuple[Manifest | None, StoreCondition]:
         """What `look` finds, without a manifest where that cannot be read. Raises StoreError alone."""
         try:
             return self.look(capture_id)
-        except (InputError, UsageError, OSError) as error:
+        except (InputError, UsageError) as error:
             return None, StoreCondition.after(error)
 
     def manifests(self) -> Listing:
         """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
-        return Listing.of((name, self.seen(name)) for name in sorted(self.ids()))
-
-    @abstractmethod
-    def ids(self) -> frozenset[str]:
-        """The references of all captures that are there, whole or damaged; read without opening one."""
+        listed = sorted(self._listed().items())
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = readers.map(lambda one: self._seen(*one), listed)
+        return Listing.of((self._reference(key), one) for (key, _), one in zip(listed, found, strict=True))
 
     def leftovers(self) -> tuple[str, ...]:
         """What lies there, belongs to no capture and is never swept, in words; it is listed nowhere else."""
@@ -227,7 +195,9 @@ class Store(ABC):
         """The store elsewhere that has a verified copy of a capture, if one has."""
         return None
 
-    @abstractmethod
+    def _store_elsewhere(self, manifest: Manifest) -> Store | None:
+        return None
+
     def get(
         self,
         capture_id: str,
@@ -239,9 +209,24 @@ class Store(ABC):
     ) -> Path:
         """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
 
+        What is damaged here, or is only in another store, is copied from there.
         Raises UsageError where the destination exists (without ``force``) or cannot be written, InputError where there
         is no such artefact, IntegrityError, leaving nothing, where it is not what was put.
         """
+        manifest, _ = self.look(capture_id)
+        wanted = manifest.artefact(artefact)
+        target = destination_of(wanted.name, destination, force=force)
+        key = f"{self.key_of(manifest)}/{wanted.name}"
+        try:
+            with refusing(f"{target} cannot be written"):
+                copy_verified(self._objects.stream(key), target, wanted, f"{self._objects.place}/{key}", progress)
+        except (IntegrityError, InputError) as error:
+            if (elsewhere := self._store_elsewhere(manifest)) is None:
+                raise
+            if not isinstance(error.__cause__, FileNotFoundError):
+                log.warning("%s; taken from %s", error, elsewhere.place)
+            elsewhere.get(capture_id, artefact, target, force=force, progress=progress)
+        return target
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
@@ -249,21 +234,89 @@ class Store(ABC):
         self.put_manifest(manifest)
         return manifest
 
-    @abstractmethod
     def put_manifest(self, manifest: Manifest) -> None:
-        """Put the manifest of a capture in place of the one that is there."""
+        """Put the manifest of a capture, over an earlier one; raises StoreError where it does not read back alike."""
+        key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
+        self._objects.put(key, content)
+        if self._objects.read(key, MAX_MANIFEST_BYTES) != content:
+            raise StoreError(f"{self._objects.place}/{key}: not what was put there")
 
     @abstractmethod
     def remove(self, capture_id: str) -> None:
         """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens."""
 
-    @abstractmethod
     def pin(self, capture_id: str, *, pinned: bool = True) -> None:
         """Keep a capture whatever retention says, or no longer so. To do so again changes nothing."""
+        self._names(self._key(capture_id))
+        self.mark_pinned(capture_id, pinned=pinned)
 
-    @abstractmethod
+    def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
+        """The same, whether or not its manifest is there yet."""
+        key = f"{self._key(capture_id)}/{PIN_NAME}"
+        if pinned:
+            self._objects.put(key, b"")
+        else:
+            self._objects.delete(key)
+
     def pinned(self) -> frozenset[str]:
         """The references of the captures that are pinned."""
+        return frozenset(self._reference(key) for key, names in self._listed().items() if PIN_NAME in names)
+
+    @abstractmethod
+    def _key(self, reference: str) -> str:
+        """Where the capture of a reference lies."""
+
+    @abstractmethod
+    def _reference(self, key: str) -> str:
+        """The reference of the capture that lies there."""
+
+    @abstractmethod
+    def _listed(self) -> dict[str, Names]:
+        """What lies in the place of each capture, by its key."""
+
+    def _names_at(self, key: str) -> Names:
+        """What lies in a place, and not below it: in a directory, a link there may lead anywhere."""
+        names = {path.removeprefix(f"{key}/"): size for path, size in self._objects.sizes(key).items()}
+        return {name: size for name, size in names.items() if "/" not in name}
+
+    def _names(self, key: str) -> Names:
+        names = self._names_at(key)
+        if MANIFEST_NAME not in names:
+            raise self._no_capture(key)
+        return names
+
+    def _no_capture(self, key: str) -> UsageError:
+        return UsageError(f"no capture {shown(key.rpartition('/')[2])} in {self.place}")
+
+    def _look(self, key: str, names: Names) -> tuple[Manifest, StoreCondition]:
+        where = f"{self._objects.place}/{key}"
+        source = f"{where}/{MANIFEST_NAME}"
+        if MANIFEST_NAME not in names:
+            raise InputError(f"{source}: missing") from FileNotFoundError()
+        if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
+            raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
+        data = self._objects.read(f"{key}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
+        if data is None:
+            raise self._no_capture(key)
+        manifest = Manifest.from_json(data, source)
+        if self.key_of(manifest) != key:
+            raise InputError(f"{source}: is the manifest of {self.key_of(manifest)}")
+        for artefact in manifest.artefacts:
+            size = names.get(artefact.name)
+            if size is None and self.copy_elsewhere(self._reference(key)) is None:
+                return manifest, StoreCondition("missing", f"{where}/{artefact.name}: missing")
+            if size not in (None, artefact.size_bytes):
+                problem = f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}"
+                return manifest, StoreCondition("damaged", problem)
+        return manifest, WHOLE
+
+    def _seen(self, key: str, names: Names) -> tuple[Manifest | None, StoreCondition] | None:
+        try:
+            return self._look(key, names)
+        except UsageError:
+            return None  # removed meanwhile
+        except InputError as error:
+            return None, StoreCondition.after(error)
 
 
 def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, Manifest]]:
@@ -339,13 +392,10 @@ class LocalStore(Store):
     def __init__(self, root: str | os.PathLike[str], changed: Callable[[], None] | None = None) -> None:
         self._root = Path(root)
         self._captures = self._root / "captures"
+        super().__init__(Directory(str(self._captures), self._captures, private=True))
         self._changed = changed or (lambda: None)
 
-    @property
-    def place(self) -> str:
-        return str(self._captures)
-
-    def reference(self, manifest: Manifest) -> str:
+    def key_of(self, manifest: Manifest) -> str:
         return manifest.capture_id
 
     def put(self, capture_id: str, source: str | os.PathLike[str], build: Callable[[Artefact], Manifest]) -> Manifest:
@@ -397,39 +447,19 @@ class LocalStore(Store):
             reason = "it is stored already" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
 
-    def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
-        """See `Store.look`. Artefacts of which a verified copy is elsewhere may be there alone."""
-        directory = self._directory(capture_id)
-        path = directory / MANIFEST_NAME
-        with regular(path, InputError) as file:
-            manifest = Manifest.from_json(file.read(), str(path))
-        if manifest.capture_id != capture_id:
-            raise InputError(f"{path}: is the manifest of {manifest.capture_id}")
-        for artefact in manifest.artefacts:
-            if self._elsewhere(capture_id, artefact) is not None:
-                continue
-            path = directory / artefact.name
-            try:
-                with regular(path, IntegrityError) as file:
-                    size = os.fstat(file.fileno()).st_size
-            except IntegrityError as error:
-                return manifest, StoreCondition.after(error)
-            if size != artefact.size_bytes:
-                return manifest, StoreCondition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
-        return manifest, WHOLE
-
     def copy_elsewhere(self, capture_id: str) -> str | None:
-        upload = self.noted_upload(check_id(capture_id))
+        upload = self.noted_upload(capture_id)
         return None if upload is None or upload.verified_at is None else upload.url
 
     def put_manifest(self, manifest: Manifest) -> None:
-        path = self.file(manifest.capture_id, MANIFEST_NAME)
-        with refusing(f"{path} cannot be written"), self._lock():
-            write_atomically(path, manifest.to_json())
+        with refusing(f"{self._captures} cannot be written"), self._lock():
+            super().put_manifest(manifest)
         self._changed()
 
     def ids(self) -> frozenset[str]:
-        return frozenset(name for name in self._names() if not name.startswith("."))
+        with contextlib.suppress(FileNotFoundError):
+            return frozenset(path.name for path in self._captures.iterdir() if not path.name.startswith("."))
+        return frozenset()
 
     def file(self, capture_id: str, name: str) -> Path:
         """Where a file of a capture lies, if it is here."""
@@ -438,41 +468,22 @@ class LocalStore(Store):
     def path(self, capture_id: str, artefact: str) -> Path:
         """Where an artefact lies, in its right size, unverified; raises UsageError where it lies elsewhere."""
         wanted = self.manifest(capture_id).artefact(artefact)
-        if (url := self._elsewhere(capture_id, wanted)) is not None:
+        path = self.file(capture_id, wanted.name)
+        if not path.exists():
+            url = self.copy_elsewhere(capture_id)
             raise UsageError(f"{wanted.name} of capture {capture_id} is in {url}: sftriage traces get {capture_id}")
-        return self._captures / capture_id / wanted.name
+        return path
 
-    def get(
-        self,
-        capture_id: str,
-        artefact: str,
-        destination: str | os.PathLike[str],
-        *,
-        force: bool = False,
-        progress: Progress | None = None,
-    ) -> Path:
-        """See `Store.get`. What is damaged here, or is only elsewhere, is copied from there."""
-        manifest, _ = self.look(capture_id)
-        wanted = manifest.artefact(artefact)
-        if self._elsewhere(capture_id, wanted) is None:
-            target = destination_of(wanted.name, destination, force=force)
-            source = self._captures / capture_id / wanted.name
-            try:
-                with refusing(f"{target} cannot be written"), regular(source, IntegrityError) as stored:
-                    copy_verified(chunks(stored), target, wanted, str(source), progress)
-                return target
-            except IntegrityError as error:
-                if (url := self.copy_elsewhere(capture_id)) is None:
-                    raise
-                log.warning("%s; taken from %s", error, url)
+    def _store_elsewhere(self, manifest: Manifest) -> Store | None:
         from sftriage.traces.remote import RemoteStore
 
-        remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
-        return remote.get(capture_id, artefact, destination, force=force, progress=progress)
+        url = self.copy_elsewhere(manifest.capture_id)
+        return None if url is None else RemoteStore.open(url, job=manifest.job, run=manifest.run)
 
     def remove(self, capture_id: str) -> None:
         """See `Store.remove`: one rename hides it. If a copy may be elsewhere, a note for the uploader stays."""
-        directory = self._directory(capture_id)
+        self._names(self._key(capture_id))
+        directory = self._captures / capture_id
         with refusing(f"capture {capture_id} cannot be removed"), self._lock():
             try:
                 hidden = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=self._captures))
@@ -494,17 +505,8 @@ class LocalStore(Store):
         self._changed()
 
     def pin(self, capture_id: str, *, pinned: bool = True) -> None:
-        directory = self._directory(capture_id)
-        with refusing(f"capture {capture_id} cannot be {'' if pinned else 'un'}pinned"):
-            if not pinned:
-                (directory / PIN_NAME).unlink(missing_ok=True)
-            elif not (directory / PIN_NAME).exists():
-                (directory / PIN_NAME).touch(0o600)
-                sync_directory(directory)
+        super().pin(capture_id, pinned=pinned)
         self._changed()
-
-    def pinned(self) -> frozenset[str]:
-        return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
 
     def sweep(self) -> int:
         """Remove leftovers of crashes, unless a put is in progress; their number. Raises UsageError."""
@@ -512,7 +514,7 @@ class LocalStore(Store):
             return 0
         refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)
         with refused, busy, self._lock(sweeping=True):
-            hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, _REMOVING))]
+            hidden = [path for path in self._captures.iterdir() if path.name.startswith((_TEMPORARY, _REMOVING))]
             # (a capture that is still to be removed elsewhere is no leftover)
             leftovers = [path for path in hidden if not any(path.glob(f"*/{UPLOAD_NAME}"))]
             for path in leftovers:
@@ -571,22 +573,20 @@ class LocalStore(Store):
     def busy(self) -> bool:
         return is_locked(self._captures / ".uploader")
 
-    def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:
-        if os.path.lexists(self._captures / capture_id / artefact.name):
-            return None
-        return self.copy_elsewhere(capture_id)
+    def _key(self, reference: str) -> str:
+        return check_id(reference)
 
-    def _directory(self, capture_id: str) -> Path:
-        directory = self._captures / check_id(capture_id)
+    def _reference(self, key: str) -> str:
+        return key
+
+    def _listed(self) -> dict[str, Names]:
+        return {name: self._names_at(name) for name in self.ids()}
+
+    def _names(self, key: str) -> Names:
+        directory = self._captures / key
         if not directory.is_dir() or directory.is_symlink():
-            raise UsageError(f"no capture {capture_id} in {self._captures}")
-        return directory
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self._captures.iterdir())
-        except FileNotFoundError:
-            return []
+            raise self._no_capture(key)
+        return self._names_at(key)
 
     def _lock(self, *, sweeping: bool = False) -> contextlib.AbstractContextManager[object]:
         if not self._captures.is_dir():

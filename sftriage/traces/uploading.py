@@ -23,8 +23,9 @@ from sftriage.base.files import regular
 from sftriage.base.loops import Backoff, start_thread
 from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
+from sftriage.traces.objects import chunks
 from sftriage.traces.remote import PART_BYTES, RemoteStore
-from sftriage.traces.store import PIN_NAME, UPLOAD_NAME, LocalStore, Upload, chunks, read_upload
+from sftriage.traces.store import PIN_NAME, UPLOAD_NAME, LocalStore, Upload, read_upload
 
 log = logging.getLogger("sftriage")
 

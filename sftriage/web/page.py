@@ -37,8 +37,9 @@ from sftriage import __version__
 from sftriage.base.files import regular
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.remote import CaptureKey, Objects, Patience, checked_url
-from sftriage.traces.store import LocalStore, Store, chunks, read_upload
+from sftriage.traces.objects import chunks
+from sftriage.traces.remote import CaptureKey, Patience, checked_url, open_objects
+from sftriage.traces.store import LocalStore, Store, read_upload
 from sftriage.traces.uploading import verified
 from sftriage.web.serving import Access, application
 from sftriage.words import run as words
@@ -299,7 +300,7 @@ def _here(path: Path) -> Iterator[bytes]:
 
 def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
     key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
-    objects = Objects.open(url, patience=PATIENCE)
+    objects = open_objects(url, patience=PATIENCE)
     parts = urlsplit(checked_url(url))
     if parts.scheme == "file":
         # Whoever may write into the directory must not have files shown that lie elsewhere.
@@ -308,10 +309,7 @@ def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[byt
             raise IntegrityError(f"{objects.place}/{key}: not a plain file of the store")
         yield from _here(root / key)
         return
-    try:
-        yield from objects.stream(key)
-    except FileNotFoundError as error:
-        raise IntegrityError(f"{objects.place}/{key}: missing") from error
+    yield from objects.stream(key)
 
 
 class Download(StreamingResponse):

@@ -15,7 +15,7 @@ from sftriage.errors import IntegrityError, StoreError, UsageError
 from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.remote import Objects, Patience, RemoteStore
+from sftriage.traces.remote import Patience, RemoteStore, open_objects
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.policies import policy
@@ -95,7 +95,7 @@ def whole(store: RemoteStore, directory: Path, leaving: str = "") -> list[str]:
 
 def uploader(run, **how) -> Uploader:
     patience = Patience(connect_s=5.0, idle_s=5.0, retries=1, retry_s=5.0)
-    remote = RemoteStore(Objects.open(URL, patience=patience), job="resnet", run="run-1")
+    remote = RemoteStore(open_objects(URL, patience=patience), job="resnet", run="run-1")
     return Uploader(run, remote, URL, **how)
 
 
@@ -211,7 +211,7 @@ def test_a_store_that_stands_still_ends_a_request(through, run):
     through.plan = lambda how, path: "hold"
     patience = Patience(connect_s=1.0, idle_s=0.2, retries=0, retry_s=1.0)
     with pytest.raises(StoreError):
-        RemoteStore(Objects.open(URL, patience=patience)).ids()
+        RemoteStore(open_objects(URL, patience=patience)).ids()
 
 
 def test_ctrl_c_leaves_the_rest_for_later_and_says_so(start, through, environment, run):

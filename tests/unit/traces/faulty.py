@@ -7,13 +7,14 @@ from obstore.store import MemoryStore
 
 from sftriage.errors import StoreError
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.remote import Objects, RemoteStore
+from sftriage.traces.objects import Objects
+from sftriage.traces.remote import Bucket, RemoteStore
 from tests.unit.conftest import manifest_of
 
 CONTENT = b"a trace " * 5000
 
 
-class FaultyObjects(Objects):
+class FaultyObjects(Bucket):
     """``fails``: words of requests that fail, as ``put manifest.json``, until they are taken out of it.
 
     ``meanwhile``: what happens just before the next request of such words.
@@ -35,10 +36,6 @@ class FaultyObjects(Objects):
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
         self._ask("list", prefix or "")
         return super().sizes(prefix)
-
-    def size(self, key: str) -> int | None:
-        self._ask("size", key)
-        return super().size(key)
 
     def stream(self, key: str) -> Iterator[bytes]:
         self._ask("get", key)

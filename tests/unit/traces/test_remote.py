@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
 from sftriage.traces.manifest import CONTROL, MAX_MANIFEST_BYTES
-from sftriage.traces.remote import MAX_PART_BYTES, CaptureKey, RemoteStore, checked_url, message_of, read, written
+from sftriage.traces.objects import message_of
+from sftriage.traces.remote import MAX_PART_BYTES, CaptureKey, RemoteStore, checked_url, read, written
 from tests.unit.traces.faulty import CONTENT, FaultyObjects, captured, keep, run_of
 
 

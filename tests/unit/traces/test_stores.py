@@ -214,8 +214,8 @@ def test_what_is_gone_is_missing_and_has_no_path(store, put):
     assert store.seen("c-1")[1].whole
     directory = stored(store, "c-1").parent
     for happens, said in (
-        ((directory / TRACE_NAME).unlink, "No such file"),
-        ((directory / "manifest.json").unlink, "No such file"),
+        ((directory / TRACE_NAME).unlink, "trace.json.gz: missing"),
+        ((directory / "manifest.json").unlink, "manifest.json: missing"),
         (directory.rmdir, "no capture"),
     ):
         happens()
@@ -257,8 +257,9 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
     assert len(listing.unfit) == 8
     said = "\n".join(one.problem for one in listing.unfit.values())
     for words in (
-        *("'stray file' is not", "empty/manifest.json: cannot be opened: No such", "no capture link", "symbolic links"),
-        *("manifest of good", "garbage/manifest.json: not a manifest", "piped/manifest.json: not a regular file"),
+        *(f"{name}/manifest.json: missing" for name in ("stray file", "empty", "piped")),
+        *(f"{name}/manifest.json: is the manifest of good" for name in ("copied", "link", "linked")),
+        *("garbage/manifest.json: not a manifest", f"away/{TRACE_NAME}: {Path('/etc/passwd').stat().st_size} bytes"),
     ):
         assert words in said
 

@@ -1,0 +1,200 @@
+"""Objects below one prefix: bytes by key, whole or not at all. Here are those of a directory; a bucket's: `remote`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from sftriage.base.files import PRIVATE, replacing, sync_directory
+from sftriage.errors import InputError, IntegrityError, SftriageError, StoreError
+from sftriage.traces.manifest import CONTROL, Artefact
+
+CHUNK_BYTES = 1 << 20
+_MAX_MESSAGE = 300
+_QUERY = re.compile(r"(?<=[^\s?])\?\S*")
+_METADATA = "169.254.169.254"  # gives a cloud's machine its own credentials
+_MESSAGE = re.compile(r"<Message>([^<]{1,200})</Message>")
+
+Progress = Callable[[int], None]  # takes the number of bytes copied so far
+
+
+def shown(text: str) -> str:
+    """Text of others, short and safe to print."""
+    return CONTROL.sub("?", text.encode("utf-8", "replace").decode()[:300])
+
+
+def chunks(source: BinaryIO) -> Iterator[bytes]:
+    """What is in a file, to its end."""
+    while chunk := source.read(CHUNK_BYTES):
+        yield chunk
+
+
+def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
+    """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
+    # Level 1: the host's cores belong to the training job.
+    stream = zlib.compressobj(level=1, wbits=16 + zlib.MAX_WBITS)
+    for chunk in source:
+        yield stream.compress(chunk)
+    yield stream.flush()
+
+
+def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | None = None) -> tuple[int, str]:
+    """Copy to the end, or only sum where there is no target; the size and sha256 of what was read."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in source:
+        digest.update(chunk)
+        size += len(chunk)
+        if target is not None:
+            target.write(chunk)
+        if progress is not None:
+            progress(size)
+    return size, digest.hexdigest()
+
+
+def copy_verified(
+    source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
+) -> None:
+    """Copy an artefact to a file that appears once its sum is right; raises IntegrityError, or OSError."""
+    with replacing(copy_to) as target:
+        size, sha256 = copy(source, target, progress)
+        if (size, sha256) != (wanted.size_bytes, wanted.sha256):
+            put = f"it was put as sha256 {wanted.sha256}, {wanted.size_bytes} bytes"
+            raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
+
+
+class Objects(ABC):
+    """The objects below one prefix. What fails raises ``error_type``, in one line."""
+
+    error_type: type[SftriageError] = StoreError
+    failures: tuple[type[Exception], ...] = (OSError,)
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def sizes(self, prefix: str | None = None) -> dict[str, int]:
+        """The keys below a prefix, and the bytes of each."""
+        with self._failing():
+            return dict(self._list(prefix))
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """The content of an object, piece by piece; raises IntegrityError where there is none."""
+        pieces = self._pieces(key)
+        while True:
+            try:
+                with self._failing(FileNotFoundError):
+                    piece = next(pieces, None)
+            except FileNotFoundError as error:
+                raise IntegrityError(f"{self.place}/{key}: missing") from error
+            if piece is None:
+                return
+            yield piece
+
+    def read(self, key: str, max_bytes: int) -> bytes | None:
+        """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
+        content = b""
+        with suppress(IntegrityError):
+            for piece in self.stream(key):
+                content += piece
+                if len(content) > max_bytes:
+                    break
+            return content[: max_bytes + 1]
+        return None
+
+    def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
+        """Put an object, whole or not at all: bytes in one request, pieces part by part, unless they raise."""
+        with self._failing():
+            self._put(key, content)
+
+    def delete(self, key: str) -> None:
+        """Delete an object. One that is not there changes nothing."""
+        with suppress(FileNotFoundError), self._failing(FileNotFoundError):
+            self._delete(key)
+
+    @abstractmethod
+    def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]: ...
+
+    @abstractmethod
+    def _pieces(self, key: str) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def _put(self, key: str, content: bytes | Iterator[bytes]) -> None: ...
+
+    @abstractmethod
+    def _delete(self, key: str) -> None: ...
+
+    @contextmanager
+    def _failing(self, *passed: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except passed:
+            raise
+        except self.failures as error:
+            where = shown(str(getattr(error, "filename", None) or self.place))
+            raise self.error_type(f"{where}: {message_of(error)}") from error
+
+
+class Directory(Objects):
+    """A directory; files appear in it once the disk holds them. Hosts may share it, unless it is one run's ``private``.
+
+    In a private one, files are their owner's alone, and no directory is made: a capture that was removed stays so.
+    """
+
+    def __init__(self, place: str, root: Path, *, private: bool = False) -> None:
+        super().__init__(place)
+        self._root, self._private = root, private
+        self.error_type = InputError if private else StoreError
+
+    def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
+        for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):
+            for name in names:
+                path = Path(folder, name)
+                # (what is on its way begins with a dot; what has gone since it was listed is not there)
+                if not name.startswith("."):
+                    with suppress(FileNotFoundError):
+                        about = path.stat()
+                        if stat.S_ISREG(about.st_mode):
+                            yield path.relative_to(self._root).as_posix(), about.st_size
+
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        with (self._root / key).open("rb") as file:
+            yield from chunks(file)
+
+    def _put(self, key: str, content: bytes | Iterator[bytes]) -> None:
+        path = self._root / key
+        if not self._private:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, PRIVATE if self._private else 0o666) as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
+        sync_directory(path.parent)
+
+    def _delete(self, key: str) -> None:
+        (self._root / key).unlink(missing_ok=True)
+        with suppress(OSError):
+            # Directories above that are empty now go too.
+            for above in (self._root / key).parents:
+                if above == self._root:
+                    break
+                above.rmdir()
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def message_of(error: BaseException) -> str:
+    """What obstore says, in a line: the rest is its insides. A query may hold a signature, so it is left out."""
+    text = ((error.strerror if isinstance(error, OSError) else None) or str(error)).strip() or type(error).__name__
+    first = _QUERY.sub("", text.splitlines()[0].partition(": <")[0])
+    message = _MESSAGE.search(text)
+    if _METADATA in text:
+        first = f"no credentials in the environment, and none of this machine: {first}"
+    return shown(f"{first}: {message[1]}" if message else first)[:_MAX_MESSAGE]
