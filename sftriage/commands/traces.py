@@ -49,11 +49,11 @@ from sftriage.runs.captures import (
 )
 from sftriage.runs.directory import find_run, read_info
 from sftriage.runtime import catalogues
-from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.objects import copy
+from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
 from sftriage.traces.store import LocalStore, Store, StoreCondition, destination_of
 from sftriage.trainer.sampler import FOLDED_NAME
@@ -502,7 +502,7 @@ def prune_traces(
     retention = RetentionLimits(age_s, None if total is None else meant("--bytes", fields.size_bytes, total))
     if age is None and total is None and not damaged:
         raise UsageError("say what may go: --age, --bytes or --damaged")
-    directory, its_store = whole_store(of.run, of.store)
+    _, its_store = whole_store(of.run, of.store)
     found = outlook(its_store, retention, time.time(), unfit=damaged)
     captures, problem = found.captures, None
     if not dry_run:
@@ -514,7 +514,7 @@ def prune_traces(
             except CatalogueError as error:
                 # (one that is away learns it when it is next compared with the store)
                 say(f"{error}; `sftriage traces reindex` brings it up to date")
-        captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
+        captures, problem = remove(its_store, captures)
     say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
     if as_json:
         left_alone = [{"capture_id": name, "reason": why} for name, why in found.left_alone.items()]

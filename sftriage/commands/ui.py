@@ -153,10 +153,9 @@ def serve_page(
 
 
 def _captures(store: str | None, catalogue: str | None) -> StoreSource:
-    from sftriage.runtime.catalogue_urls import catalogue_url
     from sftriage.runtime.catalogues import own_catalogue, store_of
     from sftriage.traces.catalogue import Catalogue
-    from sftriage.traces.remote import RemoteStore
+    from sftriage.traces.remote import RemoteStore, catalogue_url
     from sftriage.web.store_page import StoreSource
 
     meant = None if store is None else RemoteStore.open(store)

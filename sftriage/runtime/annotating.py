@@ -6,8 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
@@ -23,15 +22,20 @@ from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.traces.manifest import CauseInfo, CostInfo, Findings, FollowedInfo, Manifest, Remarks, ReproducedInfo
+from sftriage.traces.manifest import (
+    CauseInfo,
+    CostInfo,
+    Findings,
+    FollowedInfo,
+    Manifest,
+    Noted,
+    Remarks,
+    ReproducedInfo,
+)
 from sftriage.traces.retention import RetentionLimits, outlook, remove
 from sftriage.traces.store import LocalStore, beside
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 from sftriage.windows.logs import StepLogs
-
-if TYPE_CHECKING:
-    from sftriage.traces.catalogue import Catalogue
-    from sftriage.traces.manifest import Noted
 
 log = logging.getLogger("sftriage")
 
@@ -43,12 +47,11 @@ QUICK_BYTES = 4 * 2**20
 
 
 class Annotations:
-    """Keeps the manifests of a run's captures, and its catalogue, up to what is known. ``do`` is who writes."""
+    """Keeps the manifests of a run's captures up to what is known. ``do`` is who writes."""
 
     def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
         self._do = do
         self.store = LocalStore(directory.path)
-        self._catalogue_file = directory.catalogue
         # What a crash has left is no reason not to begin where the disk lets nothing go now.
         with suppress(SftriageError):
             self.store.sweep()
@@ -92,7 +95,6 @@ class Annotations:
         self._look_into(manifest, attempt)
         # (after what that has noted)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
-        self._do(partial(self._index, capture_id), "notes")
 
     def causes(self, now_s: float) -> Iterator[CauseFound]:
         """What has been found since the last call of why captured ranks were slow; ``now_s`` is of the epoch."""
@@ -246,27 +248,13 @@ class Annotations:
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
         try:
-            old = outlook(self.store, retention, now_s).captures
-            gone, problem = remove(self.store, self._catalogue, old) if old else ((), None)
+            gone, problem = remove(self.store, outlook(self.store, retention, now_s).captures)
         except (SftriageError, OSError) as error:
             gone, problem = (), str(error)
         for one in gone:
             log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
         if problem is not None:
             log.warning("old captures could not be removed: %s", problem)
-
-    @cached_property
-    def _catalogue(self) -> Catalogue:
-        from sftriage.traces.catalogue import Catalogue
-
-        return Catalogue(self._catalogue_file, self.store)
-
-    def _index(self, capture_id: str) -> None:
-        """The store has the capture; a catalogue that cannot take it now has it once it is asked."""
-        try:
-            self._catalogue.add(self.store.manifest(capture_id))
-        except SftriageError as error:
-            log.info("capture %s is stored but not catalogued: %s", capture_id, error)
 
 
 def quick(manifest: Manifest) -> bool:

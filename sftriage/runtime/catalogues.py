@@ -12,10 +12,9 @@ from pathlib import Path
 from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.runs.captures import StoredState
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue, directory_here, on_one_host, on_this_host
 from sftriage.traces.objects import shown
-from sftriage.traces.remote import RemoteStore, written
+from sftriage.traces.remote import RemoteStore, catalogue_url, written
 from sftriage.traces.store import LocalStore, Store, StoreCondition
 
 MAX_NAMED = 5

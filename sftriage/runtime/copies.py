@@ -15,9 +15,8 @@ from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
-from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
-from sftriage.traces.remote import CaptureKey, RemoteStore, checked_url
+from sftriage.traces.remote import CaptureKey, RemoteStore, catalogue_url, checked_url
 from sftriage.traces.store import LocalStore, Store
 from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.words.verdicts import place

@@ -39,6 +39,8 @@ MAX_PART_BYTES = 240  # a file system's limit of a name, less a suffix while it 
 PART_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 4
 _MAX_NAMED = 5
+URL_VARIABLE = "SFTRIAGE_CATALOGUE"
+FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
 _SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 # What obstore reads from the environment only as long as it is given no options of its own.
 _FROM_ENVIRONMENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_excludes")
@@ -76,6 +78,35 @@ def checked_url(url: str) -> str:
     if any(name in (".", "..") for name in names) or shown(unquote(url)) != unquote(url):
         raise UsageError(f"{shown(url)}: not a plain path")
     return f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path)).rstrip('/')}"
+
+
+def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
+    """The URL of the catalogue that the option or the environment names, if any.
+
+    Raises:
+        UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
+    """
+    if option is not None:
+        from sftriage.traces.catalogue import has_password
+
+        if has_password(option):
+            raise UsageError(
+                "a command line can be read by everybody on the machine: put the catalogue's URL into "
+                f"${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names, or its password into ~/.pgpass"
+            )
+        return option
+    if not from_environment:
+        return None
+    if url := os.environ.get(URL_VARIABLE):
+        return url
+    if not (name := os.environ.get(FILE_VARIABLE)):
+        return None
+    try:
+        return Path(name).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"${FILE_VARIABLE}: {Path(name)}: not a URL") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from sftriage.errors import CatalogueError, StoreError, UsageError
+from sftriage.errors import StoreError, UsageError
 from sftriage.traces.store import Store
-
-if TYPE_CHECKING:
-    from sftriage.traces.catalogue import Catalogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +70,17 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
     return Due((*broken, *going), left)
 
 
-def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
-    """Remove captures from the catalogue and the store, each as one; those that went, and why the rest did not.
+def remove(store: Store, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
+    """Remove captures, each as one; those that went, and why the rest did not.
 
-    The row goes first: what is listed is there. A full catalogue is passed over. A copy elsewhere of what was removed
-    here goes as soon as it can be reached: see `sftriage.traces.uploading`.
+    A catalogue learns it when it is next compared with the store; a copy elsewhere of what was removed here goes as
+    soon as it can be reached: see `sftriage.traces.uploading`.
     """
     gone: list[Kept] = []
     for one in captures:
         try:
             if one.capture_id in store.pinned():
                 continue  # pinned meanwhile
-            with suppress(CatalogueError, UsageError):
-                catalogue.drop(one.capture_id)
             store.remove(one.capture_id)
         except (UsageError, StoreError) as error:
             return tuple(gone), str(error)

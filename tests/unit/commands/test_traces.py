@@ -13,9 +13,8 @@ import jsonschema
 import pytest
 
 from sftriage.errors import StoreError
-from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
-from sftriage.traces.remote import RemoteStore
+from sftriage.traces.remote import FILE_VARIABLE, URL_VARIABLE, RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.trainer.sampler import NAME as STACKS_NAME
 from tests.unit.conftest import manifest_of, run_in

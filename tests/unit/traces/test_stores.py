@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, RetentionLimits, expired, outlook, remove
@@ -339,32 +338,31 @@ def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, 
         assert too_old or total + one.size_bytes > retention.max_bytes
 
 
-def test_a_capture_goes_as_one(store, put, tmp_path):
-    # GIVEN three captures, one of them pinned, in store and catalogue
-    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
+def test_a_capture_goes_as_one(store, put):
+    # GIVEN three captures, one of them pinned
     for name in ("c-1", "c-2", "c-3"):
-        catalogue.add(put(name))
+        put(name)
     store.pin("c-2")
     # WHEN everything is too old
     now_s = 4e9
     captures = outlook(store, RetentionLimits(age_s=1.0), now_s).captures
-    gone, problem = remove(store, catalogue, captures)
+    gone, problem = remove(store, captures)
     # (and what is pinned since it was looked stays)
     put("c-4")
     late = outlook(store, RetentionLimits(age_s=1.0), now_s).captures
     store.pin("c-4")
-    assert ([one.capture_id for one in late], remove(store, catalogue, late)) == (["c-4"], ((), None))
+    assert ([one.capture_id for one in late], remove(store, late)) == (["c-4"], ((), None))
     store.pin("c-4", pinned=False)
     store.remove("c-4")
-    # THEN trace, manifest and row of the others are gone, and nothing is left of them
+    # THEN trace and manifest of the others are gone, and nothing is left of them
     assert ([one.capture_id for one in gone], problem) == (["c-1", "c-3"], None)
-    assert {row.capture_id for row in catalogue.find()} == store.ids() == {"c-2"}
+    assert store.ids() == {"c-2"}
     captures_directory = store.path("c-2", "trace.json.gz").parents[1]
     assert sorted(path.name for path in captures_directory.iterdir()) == [".lock", "c-2"]
     # AND once it is not pinned any more, it goes too
     store.pin("c-2", pinned=False)
     last = outlook(store, RetentionLimits(max_bytes=0), now_s).captures
-    assert [one.capture_id for one in remove(store, catalogue, last)[0]] == ["c-2"]
+    assert [one.capture_id for one in remove(store, last)[0]] == ["c-2"]
     assert store.ids() == frozenset()
 
 
@@ -411,25 +409,24 @@ def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store, put,
     assert store.sweep() == 1
 
 
-def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp_path):
+def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time():
     # GIVEN a store where two runs have a capture of one id each, and a third is pinned
     objects = FaultyObjects()
     store = RemoteStore(objects)
     for run in ("run-1", "run-2", "run-3"):
         keep(objects, captured(run=run))
     store.pin("resnet/run-3/c-1")
-    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
     captures = outlook(store, RetentionLimits(age_s=1.0), 4e9).captures
     assert [one.capture_id for one in captures] == ["resnet/run-1/c-1", "resnet/run-2/c-1"]
     # WHEN the store is lost while the first of them is removed
     objects.fails = {"delete trace.json.gz"}
-    gone, problem = remove(store, catalogue, captures)
+    gone, problem = remove(store, captures)
     # THEN that is said, and nothing is listed that is not whole
     assert (gone, problem) == ((), "s3://bucket: cannot delete trace.json.gz")
     objects.fails = set()
     assert not store.manifests().unfit
     assert store.ids() == {"resnet/run-2/c-1", "resnet/run-3/c-1"}
     # AND the next time the rest goes
-    gone, problem = remove(store, catalogue, outlook(store, RetentionLimits(age_s=1.0), 4e9).captures)
+    gone, problem = remove(store, outlook(store, RetentionLimits(age_s=1.0), 4e9).captures)
     assert ([one.capture_id for one in gone], problem) == (["resnet/run-2/c-1"], None)
     assert store.ids() == {"resnet/run-3/c-1"}
