@@ -546,7 +546,6 @@ def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
 
 
 TRIES = 3
-_FOR_EVER_S = 10.0 * 365 * 86400
 
 
 def upload_traces(
@@ -577,7 +576,7 @@ def upload_traces(
     # Ended by somebody else, it gives up what is under way: a bucket charges for parts that nobody gives up.
     with ending_on_sigterm(), uploading() as show:
         try:
-            standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S, show)
+            standing = follow(uploader, show=show)
         finally:
             uploader.close(5.0)
     if as_json:

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
@@ -153,13 +152,12 @@ def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | Non
 def run_store(directory: RunDirectory) -> LocalStore:
     """A run's captures here; changes go to their copies elsewhere, too."""
 
-    @cache
-    def push() -> Callable[[], None]:
-        from sftriage.runtime.copies import pusher
+    def push() -> None:
+        from sftriage.runtime.copies import push
 
-        return pusher(directory)
+        push(directory.path)
 
-    return LocalStore(directory.path, changed=lambda: push()())
+    return LocalStore(directory.path, changed=push)
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:

@@ -133,8 +133,8 @@ class RunUploads(Sink):
 
 def follow(
     uploader: Uploader,
-    limit_s: float,
-    still_s: float,
+    limit_s: float = float("inf"),
+    still_s: float = float("inf"),
     show: Show = lambda _: None,
     over: Callable[[], bool] = lambda: False,
 ) -> UploadProgress:
@@ -173,35 +173,35 @@ def _captures(count: int) -> str:
     return "1 capture is" if count == 1 else f"{count} captures are"
 
 
-def pusher(directory: RunDirectory) -> Callable[[], None]:
-    """What brings a run's copies up to date, if it has any, after a change here.
+_behind: set[Path] = set()
+
+
+def push(path: Path) -> None:
+    """Bring the copies of a run's captures up to date, if it has any, after a change here.
 
     A change that does not reach the store now is logged, once, and reaches it with the next upload.
     """
-    away: list[str] = []
-
-    def push() -> None:
-        try:
-            info = read_info(directory)
-        except InputError:
+    directory = RunDirectory(path)
+    try:
+        info = read_info(directory)
+    except InputError:
+        return
+    if info.store is None or path in _behind:
+        return
+    try:
+        uploader = uploader_of(directory, info, changes_only=True, tries=1)
+    except UsageError as error:
+        problem = str(error)
+    else:
+        uploader.start()
+        standing = follow(uploader, PUSH_S, PUSH_S)
+        uploader.close(UPLOADS_CLOSE_S)
+        if standing.done or standing.taken:
             return
-        if info.store is None or away:
-            return
-        try:
-            uploader = uploader_of(directory, info, changes_only=True, tries=1)
-        except UsageError as error:
-            away.append(str(error))
-        else:
-            uploader.start()
-            standing = follow(uploader, PUSH_S, PUSH_S)
-            uploader.close(UPLOADS_CLOSE_S)
-            if standing.done or standing.taken:
-                return
-            away.append(what_is_left(standing))
-        finish = f"finish with: sftriage traces upload --run {place(directory.path)}"
-        log.warning("the copy in %s is not up to date: %s; %s", info.store, away[0], finish)
-
-    return push
+        problem = what_is_left(standing)
+    _behind.add(path)
+    finish = f"finish with: sftriage traces upload --run {place(path)}"
+    log.warning("the copy in %s is not up to date: %s; %s", info.store, problem, finish)
 
 
 class SharedIndexing(Sink):

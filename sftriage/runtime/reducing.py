@@ -23,7 +23,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runs.whatif import operations_in, operations_of
 from sftriage.runtime.annotating import explained, known_faulty, stage_in_question
-from sftriage.runtime.copies import pusher
+from sftriage.runtime.catalogues import run_store
 from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
@@ -197,7 +197,7 @@ def load_signal(path: Path) -> Signal:
             raise InputError(f"{path}: a manifest outside its run, and the signal is in the run")
     elif not path.is_dir():
         raise InputError(f"{path}: neither a run directory nor the {MANIFEST_NAME} of a capture in one")
-    store = LocalStore(run, changed=pusher(RunDirectory(run)))
+    store = run_store(RunDirectory(run))
     manifest = store.manifest(capture_id) if capture_id else None
     return Signal(load_recording(run), read_info(RunDirectory(run)).job, manifest, store)
 

@@ -47,7 +47,6 @@ _schema = sa.Table("sftriage_schema", _METADATA, sa.Column("version_num", sa.Str
 CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # patience with a shared database
 BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
 
-_APPLICATION_ID = 0x53465452  # written into the file, to recognise a foreign database
 # What SQLite says of a file that is damaged or has other tables.
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
@@ -460,17 +459,10 @@ class _SqliteFile(_Database):
             raise _Foreign("it holds text that is not UTF-8") from error
 
     def is_current(self, connection: sa.Connection) -> bool:
-        mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
-        if mark == _APPLICATION_ID and _schema.name in tables:
-            return self._is_of_this_version(connection)
-        if tables or mark:
+        if tables and _schema.name not in tables:
             raise _Foreign("not a catalogue")
-        return False
-
-    def make(self, connection: sa.Connection) -> None:
-        super().make(connection)
-        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
+        return bool(tables) and self._is_of_this_version(connection)
 
     def store_name(self, place: str) -> str:
         return "."  # wherever it lies: a run directory is moved with its catalogue

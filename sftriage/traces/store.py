@@ -562,7 +562,7 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def uploading(self) -> Iterator[bool]:
         """Be the process that uploads this run's captures; False where another is. A lock ends with its process."""
-        self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._captures.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as held:
             ours = None
             with contextlib.suppress(BlockingIOError):

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from sftriage.base.files import regular
-from sftriage.base.loops import Backoff, start_thread
+from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.objects import chunks
@@ -217,17 +218,18 @@ class Uploader:
         self._requested = self._answered = 0
         self._progress = UploadProgress()
         self._changed = threading.Condition()
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = Loop(
+            "uploads", self._turn_if_ours, LOOK_S, failing="captures are not uploaded", expected=(OSError,)
+        )
 
     def start(self) -> None:
         """Begin, in a thread that ends with the process at the latest."""
-        self._thread = start_thread("uploads", self._run)
+        self._loop.start()
 
     def release(self, capture_id: str) -> None:
         """Let a capture's artefacts go from here, once they are there: nothing in this process reads them any more."""
         self._released.add(capture_id)
-        self._wake.set()
+        self._loop.wake()
 
     def release_all(self) -> None:
         """Let all go; retry what has failed now, and check every capture once more."""
@@ -235,7 +237,7 @@ class Uploader:
         with self._changed:
             self._requested += 1
             self._progress = replace(self._progress, looked=False)
-        self._wake.set()
+        self._loop.wake()
 
     @property
     def standing(self) -> UploadProgress:
@@ -249,11 +251,9 @@ class Uploader:
 
     def close(self, timeout_s: float) -> bool:
         """End the thread, in the middle of a file if need be; whether it has ended within that time."""
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return self._thread is None or not self._thread.is_alive()
+        ended = self._loop.stop(timeout_s)
+        self._set_progress(current=None, given_up=True)
+        return ended
 
     def turn(self) -> None:
         """Check every capture once, and send what differs."""
@@ -276,32 +276,16 @@ class Uploader:
             self._again_s = 0.0  # the store is there again: nothing else waits
         self._report(ids, requested)
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                # Of several processes one uploads; should it end, the next look finds the place free.
-                with self._store.uploading() as ours:
-                    self._set_progress(taken=not ours)
-                    while ours and not self._stop.is_set() and not self._progress.given_up:
-                        self.turn()
-                        self._pause()
-                if self._progress.given_up or self._stop.is_set():
-                    return
-                self._pause()
-        except Stopped:
-            pass
-        except Exception:
-            log.exception("uploads have ended; finish them with: sftriage traces upload")
-        finally:
-            # Whoever waits, waits no longer.
-            self._set_progress(current=None, given_up=True)
-
-    def _pause(self) -> None:
-        now_s = time.monotonic()
-        due_s = self._again_s - now_s if self._failures else LOOK_S
-        if not self._progress.given_up:
-            self._wake.wait(max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s)))
-        self._wake.clear()
+    def _turn_if_ours(self) -> float:
+        # Of several processes one uploads; should it end, the next look finds the place free.
+        with self._store.uploading() as ours, suppress(Stopped):
+            self._set_progress(taken=not ours)
+            if ours:
+                self.turn()
+        if self._progress.given_up:
+            self._loop.stopping.set()
+        due_s = self._again_s - time.monotonic() if self._failures else LOOK_S
+        return max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s))
 
     def _bring(self, capture_id: str) -> None:
         # As it is before: what changes while it is sent follows with the next turn.
@@ -317,7 +301,7 @@ class Uploader:
             self._dropped.add(capture_id)
 
     def _attempt(self, name: str, act: Callable[[], None]) -> bool:
-        if self._stop.is_set():
+        if self._loop.stopping.is_set():
             raise Stopped
         self._failures.pop(name, None)
         try:
@@ -337,7 +321,7 @@ class Uploader:
         return self._tries is not None and self._failed_turns >= self._tries
 
     def _reported(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
-        if self._stop.is_set():
+        if self._loop.stopping.is_set():
             raise Stopped
         now, before = Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes), self._progress.current
         same = before is not None and replace(before, done_bytes=done_bytes) == now

@@ -184,7 +184,7 @@ def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypat
     write_info(run, dataclasses.replace(read_info(run), store="s3://bucket"))
     Uploader(run.path, run_of(objects), "s3://bucket").turn()
     objects.fails = {"any"}
-    store = LocalStore(run.path, changed=copies.pusher(run))
+    store = LocalStore(run.path, changed=lambda: copies.push(run.path))
     # WHEN several things change
     store.pin("c-1")
     store.pin("c-2")
