@@ -22,11 +22,12 @@ import numpy as np
 
 from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import COUNTERS, OTHER, StageSchema, Window
+from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import anchored
 from sftriage.verdict.judging import judge
 from sftriage.windows.decoding import BETWEEN, DURATIONS, READY, STEP, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.rings import RankLocation, Rows
+from sftriage.windows.rings import Rows
 
 MS_NS = 1_000_000
 JITTER = 0.02
@@ -74,9 +75,13 @@ class Job:
         n_ranks, hosts, cohorts = self.options.ranks, self.options.hosts, self.options.cohorts
         host_R = self.ranks_R % hosts if self.options.scattered else self.ranks_R * hosts // n_ranks
         role_R = [f"role-{role}" if cohorts > 1 else "" for role in self.ranks_R * cohorts // n_ranks]
-        places = {rank: RankLocation(f"host-{host_R[rank]}", role_R[rank]) for rank in range(n_ranks)}
+        of = {"world_size": n_ranks, "local_rank": 0, "attempt": 0, "job": "job", "schema": self.schema}
+        of |= dict.fromkeys(("started_mono_ns", "started_wall_ns", "pid", "pid_start_ticks"), 0)
+        rings = {
+            rank: RingInfo(rank=rank, host=f"host-{host_R[rank]}", cohort=role_R[rank], **of) for rank in range(n_ranks)
+        }
         gatherer = Gatherer(self.schema, n_ranks, self.shape)
-        gatherer.take([Rows(0, self.schema, n_ranks, places, decode([(0, b"")], self.schema))])
+        gatherer.take([Rows(0, self.schema, n_ranks, rings, decode([(0, b"")], self.schema))])
         return gatherer
 
     def steps(self) -> StepArrays:

@@ -26,11 +26,11 @@ from nats.js.errors import KeyNotFoundError
 from bench.fleet_job import BOOTED_S, S_NS, SCHEMA, Job, Shape
 from sftriage.fleet.hub import HubAddress, Subjects, token
 from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
-from sftriage.fleet.wire import Block, Shipment, decode_orders, encode
+from sftriage.fleet.wire import Shipment, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.model.windows import ReadCounts
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.rings import RankLocation, Rows
+from sftriage.windows.rings import Rows
 
 CONNECTING = 32
 """Agents that connect at the same time."""
@@ -54,7 +54,6 @@ class Agent:
         self._told = Shipment(self._name, f"boot-{number}", secrets.token_hex(8))
         self._infos: list[RingInfo] = []
         self._until_s = float("inf")
-        self._located = {rank: RankLocation(self._name) for rank in self._ranks}
         self._shipped = 0
         self._reports: list[Report] = []
         self._captures: set[str] = set()
@@ -96,15 +95,14 @@ class Agent:
         # (all ranks of a job end with the same step)
         job.advance(min(now_s, self._until_s))
         first, last = self._shipped, len(job.ends_s)
-        blocks: tuple[Block, ...] = ()
+        rows: tuple[Rows, ...] = ()
         if last:
             steps = job.steps(self._ranks, first, last) if last > first else job.steps(self._ranks, last - 1, last)[:0]
             wall_ns = round((job.begin_s - BOOTED_S) * S_NS)
-            rows = Rows(0, SCHEMA, n_ranks, self._located, steps, wall_ns=wall_ns)
-            blocks = (Block({one.rank: one for one in self._infos}, rows),)
+            rows = (Rows(0, SCHEMA, n_ranks, {one.rank: one for one in self._infos}, steps, wall_ns=wall_ns),)
         reports, self._reports = tuple(self._reports), []
         shipment = Shipment(
-            *(self._told.agent, self._told.boot_id, self._told.process, blocks),
+            *(self._told.agent, self._told.boot_id, self._told.process, rows),
             status=None if over else job.status(self._infos, now_s),
             counts=ReadCounts(last * len(self._ranks)),
             reports=reports,

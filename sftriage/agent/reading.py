@@ -21,7 +21,7 @@ from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.decoding import Batch, Copied, StepArrays, batches, slot_bytes, together
 from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.rings import RankLocation, Ring, Rows, status_of
+from sftriage.windows.rings import Ring, Rows, status_of
 from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
 
 BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are judged but not kept"}
@@ -209,13 +209,12 @@ class RankRings:
 
     def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
         schema, world_size = self._agreed[generation]
-        infos = [one.ring.info for one in self._ranks.values() if one.ring.info.attempt == generation]
         on_device = [(one.ring, batch.device) for one, batch in found if one.ring.on_device]
         return Rows(
             generation=generation,
             schema=schema,
             world_size=world_size,
-            ranks={info.rank: RankLocation(info.host, info.cohort) for info in infos},
+            ranks={info.rank: info for info in self.infos if info.attempt == generation},
             steps=self._counting.laid_over(generation, together([batch.steps for _, batch in found])),
             device_steps=together([device for _, device in on_device]) if on_device else None,
             device_over=tuple(

@@ -24,11 +24,11 @@ import numpy as np
 
 from sftriage.base.loops import LogOnce
 from sftriage.fleet.incoming import AgentMessage
-from sftriage.fleet.wire import Block, Incarnation, Shipment
+from sftriage.fleet.wire import Incarnation, Shipment
 from sftriage.mitigate.switching import UNLIKE, Setting, SwitchStatus, whole_groups
 from sftriage.model.windows import JobStatus, ReadCounts
 from sftriage.trainer.layout import RingInfo
-from sftriage.windows.rings import joined_statuses
+from sftriage.windows.rings import Rows, joined_statuses
 from sftriage.words.verdicts import counted
 
 log = logging.getLogger("sftriage")
@@ -254,7 +254,7 @@ class Host:
     status_s: float = 0.0
     # The rings by the host's own count of starts, and the newest rows, for what they say of the ranks.
     rings: dict[int, dict[int, RingInfo]] = field(default_factory=dict)
-    newest: Block | None = None
+    newest: Rows | None = None
     counts: ReadCounts = field(default_factory=ReadCounts)
     over: bool = False
     silent: bool = False
@@ -278,50 +278,50 @@ class Host:
         # (no more than the quickest message says)
         ahead_s = self.ahead_s + (sent_s - self.sent_s) * CLOCK_DRIFT
         self.ahead_s, self.sent_s = min(sent_s - shipment.mono_ns / 1e9, ahead_s), sent_s
-        if shipment.blocks or shipment.status is not None:
+        if shipment.rows or shipment.status is not None:
             self.counts = shipment.counts
         if shipment.status is not None:
             self.status, self.status_s = shipment.status, at_s
             left_R = (shipment.status.closed_R != 0) | (shipment.status.alive_R == 0)
             self._left = tuple(shipment.status.rank_R[left_R].tolist())
 
-    def take(self, agent: str, block: Block, generations: Generations) -> Sequence[Members]:
-        """Note the ranks of a block of rows, older starts first; those that are of a generation."""
-        generation = block.rows.generation
-        if self.newest is None or generation >= self.newest.rows.generation:
-            self.newest = block
+    def take(self, agent: str, rows: Rows, generations: Generations) -> Sequence[Members]:
+        """Note the ranks of some rows, older starts first; those that are of a generation."""
+        generation, infos = rows.generation, rows.ranks
+        if self.newest is None or generation >= self.newest.generation:
+            self.newest = rows
         was, known = self._known.get(generation, ((), ()))
-        if was == (self.boot_id, generations.changes, block.infos):
-            of_any = sum(len(some.of) for some in known) == len(block.infos)
+        if was == (self.boot_id, generations.changes, infos):
+            of_any = sum(len(some.of) for some in known) == len(infos)
             if of_any and all(generations.goes_on(some.generation) for some in known):
                 return known
-        ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
-        generations.take(f"{agent}:{self.rings_id}", self.ahead_s, block.infos, ones)
-        steps = block.rows.steps
+        ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in infos.items()}
+        generations.take(f"{agent}:{self.rings_id}", self.ahead_s, infos, ones)
+        steps = rows.steps
 
         def ended_s() -> tuple[float, float]:
             ended_ns_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
             first_s, last_s = (self.ahead_s + int(at_ns) / 1e9 for at_ns in (ended_ns_B.min(), ended_ns_B.max()))
-            return first_s if block.rows.schema.sync else float("inf"), last_s
+            return first_s if rows.schema.sync else float("inf"), last_s
 
         generations.stepped([ones[rank] for rank in set(steps.rank_B.tolist())], ended_s)
-        self.rings.setdefault(generation, {}).update(block.infos)
-        for old in [one for one in self.rings if one <= self.newest.rows.generation - KEPT_GENERATIONS]:
+        self.rings.setdefault(generation, {}).update(infos)
+        for old in [one for one in self.rings if one <= self.newest.generation - KEPT_GENERATIONS]:
             del self.rings[old]
             self._known.pop(old, None)
-        known = _members(self.boot_id, block.infos, generations)
-        self._known[generation] = (self.boot_id, generations.changes, block.infos), known
+        known = _members(self.boot_id, infos, generations)
+        self._known[generation] = (self.boot_id, generations.changes, infos), known
         return known
 
     def takes_part(self, generations: Generations) -> bool:
         """Whether it has ranks of the newest generation, or none at all yet."""
-        infos = {} if self.newest is None else self.newest.infos
+        infos = {} if self.newest is None else self.newest.ranks
         of = [generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
         return not of or generations.newest in of
 
     @property
     def n_ranks(self) -> int:
-        return 0 if self.newest is None else len(self.newest.infos)
+        return 0 if self.newest is None else len(self.newest.ranks)
 
     @property
     def ranks(self) -> set[int]:
@@ -337,7 +337,7 @@ class Host:
         """The ranks of the newest generation that are the host's and take no more steps, as far as is known."""
         if self.newest is None or not (self.silent or (self.status is not None and (self.over or self._left))):
             return []
-        infos = self.newest.infos
+        infos = self.newest.ranks
         left: Iterable[int] = infos if self.silent or self.over else [rank for rank in self._left if rank in infos]
         of = ((rank, generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
         return [rank for rank, generation in of if generation == generations.newest]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +26,7 @@ from sftriage.fleet.hosts import Generations, Groups, Host, Members, status_of_a
 from sftriage.fleet.hub import Hub, Lease, Subjects
 from sftriage.fleet.incoming import FETCH_S, AgentMessage, Deduplicator, Incoming, Refusals, RowBuffer
 from sftriage.fleet.transfers import Fetching
-from sftriage.fleet.wire import Block, Incarnation, Orders, decode_findings, encode
+from sftriage.fleet.wire import Incarnation, Orders, decode_findings, encode
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts
@@ -122,7 +123,7 @@ class NatsFleet:
             if host.silent or host.newest is None or not self._is_silent(host):
                 continue
             host.silent = True
-            newest, away = host.newest.rows, tuple(host.away(self._generations))
+            newest, away = host.newest, tuple(host.away(self._generations))
             if away:
                 empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
                 due.append(replace(empty, generation=self._generations.newest, away=away))
@@ -218,14 +219,14 @@ class NatsFleet:
                 continue
             host = self._hosts.setdefault(shipment.agent, Host())
             host.heard(shipment, message.sent_s, message.at_s)
-            for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
-                members = host.take(shipment.agent, block, self._generations)
-                if sum(len(some.of) for some in members) < len(block.infos):
+            for rows in sorted(shipment.rows, key=attrgetter("generation")):
+                members = host.take(shipment.agent, rows, self._generations)
+                if sum(len(some.of) for some in members) < len(rows.ranks):
                     # (of a start of the job that is long over, or that never was)
                     known = {rank for some in members for rank in some.of}
-                    self._dedup.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
+                    self._dedup.missed += sum(rank not in known for rank in rows.steps.rank_B.tolist())
                 for some in members:
-                    self._add(shipment.agent, block, some, message)
+                    self._add(rows, some, message)
             if shipment.switches is not None:
                 self._groups.heard(shipment.agent, shipment.switches, host.ranks)
             for report in shipment.reports:
@@ -238,27 +239,27 @@ class NatsFleet:
         self._keep.turn()
         self._acknowledge()
 
-    def _add(self, agent: str, block: Block, members: Members, message: AgentMessage) -> None:
-        rows, of = block.rows, members.of
+    def _add(self, rows: Rows, members: Members, message: AgentMessage) -> None:
+        of = members.of
         steps, device = self._dedup.new(rows.steps, of), rows.device_steps
         whole = len(of) == len(rows.ranks)
         if device is not None and not whole:
             device = device[np.isin(device.rank_B, list(of))]
-        self._keep.take(agent, message.sequence, members.generation, members.infos, steps, device)
         message.rows |= len(steps) > 0 or (device is not None and len(device) > 0)
         # (a third of the time of `replace`, of what is a thousand messages a second)
         mine = Rows(
             generation=members.generation,
             schema=rows.schema,
             world_size=rows.world_size,
-            ranks=rows.ranks if whole else {rank: rows.ranks[rank] for rank in of},
+            ranks=members.infos,
             steps=steps,
             device_steps=device,
             device_over=rows.device_over if whole else tuple(rank for rank in rows.device_over if rank in of),
             wall_ns=rows.wall_ns,
-            agent=agent,
+            agent=message.agent,
             position=message.sequence,
         )
+        self._keep.take(mine)
         self._rows.add(mine, time.monotonic())
 
     def holds(self, message: AgentMessage) -> bool:

@@ -19,13 +19,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sftriage.base.loops import Backoff, LogOnce, Loop
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
 from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
-    Block,
+    MAX_TOLD,
     Incarnation,
     Orders,
     RunName,
@@ -36,7 +38,6 @@ from sftriage.fleet.wire import (
     parts,
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
-from sftriage.trainer.layout import RingInfo
 from sftriage.words.verdicts import size
 
 if TYPE_CHECKING:
@@ -220,34 +221,29 @@ class HostEnd:
         # (what has ended and is wanted still, the controller has not heard of)
         grace_s = LAST_ANSWER_S if self._orders is not None and self._orders.captures else 0.0
         over = time.monotonic() >= self._over_s + grace_s and not self._sending
-        infos: dict[int, dict[int, RingInfo]] = {}
         found, self._has_read = self._agent.rows(), True
-        for info in self._agent.infos:
-            infos.setdefault(info.attempt, {})[info.rank] = info
-        newest = max(infos, default=0)
-        blocks = [
+        newest = max((info.attempt for info in self._agent.infos), default=0)
+        some = [
             part
             for rows in found
             # (rings of earlier starts lie there until the job ends)
-            if rows.generation == newest
-            or len(rows.steps)
-            or (rows.device_steps is not None and len(rows.device_steps))
-            for part in parts(Block(infos.get(rows.generation, {}), rows))
+            if rows.generation == newest or len(rows.steps) or len(rows.device_steps or ())
+            for part in parts(rows)
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
         counts = self._agent.telemetry()
-        counts = replace(counts, problems=dict(counts.problems))
+        counts = replace(counts, problems=dict(list(counts.problems.items())[:MAX_TOLD]))
         # (by what its ranks are doing it is known which start is the newest)
         status = self._agent.statuses()
         alone = Shipment(self._token, self._boot_id, self._process, status=status, counts=counts)
-        last = replace(
+        last = msgspec.structs.replace(
             alone,
-            blocks=tuple(blocks[-1:]),
+            rows=tuple(some[-1:]),
             reports=reports,
             over=over and not self._reports,
-            switches=tuple(self._agent.switches()),
+            switches=tuple(self._agent.switches()[:MAX_TOLD]),
         )
-        self._outbox.extend(replace(alone, blocks=(block,)) for block in blocks[:-1])
+        self._outbox.extend(msgspec.structs.replace(alone, rows=(rows,)) for rows in some[:-1])
         self._outbox.append(last)
         self._hub.soon(self._wake.set)
         if last.over:
@@ -326,7 +322,7 @@ class HostEnd:
         if since_s is None:
             return False
         # (an outage may lie between its making and its sending)
-        data = encode(replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
+        data = encode(msgspec.structs.replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
         if len(data) > MAX_MESSAGE_BYTES:
             self._log_problem(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
 from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
-from sftriage.windows.rings import N_VALUES, RankLocation, Rows, bounds
+from sftriage.windows.rings import N_VALUES, Rows, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all
@@ -57,31 +57,6 @@ class Incarnation(NamedTuple):
     def of(cls, boot_id: str, info: RingInfo) -> Incarnation:
         """That of the process that writes a ring."""
         return cls(boot_id, info.pid, info.pid_start_ticks, info.rank)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Rows of the ranks of one host's own count of starts, and the rings that these ranks write."""
-
-    infos: Mapping[int, RingInfo]
-    rows: Rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shipment:
-    """A message of an agent; an empty one says that it is there. Status and switches are None where unknown."""
-
-    agent: str
-    boot_id: str
-    process: str  # the agent's own, anew with each start
-    blocks: tuple[Block, ...] = ()
-    status: JobStatus | None = None
-    counts: ReadCounts = field(default_factory=ReadCounts)  # of this process
-    reports: tuple[Report, ...] = ()
-    over: bool = False  # the job has ended on the host, and this is the last message
-    mono_ns: int = 0  # the host's monotonic clock as the message is sent
-    rings_id: str = ""  # of the directory of rings: with another one, starts are counted anew
-    switches: tuple[SwitchStatus, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +164,8 @@ class _Ring(msgspec.Struct, frozen=True, array_like=True):
     locked: bool = False
 
 
-class _Block(msgspec.Struct, frozen=True, array_like=True):
-    """The ``rings`` are packed `_Ring` that are made something of once: the same come with every message."""
+class _Rows(msgspec.Struct, frozen=True, array_like=True):
+    """`Rows`, of a host's own count of starts. ``rings`` are packed `_Ring`: the same come with every message."""
 
     generation: int
     stages: tuple[str, ...]
@@ -235,11 +210,29 @@ class _Switch(msgspec.Struct, frozen=True, array_like=True):
 
 
 _SAME_IN_SWITCH = [name for name in _Switch.__struct_fields__ if name not in ("ranks", "here")]
+_RowsT = TypeVar("_RowsT")
+_StatusT = TypeVar("_StatusT")
+_SwitchT = TypeVar("_SwitchT")
 
 
-def _plain_switch(status: SwitchStatus) -> _Switch:
-    same = {name: getattr(status, name) for name in _SAME_IN_SWITCH}
-    return _Switch(ranks=as_range(status.ranks), here=as_range(status.here), **same)
+class _Message(msgspec.Struct, Generic[_RowsT, _StatusT, _SwitchT], frozen=True, array_like=True):
+    """A message of an agent; an empty one says that it is there. Status and switches are None where unknown."""
+
+    agent: _Name
+    boot_id: _Name
+    process: _Name  # the agent's own, anew with each start
+    rows: Annotated[tuple[_RowsT, ...], Meta(max_length=MAX_BLOCKS)] = ()
+    status: _StatusT | None = None
+    counts: ReadCounts = msgspec.field(default_factory=ReadCounts)  # of this process
+    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_TOLD)] = ()
+    over: bool = False  # the job has ended on the host, and this is the last message
+    mono_ns: _Count = 0  # the host's monotonic clock as the message is sent
+    rings_id: _Name = ""  # of the directory of rings: with another one, starts are counted anew
+    switches: Annotated[tuple[_SwitchT, ...], Meta(max_length=MAX_TOLD)] | None = None
+
+
+Shipment = _Message[Rows, JobStatus, SwitchStatus]
+_Packed = _Message[_Rows, _Status, _Switch]
 
 
 def _checked_switch(switch: _Switch) -> SwitchStatus:
@@ -256,22 +249,6 @@ def _checked_switch(switch: _Switch) -> SwitchStatus:
     return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
 
 
-class _Shipment(msgspec.Struct, frozen=True, array_like=True):
-    agent: _Name
-    boot_id: _Name
-    process: _Name
-    blocks: Annotated[tuple[_Block, ...], Meta(max_length=MAX_BLOCKS)] = ()
-    status: _Status | None = None
-    counts: tuple[_Count, _Count, _Count] = (0, 0, 0)
-    problems: Annotated[dict[str, str], Meta(max_length=MAX_TOLD)] = {}
-    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_TOLD)] = ()
-    over: bool = False
-    mono_ns: _Count = 0
-    rings_id: _Name = ""
-    switches: Annotated[tuple[_Switch, ...], Meta(max_length=MAX_TOLD)] | None = None
-
-
-_SAME = ("agent", "boot_id", "process", "reports", "over", "mono_ns", "rings_id")  # fields that cross unchanged
 _RANKS: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(
     Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
 )
@@ -280,7 +257,7 @@ _RINGS: msgspec.msgpack.Decoder[tuple[_Ring, ...]] = msgspec.msgpack.Decoder(
 )
 _FINDINGS = msgspec.msgpack.Decoder(GpuFindings)
 _PACKER = msgspec.msgpack.Encoder()
-_SHIPMENTS = msgspec.msgpack.Decoder(_Shipment)
+_SHIPMENTS = msgspec.msgpack.Decoder(_Packed)
 _ORDERS = msgspec.msgpack.Decoder(Orders)
 _asdict: Callable[[_Ring], dict[str, Any]] = msgspec.structs.asdict
 _Of = TypeVar("_Of")
@@ -288,8 +265,40 @@ _Of = TypeVar("_Of")
 
 def encode(message: Shipment | Orders | GpuFindings | tuple[int, ...]) -> bytes:
     """A message as bytes."""
-    values = _plain(message) if isinstance(message, Shipment) else message
-    return _PRELUDE.pack(_MAGIC, VERSION) + zlib.compress(_PACKER.encode(values), 1)
+    if isinstance(message, _Message):
+        status, switches = message.status, message.switches
+        message = msgspec.structs.replace(
+            message,
+            rows=tuple(map(_packed_rows, message.rows)),
+            status=None if status is None else _packed_status(status),
+            switches=None if switches is None else tuple(map(_packed_switch, switches)),
+        )
+    return _PRELUDE.pack(_MAGIC, VERSION) + zlib.compress(_PACKER.encode(message), 1)
+
+
+def _packed_rows(rows: Rows) -> _Rows:
+    rings = (_Ring(**{name: getattr(info, name) for name in _Ring.__struct_fields__}) for info in rows.ranks.values())
+    return _Rows(
+        generation=rows.generation,
+        stages=rows.schema.stages,
+        sync=rows.schema.sync,
+        world_size=rows.world_size,
+        wall_ns=rows.wall_ns,
+        rings=msgspec.Raw(_PACKER.encode(tuple(rings))),
+        steps=packed(rows.steps),
+        device=None if rows.device_steps is None else packed(rows.device_steps),
+        device_over=rows.device_over,
+    )
+
+
+def _packed_status(status: JobStatus) -> _Status:
+    about = status.schema.stages, status.schema.sync, status.world_size, status.attempt, status.hosts
+    return _Status(*about, status.doing_VR.astype("<i8").tobytes())
+
+
+def _packed_switch(status: SwitchStatus) -> _Switch:
+    same = {name: getattr(status, name) for name in _SAME_IN_SWITCH}
+    return _Switch(ranks=as_range(status.ranks), here=as_range(status.here), **same)
 
 
 def decode_shipment(data: bytes) -> Shipment:
@@ -323,13 +332,12 @@ def decode_findings(data: bytes) -> GpuFindings:
     return replace(found, remarks=remarks, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
 
 
-def parts(block: Block) -> Iterator[Block]:
-    """A block as blocks that a message has room for, the steps of all ranks going on together."""
-    rows = block.rows
+def parts(rows: Rows) -> Iterator[Rows]:
+    """Rows in parts that a message has room for, the steps of all ranks going on together."""
     width = max(1, MAX_ROW_BYTES // (8 * (slot_words(rows.schema) + len(COUNTERS)) + 4))
     steps, device = rows.steps, rows.device_steps
     if len(steps) + (0 if device is None else len(device)) <= width:
-        yield block
+        yield rows
         return
     # Of each step the host's times come before those of the device, as `Gatherer.add_device` has to have them.
     steps, rest = steps.in_order(), None if device is None else device.in_order()
@@ -340,11 +348,11 @@ def parts(block: Block) -> Iterator[Block]:
         if rest is not None:
             upto = len(rest) if last else int(np.searchsorted(rest.step_B, some.step_B[-1]))
             mine, rest = rest[: min(upto, width)], rest[min(upto, width) :]
-        yield replace(block, rows=replace(rows, steps=some, device_steps=mine, device_over=()))
+        yield replace(rows, steps=some, device_steps=mine, device_over=())
     while rest is not None and len(rest):
         mine, rest = rest[:width], rest[width:]
-        yield replace(block, rows=replace(rows, steps=steps[:0], device_steps=mine, device_over=()))
-    yield replace(block, rows=replace(rows, steps=steps[:0], device_steps=None if device is None else device[:0]))
+        yield replace(rows, steps=steps[:0], device_steps=mine, device_over=())
+    yield replace(rows, steps=steps[:0], device_steps=None if device is None else device[:0])
 
 
 def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_UNPACKED_BYTES) -> _Of:
@@ -368,48 +376,25 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
         raise WireError(f"it makes no sense: {bounded_text(str(error))}") from error
 
 
-def _plain(message: Shipment) -> _Shipment:
-    counts, status = message.counts, None
-    if (of := message.status) is not None:
-        about = of.schema.stages, of.schema.sync, of.world_size, of.attempt, of.hosts
-        status = _Status(*about, of.doing_VR.astype("<i8").tobytes())
-    return _Shipment(
-        **{name: getattr(message, name) for name in _SAME},
-        blocks=tuple(map(_plain_block, message.blocks)),
-        status=status,
-        counts=(counts.steps, counts.missed, counts.torn),
-        problems=dict(list(counts.problems.items())[:MAX_TOLD]),
-        switches=None if message.switches is None else tuple(map(_plain_switch, message.switches[:MAX_TOLD])),
-    )
-
-
-def _plain_block(block: Block) -> _Block:
-    rows = block.rows
-    rings = (_Ring(**{name: getattr(info, name) for name in _Ring.__struct_fields__}) for info in block.infos.values())
-    return _Block(
-        generation=rows.generation,
-        stages=rows.schema.stages,
-        sync=rows.schema.sync,
-        world_size=rows.world_size,
-        wall_ns=rows.wall_ns,
-        rings=msgspec.Raw(_PACKER.encode(tuple(rings))),
-        steps=packed(rows.steps),
-        device=None if rows.device_steps is None else packed(rows.device_steps),
-        device_over=rows.device_over,
-    )
-
-
-def _checked(found: _Shipment) -> Shipment:
+def _checked(found: _Packed) -> Shipment:
+    counts = found.counts
     if not all(name.isprintable() for name in (found.agent, found.boot_id, found.process, found.rings_id)):
         raise WireError("names that cannot be")
-    return Shipment(
-        **{name: getattr(found, name) for name in _SAME if name != "reports"},
-        blocks=tuple(_checked_block(block) for block in found.blocks),
+    if not all(0 <= one < MAX_COUNT for one in (counts.steps, counts.missed, counts.torn)):
+        raise WireError("counts that cannot be")
+    if len(counts.problems) > MAX_TOLD:
+        raise WireError("more problems than there can be")
+    problems = {_printable(name): _printable(why) for name, why in counts.problems.items()}
+    values: Any = found
+    checked: Shipment = msgspec.structs.replace(
+        values,
+        rows=tuple(map(_checked_rows, found.rows)),
         status=None if found.status is None else _checked_status(found.status),
-        counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
-        reports=tuple(_checked_report(one) for one in found.reports),
+        counts=replace(counts, problems=problems),
+        reports=tuple(map(_checked_report, found.reports)),
         switches=None if found.switches is None else tuple(map(_checked_switch, found.switches)),
     )
+    return checked
 
 
 def _printable(text: str) -> str:
@@ -462,37 +447,32 @@ def _checked_status(found: _Status) -> JobStatus:
     return status
 
 
-def _checked_block(found: _Block) -> Block:
+def _checked_rows(found: _Rows) -> Rows:
     schema, as_sent = _schema(found.stages, found.sync), bytes(found.rings)
     of = _rings if len(as_sent) <= MAX_KNOWN_BYTES else _rings.__wrapped__
-    infos, locations = of(as_sent, found.world_size, found.generation, schema)
-    steps = unpacked(found.steps, schema, infos.keys())
+    infos = of(as_sent, found.world_size, found.generation, schema)
     if not set(found.device_over) <= set(infos):
         raise WireError("device times of ranks that are not there")
-    rows = Rows(
+    return Rows(
         generation=found.generation,
         schema=schema,
         world_size=found.world_size,
-        ranks=locations,
-        steps=steps,
+        ranks=infos,
+        steps=unpacked(found.steps, schema, infos.keys()),
         device_steps=None if found.device is None else unpacked(found.device, schema, infos.keys()),
         device_over=found.device_over,
         wall_ns=found.wall_ns,
     )
-    return Block(infos, rows)
 
 
 @lru_cache(maxsize=1 << 14)
-def _rings(
-    as_sent: bytes, world_size: int, generation: int, schema: StageSchema
-) -> tuple[Mapping[int, RingInfo], Mapping[int, RankLocation]]:
+def _rings(as_sent: bytes, world_size: int, generation: int, schema: StageSchema) -> Mapping[int, RingInfo]:
     # (the same with every message, and much to check)
     found = (
         RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
         for ring in _RINGS.decode(as_sent)
     )
-    infos = {info.rank: info for info in found}
-    return infos, {rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()}
+    return {info.rank: info for info in found}
 
 
 _schema = lru_cache(maxsize=64)(StageSchema)

@@ -25,7 +25,7 @@ from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
 from sftriage.windows.log_files import LogFiles, find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, kept_readings, thinning_of
 from sftriage.windows.npz import load_npz
-from sftriage.windows.rings import RankLocation, Ring, Rows
+from sftriage.windows.rings import Ring, Rows
 from sftriage.windows.steplog import COUNTERS_KIND, stay
 
 _MIN_STEPS_AT_A_TIME = 32
@@ -115,10 +115,10 @@ class RecordedRun:
                 shape = replace(shape, warmup_steps=warmup_steps, shrinks=shape.shrinks - {"warmup_steps"})
                 side_by_side = chain([opening], side_by_side)
             gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
-            places = {rank: RankLocation(steps.info.host, steps.info.cohort) for rank, steps in ranks.items()}
+            rings = {rank: steps.info for rank, steps in ranks.items()}
             for host in side_by_side:
                 beside = together([host[:0], *device.up_to(int(host.step_B.max()))]) if on_device else None
-                gatherer.take([Rows(attempt, info.schema, info.world_size, places, host, beside)])
+                gatherer.take([Rows(attempt, info.schema, info.world_size, rings, host, beside)])
                 yield from gatherer.ready()
         except RingError as error:
             raise InputError(str(error)) from error

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -43,6 +43,7 @@ from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.log_files import find_segments
 from sftriage.windows.logs import LOG_KIND
+from sftriage.windows.rings import Rows
 from sftriage.windows.steplog import KeptSteps, blocks_of
 
 LOGS_PER_SECOND = 256
@@ -55,12 +56,9 @@ MAX_HELD_BYTES = 32 << 20
 
 @dataclass(slots=True)
 class _Held:
-    """What waits to be written of one agent's ranks, in one generation: the first of it was at ``position``."""
+    """What waits to be written of one agent's ranks, in one generation, from its ``first`` rows on."""
 
-    agent: str
-    generation: int
-    position: int
-    infos: Mapping[int, RingInfo]
+    first: Rows
     parts: dict[str, list[StepArrays]] = field(default_factory=dict)
     n_steps: int = 0
     size_bytes: int = 0
@@ -89,26 +87,19 @@ class KeptRows:
     def position(self) -> int | None:
         """Where in the stream the first of what waits is; None where nothing does."""
         first = next(iter(self._held.values()), None)
-        return None if first is None else first.position
+        return None if first is None else first.first.position
 
-    def take(
-        self,
-        agent: str,
-        position: int,
-        generation: int,
-        infos: Mapping[int, RingInfo],
-        steps: StepArrays,
-        device: StepArrays | None,
-    ) -> None:
+    def take(self, rows: Rows) -> None:
         """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
+        at = rows.generation, rows.agent
         with self._lock:
-            held = self._held.get((generation, agent))
-            if held is not None and held.infos is not infos and held.infos != infos:
-                self._have_written([self._pop((generation, agent))])
+            held = self._held.get(at)
+            if held is not None and held.first.ranks is not rows.ranks and held.first.ranks != rows.ranks:
+                self._have_written([self._pop(at)])
                 held = None
             if held is None:
-                held = self._held[generation, agent] = _Held(agent, generation, position, infos)
-            for kind, part in (("steps", steps), (LOG_KIND, device)):
+                held = self._held[at] = _Held(rows)
+            for kind, part in (("steps", rows.steps), (LOG_KIND, rows.device_steps)):
                 if part is None:
                     continue
                 # (what was counted is in no log of steps)
@@ -116,10 +107,10 @@ class KeptRows:
                 held.n_steps += len(part)
                 held.size_bytes += part.slots_BW.nbytes
                 self._held_bytes += part.slots_BW.nbytes
-            if steps.capturing_B.any():
-                self._blocks[generation] |= blocks_of(steps)
+            if rows.steps.capturing_B.any():
+                self._blocks[rows.generation] |= blocks_of(rows.steps)
                 # These are looked into once the capture is stored.
-                self._have_written([self._pop((generation, agent))], last=False)
+                self._have_written([self._pop(at)], last=False)
 
     def turn(self) -> None:
         now_s = self._clock()
@@ -136,7 +127,7 @@ class KeptRows:
             number = 0
             while self._held and (number < n_logs or self._held_bytes > MAX_HELD_BYTES):
                 some.append(self._pop(next(iter(self._held))))
-                number += len(some[-1].infos)
+                number += len(some[-1].first.ranks)
             self._have_written(some)
             return number
 
@@ -148,26 +139,26 @@ class KeptRows:
     def _have_written(self, some: Sequence[_Held], *, last: bool = True) -> None:
         for held in some:
             counted = Counted("steps", held.n_steps, held.size_bytes)
-            blocks = frozenset(self._blocks[held.generation])
-            lane = f"steps of {held.agent} in {held.generation}"
+            blocks = frozenset(self._blocks[held.first.generation])
+            lane = f"steps of {held.first.agent} in {held.first.generation}"
             self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
 
     def _append(self, held: _Held, blocks: frozenset[int]) -> None:
         """In the disk's thread. What the disk refuses is tried again, and what is in a log by then is left out."""
-        if held.generation > self._newest:
-            self._newest = held.generation
+        generation, infos = held.first.generation, held.first.ranks
+        if generation > self._newest:
+            self._newest = generation
             for old in [at for at in self._logs if at[0] < self._newest - 1]:
                 self._logs.pop(old).close()
         for kind, parts in held.parts.items():
             steps = together(parts)
             order_B = np.argsort(steps.rank_B, kind="stable")
             steps = steps[order_B]
-            ranks = list(held.infos)
+            ranks = list(infos)
             begin_K, end_K = (np.searchsorted(steps.rank_B, ranks, side) for side in ("left", "right"))
             for rank, begin, end in zip(ranks, begin_K.tolist(), end_K.tolist(), strict=True):
-                info = held.infos[rank]
-                log = self._log(held.generation, info, kind)
-                log.take(steps[begin:end], blocks, info.cohort)
+                log = self._log(generation, infos[rank], kind)
+                log.take(steps[begin:end], blocks, infos[rank].cohort)
                 log.rest()
 
     def _log(self, generation: int, info: RingInfo, kind: str) -> RankLog:

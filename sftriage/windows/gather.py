@@ -337,9 +337,9 @@ class Gatherer:
         window is given up for steps that are there. Away ranks do not hold windows up until steps of theirs come.
         """
         for rows in sent:
-            for rank, place in rows.ranks.items():
+            for rank, ring in rows.ranks.items():
                 if 0 <= rank < self.world_size:
-                    self._hosts[rank], self._cohorts[rank] = place.host, place.cohort
+                    self._hosts[rank], self._cohorts[rank] = ring.host, ring.cohort
             self._away_R[[rank for rank in rows.away if 0 <= rank < self.world_size]] = True
         steps = together([rows.steps for rows in sent])
         of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]

@@ -20,16 +20,8 @@ from numpy.typing import NDArray
 from sftriage.errors import RingError
 from sftriage.model.windows import OTHER, JobStatus, RankStatus, StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.layout import MAX_COUNT, OpenFile
+from sftriage.trainer.layout import MAX_COUNT, OpenFile, RingInfo
 from sftriage.windows.decoding import Batch, BoolArray, Copied, IntArray, StepArrays, batches
-
-
-@dataclass(frozen=True, slots=True)
-class RankLocation:
-    """Where a rank is, and what role it has."""
-
-    host: str
-    cohort: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +32,7 @@ class Rows:
         generation: which start of the job the ranks are of.
         schema: the stages of every rank.
         world_size: how many ranks the job says it has.
-        ranks: where each of the agent's ranks is.
+        ranks: the ring that each of the agent's ranks writes.
         steps: by the clocks of the hosts.
         device_steps: the same steps, or earlier ones, by the clocks of the devices; None where none of the ranks runs
             on a device that its host does not wait for.
@@ -54,7 +46,7 @@ class Rows:
     generation: int
     schema: StageSchema
     world_size: int
-    ranks: Mapping[int, RankLocation]
+    ranks: Mapping[int, RingInfo]
     steps: StepArrays
     device_steps: StepArrays | None = None
     device_over: tuple[int, ...] = ()

@@ -7,10 +7,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import nats
 
 from sftriage.fleet.hub import HubAddress, Subjects
-from sftriage.fleet.wire import MAX_UNPACKED_BYTES, Block, decode_shipment, encode
+from sftriage.fleet.wire import MAX_UNPACKED_BYTES, decode_shipment, encode
 from sftriage.model.captures import CaptureResult, Report
 
 NAMES = ("nobody", "x-controller", "\x1b[31mred", "\u202eabc", "a\x07b", "n" * 900)
@@ -74,11 +75,12 @@ def bomb() -> bytes:
 def lies(data: bytes, agents: Sequence[str]) -> list[bytes]:
     """Messages of an agent that are not so: that it is another one, has its ranks, reports on what nobody asked for."""
     real = decode_shipment(data)
-    mine = replace(real, blocks=(), status=None, reports=())
-    rows, (rank, info) = real.blocks[-1].rows, next(iter(real.blocks[-1].infos.items()))
-    another = (rank + len(real.blocks[-1].infos)) % info.world_size
-    rows = replace(rows, steps=rows.steps[:0], device_steps=None, device_over=(), ranks={another: rows.ranks[rank]})
-    claim = Block({another: replace(info, rank=another, pid=1)}, rows)
+    mine = msgspec.structs.replace(real, rows=(), status=None, reports=())
+    rank, info = next(iter(real.rows[-1].ranks.items()))
+    another = (rank + len(real.rows[-1].ranks)) % info.world_size
+    ranks = {another: replace(info, rank=another, pid=1)}
+    claim = replace(real.rows[-1], steps=real.rows[-1].steps[:0], device_steps=None, device_over=(), ranks=ranks)
     report = Report(CaptureResult("c-1", rank, "stored", "\x1b[31mdone"))
-    found = replace(real, agent=agents[1]), replace(mine, blocks=(claim,)), replace(mine, reports=(report,))
+    some = (real, {"agent": agents[1]}), (mine, {"rows": (claim,)}), (mine, {"reports": (report,)})
+    found = [msgspec.structs.replace(message, **changes) for message, changes in some]
     return [encode(one) for one in found]

@@ -21,11 +21,10 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
-from sftriage.windows.rings import RankLocation
 from tests.scenario import request_of
 from tests.unit.agent.test_agent import train
 from tests.unit.controller.test_controller import window
-from tests.unit.fleet.shipments import rows
+from tests.unit.fleet.shipments import info, rows
 from tests.unit.policy.making import job_at, make_policy
 
 SHAPE = Shape(window_steps=4, stride_steps=4, warmup_steps=0)
@@ -45,7 +44,9 @@ def test_windows_come_out_once():
 def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once():
     # WHEN the rows of a rank on each of two hosts come at once, for many windows
     sent = [
-        replace(rows((rank,), 0, 40, world_size=2), ranks={rank: RankLocation("ab"[rank], f"pp{rank}")})
+        replace(
+            rows((rank,), 0, 40, world_size=2), ranks={rank: replace(info(rank), host="ab"[rank], cohort=f"pp{rank}")}
+        )
         for rank in (0, 1)
     ]
     windows = WindowAssembly(SHAPE).add(sent)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from sftriage.fleet.wire import Block, Shipment
+from sftriage.fleet.wire import Shipment
 from sftriage.mitigate.switching import Request, SwitchStatus
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema
 from sftriage.trainer.layout import RingInfo
 from sftriage.windows.decoding import DURATIONS, READY, SEQ, START, STEP, StepArrays, slot_words
-from sftriage.windows.rings import RankLocation, Rows, status_of
+from sftriage.windows.rings import Rows, status_of
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("backward",))
 
@@ -30,13 +30,8 @@ def steps(ranks, first, count, schema=SCHEMA, first_seq=None) -> StepArrays:
 
 
 def rows(ranks=(0, 1), first=0, count=3, *, generation=0, world_size=4, **more) -> Rows:
-    located = {rank: RankLocation("node-a") for rank in ranks}
-    return Rows(generation, SCHEMA, world_size, located, steps(ranks, first, count), **more)
-
-
-def block(ranks=(0, 1), first=0, count=3, *, attempt=0, **more) -> Block:
-    infos = {rank: info(rank, attempt=attempt) for rank in ranks}
-    return Block(infos, rows(ranks, first, count, generation=attempt, **more))
+    infos = {rank: info(rank, attempt=generation, world_size=world_size) for rank in ranks}
+    return Rows(generation, SCHEMA, world_size, infos, steps(ranks, first, count), **more)
 
 
 def status(ranks=(0, 1), attempt=0, **changes) -> JobStatus:
@@ -50,5 +45,5 @@ def group(here=(), *, ranks=(0, 1, 2, 3), name="ranks-0.abcd", value=0, request=
     return SwitchStatus(name, ranks, 40, 39, value, 17, Request(0, 0, request), 0.175, 1 << 20, here=here, **more)
 
 
-def shipment(*blocks, **more) -> Shipment:
-    return Shipment("node-a", "boot-a", "process-1", blocks, **more)
+def shipment(*some: Rows, **more) -> Shipment:
+    return Shipment("node-a", "boot-a", "process-1", some, **more)

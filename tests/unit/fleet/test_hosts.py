@@ -25,7 +25,7 @@ from sftriage.fleet.wire import Incarnation
 from sftriage.mitigate.switching import UNLIKE, Request, Setting
 from sftriage.model.windows import GpuFindings, StageSchema
 from sftriage.windows.rings import status_of
-from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status
+from tests.unit.fleet.shipments import SCHEMA, group, info, rows, shipment, status
 
 
 @pytest.fixture
@@ -34,33 +34,34 @@ def generations():
 
 
 def started(at_s, some):
-    """A block of rows, whose processes began so long after the host."""
-    infos = {rank: replace(one, started_mono_ns=int(at_s * 1e9)) for rank, one in some.infos.items()}
-    return replace(some, infos=infos)
+    """Rows whose processes began so long after the host."""
+    return replace(
+        some, ranks={rank: replace(one, started_mono_ns=int(at_s * 1e9)) for rank, one in some.ranks.items()}
+    )
 
 
-def heard(generations, *blocks, at_s=0.0, host=None, **more):
-    """A host, after one message of it, by whose clock it is as late as by the hub's; and its members in each block."""
+def heard(generations, *some, at_s=0.0, host=None, **more):
+    """A host, after one message of it, by whose clock it is as late as by the hub's; and its members in the rows."""
     host = host or Host()
-    host.heard(shipment(*blocks, mono_ns=int(at_s * 1e9), **more), at_s, at_s)
-    return host, [host.take("node-a", one, generations) for one in blocks]
+    host.heard(shipment(*some, mono_ns=int(at_s * 1e9), **more), at_s, at_s)
+    return host, [host.take("node-a", one, generations) for one in some]
 
 
 def test_what_its_ranks_are_doing_grows_old_with_us(generations):
-    host, _ = heard(generations, block(), at_s=5.0, status=status())
+    host, _ = heard(generations, rows(), at_s=5.0, status=status())
     (first, _) = status_of_all([host], generations, 7.0).ranks
     assert (first.rank, first.stage_age_ns, first.step_age_ns) == (0, 2 * 10**9 + 5, 2 * 10**9 + 9)
 
 
 def test_ranks_of_an_earlier_start_do_nothing_any_more(generations):
-    host, _ = heard(generations, started(1.0, block()), at_s=1010.0, status=status())
+    host, _ = heard(generations, started(1.0, rows()), at_s=1010.0, status=status())
     # WHEN the job has started again elsewhere, with other processes
     other = replace(info(0, pid=9, host="node-b"), started_mono_ns=2000 * 10**9)
     generations.take("node-b:", 0.0, {0: other}, {0: Incarnation.of("boot-b", other)})
     assert host.doing(generations) is None
     assert host.away(generations) == []
     # AND the host's new ranks are of that start, by whatever count the host has
-    again = started(2000.5, block((1, 2), attempt=4))
+    again = started(2000.5, rows((1, 2), generation=4))
     _, ((members,),) = heard(generations, again, at_s=2002.0, host=host, status=status((1, 2), attempt=4))
     assert (members.generation, {one.attempt for one in members.infos.values()}) == (1, {1})
     assert host.doing(generations).rank_R.tolist() == [1, 2]
@@ -68,14 +69,14 @@ def test_ranks_of_an_earlier_start_do_nothing_any_more(generations):
 
 def test_its_members_change_with_the_generations(generations):
     # GIVEN a host of a job that takes steps
-    first = started(1.0, block())
+    first = started(1.0, rows())
     host, ((members,),) = heard(generations, first, at_s=1010.0)
     assert (members.generation, sorted(members.of)) == (0, [0, 1])
     # THEN they are what they were for as long as nothing changes
     assert host.take("node-a", first, generations)[0] is members
     # WHEN rank 1 is another process
     second = replace(info(1, pid=77, attempt=1), started_mono_ns=2000 * 10**9)
-    other = replace(first, infos={**first.infos, 1: second})
+    other = replace(first, ranks={**first.ranks, 1: second})
     _, (some,) = heard(generations, other, at_s=2001.0, host=host)
     assert {one.generation: sorted(one.of) for one in some} == {0: [0], 1: [1]}
 
@@ -92,17 +93,17 @@ def test_its_members_change_with_the_generations(generations):
     ],
 )
 def test_ranks_that_take_no_more_steps_are_away_and_all_of_a_silent_host(generations, told, away, silent):
-    host, _ = heard(generations, block(), **told)
+    host, _ = heard(generations, rows(), **told)
     host.silent = silent
     assert host.away(generations) == ([0, 1] if silent else away)
 
 
 def test_a_host_that_records_other_stages_is_not_in_the_status_of_all(generations):
-    one, _ = heard(generations, block((2, 3)), status=status((2, 3)))
-    other, _ = heard(generations, block((0, 1)), status=status((0, 1)))
+    one, _ = heard(generations, rows((2, 3)), status=status((2, 3)))
+    other, _ = heard(generations, rows((0, 1)), status=status((0, 1)))
     assert [each.rank for each in status_of_all([one, other], generations, 0.0).ranks] == [0, 1, 2, 3]
     foreign = replace(status((0, 1)), schema=StageSchema(("backward", "other")))
-    other, _ = heard(generations, block((0, 1)), host=other, status=foreign)
+    other, _ = heard(generations, rows((0, 1)), host=other, status=foreign)
     assert [each.rank for each in status_of_all([one, other], generations, 0.0).ranks] == [2, 3]
     assert status_of_all([], generations, 0.0) is None
 
@@ -143,7 +144,7 @@ def test_what_the_drivers_of_two_hosts_say_is_put_together():
     assert of_all([slow, none]) == GpuFindings(8.0, slow.remarks, slow.gpus, none.problem)
 
 
-HERE, SILENT, OVER = (Host(newest=block(), **how) for how in ({}, {"silent": True}, {"over": True}))
+HERE, SILENT, OVER = (Host(newest=rows(), **how) for how in ({}, {"silent": True}, {"over": True}))
 AWAY = "the hub cannot be reached: is its host up?"
 A, AB, ABC = (dict.fromkeys(names, HERE) for names in ("a", "ab", "abc"))
 LOOKS = {

@@ -1,6 +1,5 @@
 """Rows of hosts that ship at moments of their own come to windows together, however many steps a message holds."""
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +12,11 @@ from bench.fleet_job import Shape as JobShape
 from sftriage.controller.agents import WindowAssembly
 from sftriage.fleet.incoming import MAX_NAMED, Deduplicator, Refusals, RowBuffer
 from sftriage.fleet.shipping import LONGEST_SHIP_S, RANKS_A_SECOND, SHIP_S, ship_s
-from sftriage.fleet.wire import Block, Incarnation, decode_shipment, encode
+from sftriage.fleet.wire import Incarnation, decode_shipment, encode
 from sftriage.model.verdicts import Settings
 from sftriage.verdict.judging import judge
 from sftriage.windows.gather import Shape
-from sftriage.windows.rings import RankLocation, Rows
+from sftriage.windows.rings import Rows
 from tests.unit.fleet.shipments import info, rows, shipment, steps
 
 HOLD_S = 12.0
@@ -157,10 +156,8 @@ def test_only_in_a_very_large_job_it_is_told_less_often(world_size, wanted_s):
 def told(job, ranks, first, last):
     """Some steps of an agent's ranks as its message brings them."""
     infos = {rank: info(rank, world_size=RANKS, schema=SCHEMA) for rank in ranks}
-    located = {rank: RankLocation("node-a") for rank in ranks}
-    rows = Rows(0, SCHEMA, RANKS, located, job.steps(ranks, first, last))
-    (block,) = decode_shipment(encode(shipment(Block(infos, rows)))).blocks
-    return dataclasses.replace(block.rows, agent=str(ranks.start), position=last)
+    sent = shipment(Rows(0, SCHEMA, RANKS, infos, job.steps(ranks, first, last)))
+    return replace(decode_shipment(encode(sent)).rows[0], agent=str(ranks.start), position=last)
 
 
 def verdicts(job, lengths):

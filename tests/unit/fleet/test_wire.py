@@ -16,11 +16,9 @@ from sftriage.fleet import wire
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     MAX_UNPACKED_BYTES,
-    Block,
     Incarnation,
     Orders,
     RunName,
-    Shipment,
     WireError,
     decode_findings,
     decode_orders,
@@ -46,8 +44,8 @@ from sftriage.windows.decoding import (
     slot_words,
     together,
 )
-from sftriage.windows.rings import RankLocation, Rows
-from tests.unit.fleet.shipments import SCHEMA, block, group, info, shipment, status, steps
+from sftriage.windows.rings import Rows
+from tests.unit.fleet.shipments import SCHEMA, group, info, rows, shipment, status, steps
 
 NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)
 
@@ -82,26 +80,25 @@ def step_arrays(draw, schema, ranks):
 
 @st.composite
 def shipments(draw):
-    blocks = []
+    some = []
     for attempt in range(draw(st.integers(0, 2))):
         names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True))
         schema = StageSchema.closed(tuple(names), tuple(draw(st.lists(st.sampled_from(names), unique=True))))
         ranks = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True))
-        infos = {rank: info(rank, world_size=10, attempt=attempt, schema=schema) for rank in ranks}
-        rows = Rows(
+        made = Rows(
             generation=attempt,
             schema=schema,
             world_size=10,
-            ranks={rank: RankLocation("node-a") for rank in ranks},
+            ranks={rank: info(rank, world_size=10, attempt=attempt, schema=schema) for rank in ranks},
             steps=draw(step_arrays(schema, ranks)),
             device_steps=draw(st.none() | step_arrays(schema, ranks)),
             device_over=tuple(draw(st.lists(st.sampled_from(ranks), unique=True))),
             wall_ns=draw(st.integers(-(2**61), 2**61)),
         )
-        blocks.append(Block(infos, rows))
+        some.append(made)
     result = CaptureResult("c-1", 1, "stored", draw(NAMES), 3, 4, 5, {"run": 0.5}, {"mono_ns": 7})
     return shipment(
-        *blocks,
+        *some,
         status=draw(st.none() | st.just(status())),
         counts=ReadCounts(
             *draw(st.tuples(*[st.integers(0, 2**60)] * 3)), draw(st.dictionaries(NAMES, NAMES, max_size=2))
@@ -113,8 +110,9 @@ def shipments(draw):
 
 
 def comparable(value):
-    if dataclasses.is_dataclass(value):
-        return {field.name: comparable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
+        fields = dataclasses.fields if dataclasses.is_dataclass(value) else msgspec.structs.fields
+        return {field.name: comparable(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
@@ -143,27 +141,24 @@ def test_what_is_wanted_arrives_as_it_was():
 
 @settings(max_examples=25)
 @given(count=st.integers(1, 400), device=st.integers(0, 400), ranks=st.integers(1, 3), room=st.integers(1, 40))
-def test_a_long_block_is_sent_in_parts_that_are_it(count, device, ranks, room):
+def test_many_rows_are_sent_in_parts_that_are_them(count, device, ranks, room):
     # GIVEN more rows than a message has room for
     names, before = range(ranks), wire.MAX_ROW_BYTES
-    whole = block(names, 0, count)
-    rows = dataclasses.replace(whole.rows, device_steps=steps(names, 0, device) if device else None, device_over=(0,))
+    device_steps = steps(names, 0, device) if device else None
+    whole = rows(names, 0, count, device_steps=device_steps, device_over=(0,))
     wire.MAX_ROW_BYTES = room * (8 * (slot_words(SCHEMA) + len(COUNTERS)) + 4)
     try:
-        sent = list(parts(dataclasses.replace(whole, rows=rows)))
+        sent = list(parts(whole))
     finally:
         wire.MAX_ROW_BYTES = before
-    # THEN no part has more than twice that, and together they are the block, in the order of steps
-    lots = [
-        [one.rows.steps for one in sent],
-        [one.rows.device_steps for one in sent if one.rows.device_steps is not None],
-    ]
+    # THEN no part has more than twice that, and together they are all rows, in the order of steps
+    lots = [one.steps for one in sent], [one.device_steps for one in sent if one.device_steps is not None]
     assert all(len(lot) <= max(room, ranks * count if len(sent) == 1 else 0) for each in lots for lot in each)
-    for lot, all_of_it in zip(lots, (rows.steps, rows.device_steps), strict=True):
+    for lot, all_of_it in zip(lots, (whole.steps, whole.device_steps), strict=True):
         if all_of_it is not None:
             np.testing.assert_array_equal(together(lot).in_order().slots_BW, all_of_it.in_order().slots_BW)
     # AND that device times are over is said with the last of them alone
-    assert [one.rows.device_over for one in sent] == [()] * (len(sent) - 1) + [(0,)]
+    assert [one.device_over for one in sent] == [()] * (len(sent) - 1) + [(0,)]
 
 
 def test_rows_that_nothing_packs_have_room_in_a_message():
@@ -171,8 +166,8 @@ def test_rows_that_nothing_packs_have_room_in_a_message():
     random = np.random.default_rng(1)
     many = steps((0,), 0, 5000, wide)
     many.slots_BW[:, DURATIONS:-1] = random.integers(0, 2**55, many.slots_BW[:, DURATIONS:-1].shape)
-    rows = Rows(0, wide, 4, {0: RankLocation("node-a")}, many, many)
-    sizes = [len(encode(shipment(one))) for one in parts(Block({0: info(schema=wide)}, rows))]
+    whole = Rows(0, wide, 4, {0: info(schema=wide)}, many, many)
+    sizes = [len(encode(shipment(one))) for one in parts(whole)]
     assert max(sizes) < MAX_MESSAGE_BYTES
     assert len(sizes) > 5
 
@@ -181,7 +176,7 @@ RESULT = CaptureResult("c-1", 1, "stored", "well", 3, 4, 5, {"run": 0.5}, {"mono
 GPUS = GpuFindings(1e9, ("it is hot",), {1: {"name": "A100", "clocks": [1, 2], "power_w": 300.5}}, "one is missing")
 SENT = {
     decode_shipment: shipment(
-        block(),
+        rows(),
         status=status(),
         counts=ReadCounts(1, 2, 3, {"ring": "torn"}),
         reports=(Report(RESULT, True, 9),),
@@ -241,9 +236,8 @@ def texts_and_numbers(value):
     elif isinstance(value, tuple | list):
         for one in value:
             yield from texts_and_numbers(one)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from texts_and_numbers(getattr(value, field.name))
+    elif dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
+        yield from texts_and_numbers(comparable(value))
 
 
 def check(found):
@@ -255,10 +249,10 @@ def check(found):
         else:
             assert np.isfinite(one)
             assert abs(one) <= MAX_COUNT
-    for its in found.blocks if isinstance(found, Shipment) else ():
-        assert set(its.rows.steps.rank_B.tolist()) <= set(its.infos)
-        assert (its.rows.steps.times_ns_BV >= 0).all()
-        assert (its.rows.steps.durations_ns_BS.sum(axis=1) >= 0).all()
+    for its in getattr(found, "rows", ()):
+        assert set(its.steps.rank_B.tolist()) <= set(its.ranks)
+        assert (its.steps.times_ns_BV >= 0).all()
+        assert (its.steps.durations_ns_BS.sum(axis=1) >= 0).all()
 
 
 def decoded(decode, data):
@@ -290,13 +284,13 @@ def deep(levels):
 
 
 RING = MESSAGES[decode_shipment][3][0][5][0]
-GROUPLESS = ["a", "b", "c", [], None, [0, 0, 0], {}, [], False, 0, ""]
+GROUPLESS = ["a", "b", "c", [], None, {}, [], False, 0, ""]
 MANY_RANKS = ["g", [[0, 32766, 1], True], [[0, 32766, 1], True], 0, 0, 0, 0, [0, 0, 0], 0.0, 0, [], 0]
 BOMBS = {
     "zeros": (decode_shipment, b"\0" * (1 << 25)),
     "an array that says it is long": (decode_shipment, b"\xdd\xff\xff\xff\xff\x01"),
     "many rings": (decode_shipment, ["a", "b", "c", [[0, ["s"], [], 4, 0, [RING] * 60_000, [b"", b""]]]]),
-    "many blocks": (decode_shipment, ["a", "b", "c", [[0, ["s"], [], 4, 0, [], [b"", b""]]] * 200_000]),
+    "many rows": (decode_shipment, ["a", "b", "c", [[0, ["s"], [], 4, 0, [], [b"", b""]]] * 200_000]),
     "many groups of many ranks": (decode_shipment, [*GROUPLESS, [MANY_RANKS] * 60_000]),
     "many stages": (decode_shipment, ["a", "b", "c", [[0, [""] * 4_000_000, [], 4, 0, [], [b"", b""]]]]),
     "many ranks that are over": (
@@ -340,8 +334,8 @@ def test_groups_of_many_ranks_take_no_room_however_many_a_message_tells_of():
 
 
 def changed(part, **changes):
-    """The shipment with other values in its first block, or its first group of ranks."""
-    found = msgspec.msgpack.decode(zlib.decompress(encode(SENT[decode_shipment])[4:]), type=wire._Shipment)
+    """The shipment with other values in its first rows, or its first group of ranks."""
+    found = msgspec.msgpack.decode(zlib.decompress(encode(SENT[decode_shipment])[4:]), type=wire._Packed)
     first = msgspec.structs.replace(getattr(found, part)[0], **changes)
     return packed(msgspec.structs.replace(found, **{part: (first,)}))
 
@@ -383,24 +377,24 @@ def counting(value):
         ("switches", {"stages": (StageTimes(0.1, 0.1, 0.1, 0.1, 8),) * 4}),
         ("switches", {"stages": (StageTimes(0.1, 0.1, 0.1, 0.1, 300),) * 4, "microbatches": 4}),
         ("switches", {"stages": (StageTimes(0.1, -0.1, 0.1, 0.1, 8),) * 4, "microbatches": 4}),
-        ("blocks", {"world_size": 1 << 40}),
-        ("blocks", {"world_size": 1}),
-        ("blocks", {"stages": ("a", "a")}),
-        ("blocks", {"generation": -1}),
-        ("blocks", {"wall_ns": 1 << 63}),
-        ("blocks", {"device_over": (3,)}),
-        ("blocks", {"rings": ()}),
-        ("blocks", {"steps": with_word(SEQ, 0)}),
-        ("blocks", {"steps": with_word(STEP, 2**62)}),
-        ("blocks", {"steps": with_word(START, -1)}),
-        ("blocks", {"steps": with_word(DURATIONS, -1)}),
-        ("blocks", {"steps": with_word(DURATIONS, 2**60)}),
-        ("blocks", {"steps": with_word(READY, -2)}),
-        ("blocks", {"steps": with_word(WORK, -1)}),
-        ("blocks", {"steps": wire.Columns(b"\0" * 4, b"")}),
-        ("blocks", {"steps": wire.Columns(b"", b"", b"\0" * 8)}),
-        ("blocks", {"steps": counting(-1.0)}),
-        ("blocks", {"steps": counting(float("inf"))}),
+        ("rows", {"world_size": 1 << 40}),
+        ("rows", {"world_size": 1}),
+        ("rows", {"stages": ("a", "a")}),
+        ("rows", {"generation": -1}),
+        ("rows", {"wall_ns": 1 << 63}),
+        ("rows", {"device_over": (3,)}),
+        ("rows", {"rings": ()}),
+        ("rows", {"steps": with_word(SEQ, 0)}),
+        ("rows", {"steps": with_word(STEP, 2**62)}),
+        ("rows", {"steps": with_word(START, -1)}),
+        ("rows", {"steps": with_word(DURATIONS, -1)}),
+        ("rows", {"steps": with_word(DURATIONS, 2**60)}),
+        ("rows", {"steps": with_word(READY, -2)}),
+        ("rows", {"steps": with_word(WORK, -1)}),
+        ("rows", {"steps": wire.Columns(b"\0" * 4, b"")}),
+        ("rows", {"steps": wire.Columns(b"", b"", b"\0" * 8)}),
+        ("rows", {"steps": counting(-1.0)}),
+        ("rows", {"steps": counting(float("inf"))}),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ from sftriage.traces.disk import Disk
 from sftriage.windows.decoding import CAPTURING, FLAGS
 from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader
-from tests.unit.fleet.shipments import info, steps
+from tests.unit.fleet.shipments import rows, steps
 
 
 def test_a_host_keeps_what_is_its_own_apart_from_other_runs_under_the_same_name(tmp_path, monkeypatch):
@@ -144,10 +144,10 @@ class Kept:
         self.rows = KeptRows(self.directory, None, self.disk, clock=lambda: self.now_s)
 
     def take(self, agent, position, ranks, first, count, *, generation=0, device=None, capturing=False):
-        infos = {rank: replace(info(rank, world_size=10_000), attempt=generation) for rank in ranks}
-        some = steps(ranks, first, count)
-        some.slots_BW[:, FLAGS] = CAPTURING * capturing
-        self.rows.take(agent, position, generation, infos, some, device)
+        about = {"generation": generation, "world_size": 10_000, "agent": agent, "position": position}
+        some = rows(ranks, first, count, device_steps=device, **about)
+        some.steps.slots_BW[:, FLAGS] = CAPTURING * capturing
+        self.rows.take(some)
 
     def take_of_hosts(self, n_hosts):
         for number in range(n_hosts):
@@ -260,8 +260,8 @@ def test_what_the_disk_refuses_is_there_once_later(kept, monkeypatch):
 
 
 def test_steps_of_ranks_that_lie_mixed_are_kept_by_rank(kept):
-    some = steps(RANKS, 0, 4)
-    mixed = some[np.argsort(some.step_B, kind="stable")]
-    kept.rows.take("a", 1, 0, {rank: info(rank) for rank in RANKS}, mixed, None)
+    some = rows(RANKS, 0, 4)
+    mixed = some.steps[np.argsort(some.steps.step_B, kind="stable")]
+    kept.rows.take(replace(some, steps=mixed))
     kept.turn()
     assert kept.steps_of(0) == kept.steps_of(1) == [0, 1, 2, 3]

@@ -3,6 +3,7 @@
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sftriage.model.windows import COUNTERS, PLACE, StageSchema, StepRecord, Window
 from sftriage.windows import gather as module
 from sftriage.windows.gather import DEVICE_LAG_STEPS, MAX_GAP_STEPS, Gatherer, Shape, Span, StepTimes
-from sftriage.windows.rings import RankLocation, Rows
+from sftriage.windows.rings import Rows
 from tests.scenario import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
@@ -307,8 +308,9 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
 )
 def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohorts):
     target = gatherer()
-    for rank, *place in told:
-        target.take([Rows(0, SCHEMA, 2, {rank: RankLocation(*place)}, batch(schema=SCHEMA))])
+    for rank, host, cohort in told:
+        ring = SimpleNamespace(host=host, cohort=cohort)
+        target.take([Rows(0, SCHEMA, 2, {rank: ring}, batch(schema=SCHEMA))])
     target.add(batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
     (window,) = target.ready()
     assert (window.hosts, window.cohorts) == (hosts, cohorts)
