@@ -317,11 +317,10 @@ class Corroboration:
 class ResumeState:
     """What was done, and what was begun, by attempt, capture or request.
 
-    ``decided`` has the last step of the last window that was decided, ``judged`` its first and last step; ``unended``
-    captures come with their triggers; ``attempts`` is the attempt that each capture is of.
+    ``judged`` has the first and last step of the last window that was decided; ``unended`` captures come with their
+    triggers; ``attempts`` is the attempt that each capture is of.
     """
 
-    decided: dict[int, int] = field(default_factory=dict)
     unended: dict[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
     request_ids: set[str] = field(default_factory=set)
     attempts: dict[str, int] = field(default_factory=dict)
@@ -352,9 +351,8 @@ def resume_state(records: Iterable[events.Event]) -> ResumeState:
                     left.unended[one.capture_id] = one, event.triggers[one.capture_id]
         if isinstance(event, events.WindowJudged) and event.verdict.label != "stalled":
             left.n_windows += 1
-            attempt, last_step = event.verdict.attempt, event.verdict.last_step
-            left.decided[attempt] = max(last_step, left.decided.get(attempt, last_step))
-            left.judged[attempt] = max((event.verdict.first_step, last_step), left.judged.get(attempt, (-1, -1)))
+            attempt, steps = event.verdict.attempt, (event.verdict.first_step, event.verdict.last_step)
+            left.judged[attempt] = max(steps, left.judged.get(attempt, steps))
             left.losses = left.losses.after(event.verdict)
         elif isinstance(event, events.ManualRequestDecided):
             left.request_ids.add(event.request.request_id)

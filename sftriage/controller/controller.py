@@ -116,7 +116,7 @@ class Controller:
 
     def decided(self, window: Window) -> bool:
         """Whether an earlier controller has decided about a window."""
-        return window.last_step <= self._left.decided.get(window.attempt, -1)
+        return window.last_step <= self._left.judged.get(window.attempt, (-1, -1))[1]
 
     def learn(self, window: Window, spans: Mapping[int, events.Span] | None = None) -> None:
         """Learn from a window that was decided before: what is normal, and what comes back. Nothing goes on record.

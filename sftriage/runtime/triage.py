@@ -62,7 +62,8 @@ class Triage:
     """Triage of a job while it runs, and just after. It closes ``fleet`` and ``disk``.
 
     ``policy`` may be files that are watched for changes. With ``resume`` it continues what an earlier triage of this
-    run has left. ``reads_s`` is the longest time between two readings of steps.
+    run has left. ``reads_s`` is the longest time between two readings of steps. ``trainers_alive`` says whether any
+    trainer that was found was still there in the last turn.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Triage:
             self._wants = DesiredCaptures()
             self._evidence = Corroboration()
             self._held = held.pop_all()
+        self._annotate = partial(self._disk.do, lane="annotations", patience_s=STORING_S)
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
@@ -114,7 +116,7 @@ class Triage:
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
         # What the ranks were doing when that was last looked at.
         self._job: JobStatus | None = None
-        self._alive = False
+        self.trainers_alive = self._ended = False
         self._loop = Loop("triage", self._turn_in_time, POLL_S, failing="a turn of triage failed")
         self._ending_s: float | None = None
 
@@ -129,11 +131,12 @@ class Triage:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
         if not self._halt():
             return
-        self.turn(ended=True)
+        self._ended = True
+        self.turn()
         deadline_s = time.monotonic() + self._share_s()
         while self._wants.unended and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-            self.turn(ended=True)
+            self.turn()
         for one in self._wants.unended:
             late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
             self._noted(Report(late))
@@ -158,11 +161,6 @@ class Triage:
     @property
     def steps_seen(self) -> int:
         return self._fleet.telemetry().steps
-
-    @property
-    def trainers_alive(self) -> bool:
-        """Whether any trainer that was found was still there in the last turn, or nobody can tell."""
-        return self._alive
 
     def _now_s(self) -> float:
         return monotonic_ns() / 1e9
@@ -204,13 +202,13 @@ class Triage:
         for capture_id, (request, trigger) in left.unended.items():
             self._wants.resume(request, trigger, left.attempts[capture_id])
 
-    def turn(self, *, ended: bool = False, reads: bool = True) -> None:
+    def turn(self, *, reads: bool = True) -> None:
         """One turn: judge what has come in, start captures, note what has ended.
 
-        Without ``reads``, it reads steps only where a capture goes on or has just ended. A part that fails (see
-        `Failures`) does not end the turn.
+        Without ``reads``, it reads steps only where a capture goes on or has just ended. A part that fails does not end
+        the turn (see `FailedTurns`).
         """
-        self._reads = reads or ended
+        self._reads = reads
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
         for part, act in (
             ("taking in what captures report", self._hear),
@@ -222,22 +220,22 @@ class Triage:
             ("mitigation", self._mitigate),
             ("showing the job", self._show),
         ):
-            self._failures.run(part, partial(act, ended=ended))
+            self._failures.run(part, act)
 
-    def _hear(self, *, ended: bool) -> None:
+    def _hear(self) -> None:
         self._reports += self._fleet.reports()
 
-    def _judge(self, *, ended: bool) -> bool:
+    def _judge(self) -> bool:
         if not (self._reads or self._reports or self._wants.unended):
             return False
         self._read_s = time.monotonic()
         hold = bool(self._reports or self._wants.unended)
-        for window in self._gathering.add(self._fleet.rows(), ended=ended, hold=hold):
+        for window in self._gathering.add(self._fleet.rows(), ended=self._ended, hold=hold):
             # One that cannot be judged costs no other.
-            self._failures.run("judging a window", partial(self._take, window, ended=ended))
+            self._failures.run("judging a window", partial(self._take, window))
         return True
 
-    def _take(self, window: Window, *, ended: bool) -> None:
+    def _take(self, window: Window) -> None:
         spans = self._gathering.spans(window)
         if self._controller.decided(window):
             self._controller.learn(window, spans)
@@ -251,63 +249,56 @@ class Triage:
         self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
         if window.attempt >= self._attempt:
             self._attempt, self._step_s = window.attempt, judged.verdict.step_s
-        self._want(judged.decision, ended=ended)
+        self._want(judged.decision)
 
-    def _see_stall(self, *, ended: bool) -> bool:
+    def _see_stall(self) -> bool:
         now_s = self._now_s()
         every_s = max(SEEN_S, min(self._look_took_s / LOOKS_SHARE, LOOKS_S))
-        if not ended and self._looked_s <= now_s < self._looked_s + every_s:
+        if not self._ended and self._looked_s <= now_s < self._looked_s + every_s:
             return False
         began_s = time.thread_time()
         self._looked_s, self._job = now_s, None
-        job = self._job = None if ended else self._fleet.statuses()
-        self._alive = job is not None and bool((job.alive_R != 0).any())
+        job = self._job = None if self._ended else self._fleet.statuses()
+        self.trainers_alive = job is not None and bool((job.alive_R != 0).any())
         stall = None if job is None else self._controller.look(job, monotonic_ns(), time.time())
         self._look_took_s = time.thread_time() - began_s
         if stall is not None:
-            self._want(stall.decision, ended=False)
+            self._want(stall.decision)
         return True
 
-    def _gather(self, *, ended: bool) -> None:
-        found = None if ended else self._evidence.look(self._fleet)
+    def _gather(self) -> None:
+        found = None if self._ended else self._evidence.look(self._fleet)
         if found is not None:
             self._controller.record(found)
 
-    def _take_asks(self, *, ended: bool) -> None:
-        for ask, job in self._asks.due(self._fleet.statuses, self._now_s(), ended=ended):
+    def _take_asks(self) -> None:
+        for ask, job in self._asks.due(self._fleet.statuses, self._now_s(), ended=self._ended):
             if not self._controller.answered(ask):
-                self._want(self._controller.ask(ask, job, time.time()), ended=ended)
+                self._want(self._controller.ask(ask, job, time.time()))
 
-    def _mitigate(self, *, ended: bool) -> bool:
+    def _mitigate(self) -> bool:
         now_s = self._now_s()
-        if ended or now_s < self._mitigated_s + SEEN_S:
+        if self._ended or now_s < self._mitigated_s + SEEN_S:
             return False
         self._mitigated_s = now_s
         self._fleet.switch(self._controller.mitigate(self._fleet.switches(), time.time()))
         return True
 
-    def _annotate(self, act: Callable[[], None]) -> None:
-        """Have something found out of captures and noted in their manifests, and wait for it, though not for long."""
-        self._disk.do(act, "annotations", patience_s=STORING_S)
-
-    def _want(self, decision: Decision, *, ended: bool) -> None:
+    def _want(self, decision: Decision) -> None:
         requests = decision.requests
-        if not requests:
-            return
-        job = self._fleet.statuses() if len(requests) > 1 and not ended else None
-        if job is not None:
-            requests = in_the_same_steps(requests, int(job.step_R.max()), self._step_s)
-        if ended:
+        if self._ended:
             for one in requests:
                 gone = CaptureResult(one.capture_id, one.rank, "failed", "the job ended before the capture began")
                 self._controller.changed(gone, time.time())
             return
+        if len(requests) > 1 and (job := self._fleet.statuses()) is not None:
+            requests = in_the_same_steps(requests, int(job.step_R.max()), self._step_s)
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
         self._wants.add(requests, triggers, decision.attempt, self._now_s())
 
-    def _note(self, *, ended: bool) -> None:
+    def _note(self) -> None:
         self._fleet.want(self._wants.wanted(self._now_s()))
-        self._hear(ended=ended)
+        self._hear()
         while self._reports:
             self._noted(self._reports.pop(0))
         self._tell_causes()
@@ -336,7 +327,7 @@ class Triage:
         if report.hangs and wanted is not None:
             decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), time.time())
             if decision is not None:
-                self._want(decision, ended=self._loop.stopping.is_set())
+                self._want(decision)
 
     def _reproduced(self, result: CaptureResult, attempt: int) -> Reproduced | None:
         """Whether the fault was there. A capture is not lost because that could not be worked out."""
@@ -350,12 +341,12 @@ class Triage:
             log.debug("it could not be told", exc_info=True)
             return None
 
-    def _show(self, *, ended: bool) -> bool:
+    def _show(self) -> bool:
         now_s = self._now_s()
         self._tell_of_disk()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
-        if now_s < self._seen_s + SEEN_S and not ended:
+        if now_s < self._seen_s + SEEN_S and not self._ended:
             return False
         self._seen_s = now_s
         received = deepcopy(self._fleet.telemetry())  # it counts on while sinks read
@@ -448,15 +439,16 @@ class FailedTurns:
     def run(self, part: str, act: Callable[[], object]) -> None:
         """Do a part of a turn; an exception is a failure of it. Where it returns False it had nothing to do."""
         try:
-            done = act()
+            if act() is False:
+                return
         except Exception as error:
             self._fails(part, error)
-        else:
-            if done is not False and self._failing.pop(part, None) is not None and not self._failing:
-                note_problem(self._rings / FAILING, None)
-                if self._off:
-                    log.error("triage works again")
-                self._off = False
+            return
+        if self._failing.pop(part, None) is not None and not self._failing:
+            note_problem(self._rings / FAILING, None)
+            if self._off:
+                log.error("triage works again")
+            self._off = False
 
     def _fails(self, part: str, error: Exception) -> None:
         reason = f"{part} failed: {type(error).__name__}: {error}"

@@ -313,7 +313,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     # THEN both captures are known with their requests and why they exist
     assert [known for known, _ in left.unended.values()] == [request, wanted]
     assert left.unended[request.capture_id][1] == first.trigger_of(request.capture_id)
-    assert (left.decided, left.request_ids) == ({0: slow.last_step}, {"a-1"})
+    assert (left.judged, left.request_ids) == ({0: (slow.first_step, slow.last_step)}, {"a-1"})
     # AND the next controller decides neither again, knows why a capture exists, and lets it end
     second = controller(tmp_path, left)
     assert second.decided(slow)

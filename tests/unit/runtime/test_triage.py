@@ -137,9 +137,9 @@ def test_a_ring_that_was_given_up_is_on_record_once(triage_of_run):
     triage, directory = triage_of_run, triage_of_run.directory
     Path(read_info(directory).rings, "rank-1.0.ring").write_bytes(b"no ring at all")
     for _ in range(3):
-        triage._reads = True
-        triage._judge(ended=True)
-        triage._show(ended=True)
+        triage._reads = triage._ended = True
+        triage._judge()
+        triage._show()
     (event,) = [one for one in read_journal(directory.decisions) if isinstance(one, RingGivenUp)]
     assert (event.rank, "not a ring of sftriage" in event.reason) == (1, True)
 
