@@ -78,10 +78,20 @@ def kept_of(info: RunInfo) -> KeptSteps | None:
 
 
 class WatchedRun:
-    """The triage of a run. A subclass calls `_watch`, starts ``_triage``, and ends with `_finish` and `close`."""
+    """The triage of a run; ``nsys`` says how ranks of this host were launched under nsys, if they were.
 
-    def __init__(self, directory: RunDirectory, info: RunInfo, files: PolicyFiles, sinks: MakeSinks) -> None:
-        self.directory, self.files, self._info = directory, files, info
+    A subclass calls `_watch` or `_watch_here`, starts ``_triage``, and ends with `_finish` and `close`.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        info: RunInfo,
+        files: PolicyFiles,
+        sinks: MakeSinks,
+        nsys: NsysPlace | None = None,
+    ) -> None:
+        self.directory, self.files, self._info, self._nsys = directory, files, info, nsys
         self._rings, self._disk = Path(info.rings), Disk(root=directory.path)
         # (they may lie on another disk)
         files.do = Disk().do
@@ -91,6 +101,10 @@ class WatchedRun:
     def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SEEN_S) -> None:
         about = self.directory, self._info, self.files, fleet, self._sinks
         self._triage = Triage(*about, resume=resume, reads_s=reads_s, disk=self._disk)
+
+    def _watch_here(self, *, resume: bool) -> None:
+        note_steps(self._rings, self.directory.steps)
+        self._watch(ThisHost(self.directory, self._info, self._nsys, self._disk.do), resume=resume)
 
     def _finish(self) -> None:
         self._triage.finish()
@@ -112,33 +126,11 @@ class WatchedRun:
             with contextlib.suppress(SftriageError):
                 self._note_end()
         remove_rings_directory(self._rings)
-
-
-class _OnThisHost(WatchedRun):
-    """A run on this host; ``nsys`` says how the ranks were launched under nsys, if they were."""
-
-    def __init__(
-        self,
-        directory: RunDirectory,
-        info: RunInfo,
-        files: PolicyFiles,
-        sinks: MakeSinks,
-        nsys: NsysPlace | None,
-        *,
-        resume: bool = False,
-    ) -> None:
-        super().__init__(directory, info, files, sinks)
-        self._nsys = nsys
-        note_steps(self._rings, directory.steps)
-        self._watch(ThisHost(directory, info, nsys, self._disk.do), resume=resume)
-
-    def close(self) -> None:
-        super().close()
         if self._nsys is not None and not self._rings.exists():
             remove_place(self._nsys)
 
 
-class LocalRun(_OnThisHost):
+class LocalRun(WatchedRun):
     """One run of a job on this host. It watches its policy files for changes; with ``auto`` seams find the stages.
 
     With ``nsys`` every rank starts under Nsight Systems. ``out`` is the run directory to make, by default a new one
@@ -175,6 +167,7 @@ class LocalRun(_OnThisHost):
             self._auto = self._held.enter_context(under_seams(directory.path, rings)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
             super().__init__(directory, info, files, sinks, launch.place if launch else None)
+            self._watch_here(resume=False)
         except BaseException:
             self._held.close()
             remove_rings_directory(rings)
@@ -233,7 +226,7 @@ class LocalRun(_OnThisHost):
         return self._triage.steps_seen
 
 
-class TakeOver(_OnThisHost):
+class TakeOver(WatchedRun):
     """The triage of a job whose `sftriage run` has ended, from where that left it; to be closed.
 
     ``policies`` are files to watch, by default those that the run started with. UsageError where the job has ended.
@@ -244,7 +237,8 @@ class TakeOver(_OnThisHost):
         if not Path(info.rings).is_dir():
             raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
         files = PolicyFiles(policies or directory.policy_files())
-        super().__init__(directory, info, files, sinks, place_in(directory), resume=True)
+        super().__init__(directory, info, files, sinks, place_in(directory))
+        self._watch_here(resume=True)
         own(self._rings)
         sweep(self._rings.parent)
 
