@@ -59,7 +59,7 @@ class Asked(CaptureOrders):
     def turn(self, wanted=(WANTED,), over=HOSTS):
         """A turn of the controller: the states that it is told of."""
         self.want(wanted, over)
-        return [(one.result.state, one.result.detail) for one in self.reports()]
+        return [f"{one.result.state}: {one.result.detail}".removesuffix(": ") for one in self.reports()]
 
 
 @pytest.fixture
@@ -67,9 +67,86 @@ def asked(tmp_path):
     return Asked(tmp_path)
 
 
-def test_it_is_asked_only_of_the_host_that_has_its_rank(asked):
-    assert asked.turn() == []
-    assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], ["c-1"])
+OTHER = replace(WANTED, request=replace(REQUEST, rank=9))
+GOING_ON = replace(WANTED, expires_s=None, resumed=True)
+UNHEARD = replace(OTHER, expires_s=None, resumed=True)
+BEGIN_S, END_S = 60.0 + BEGIN_GRACE_S, 60.0 + REQUEST.max_seconds + END_GRACE_S
+STORIES = {
+    # of each turn: what is so in it, what the controller is told, and what is asked of node-b after it
+    "it is asked of the host that has its rank, and once it has ended of none": [
+        ({}, [], ["c-1"]),
+        ({"says": "accepted"}, ["accepted"], ["c-1"]),
+        ({"says": "refused", "detail": "busy"}, ["refused: busy"], ["c-1"]),
+        # (a host that was started again says so once more, or something else)
+        ({"says": "refused"}, [], []),
+        ({"says": "failed"}, [], []),
+    ],
+    "a rank that no host has fails at once": [
+        ({"wanted": OTHER}, ["failed: no host of the job has rank 9"], []),
+        ({"wanted": OTHER}, [], []),
+    ],
+    "it is never begun": [
+        ({}, [], ["c-1"]),
+        ({"later_s": BEGIN_S}, [], ["c-1"]),
+        ({"later_s": 0.1}, ["expired: its host has not begun it in time"], []),
+        ({"says": "accepted"}, [], []),
+    ],
+    "it is begun and never ended": [
+        ({}, [], ["c-1"]),
+        ({"says": "accepted"}, ["accepted"], ["c-1"]),
+        ({"later_s": END_S}, [], ["c-1"]),
+        ({"later_s": 0.1}, ["expired: nothing was heard of it from its host, long past its time-box"], []),
+        ({"says": "accepted"}, [], []),
+    ],
+    "it was under way before, on a host that is not heard of": [
+        ({"wanted": UNHEARD}, [], []),
+        ({"wanted": UNHEARD, "later_s": UNHEARD_S}, [], []),
+        (
+            {"wanted": UNHEARD, "later_s": 0.1},
+            ["failed: nothing is heard any more of the host that it was asked of"],
+            [],
+        ),
+    ],
+    "it was under way before, and its host has reported before that was known": [
+        ({"before": "accepted", "wanted": GOING_ON}, ["accepted"], ["c-1"]),
+    ],
+    # (what came after its end would be in the store, and in no record)
+    "it is stored, and on its way here for longer than its host might have taken to say so": [
+        ({}, [], ["c-1"]),
+        ({"says": "stored"}, [], ["c-1"]),
+        ({"later_s": END_S + 0.1}, [], ["c-1"]),
+    ],
+    "the job ends on its host, whose report waits for the steps before it": [
+        ({}, [], ["c-1"]),
+        ({"says": "failed", "detail": "the trainer ended", "held": True, "over": True}, [], ["c-1"]),
+        ({"over": True}, ["failed: the trainer ended"], ["c-1"]),
+    ],
+    "the job ends on its host without a word of it": [
+        ({}, [], ["c-1"]),
+        ({"over": True}, ["failed: the job ended on its host before it did"], []),
+    ],
+    "the job starts again without its host": [
+        ({}, [], ["c-1"]),
+        ({"says": "accepted"}, ["accepted"], ["c-1"]),
+        ({"gone": True}, ["failed: its host is gone, and the job has started again without it"], []),
+        ({"gone": True, "says": "failed"}, [], []),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_capture_ends_once_whatever_its_host_says(asked, story):
+    for now, told, ordered in story:
+        asked.now_s += now.get("later_s", 0.0)
+        asked.held, asked.gone = now.get("held", False), {"node-b"} if "gone" in now else set()
+        wanted = now.get("wanted", WANTED)
+        if "before" in now:
+            asked.says(now["before"])
+            assert asked.reports() == []
+        if "says" in now:
+            asked.says(now["says"], now.get("detail", ""), rank=wanted.request.rank)
+        assert asked.turn([wanted], {**HOSTS, "node-b": now.get("over", False)}) == told
+        assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], ordered)
 
 
 def test_what_groups_are_to_have_in_force_is_written_with_it_and_again_while_it_stands(asked):
@@ -92,25 +169,6 @@ def test_what_groups_are_to_have_in_force_is_written_with_it_and_again_while_it_
     assert decode_orders(asked._to_write["node-a"][1]).switches == {}
 
 
-def test_a_rank_that_no_host_has_fails_at_once(asked):
-    other = replace(WANTED, request=replace(REQUEST, rank=9))
-    assert asked.turn([other]) == [("failed", "no host of the job has rank 9")]
-    assert asked.turn([other]) == []
-
-
-def test_states_are_told_as_they_come_and_nothing_after_the_end(asked):
-    asked.turn()
-    asked.says("accepted")
-    assert asked.turn() == [("accepted", "")]
-    asked.says("refused", "busy")
-    assert asked.turn() == [("refused", "busy")]
-    # WHEN its host says so once more, or something else, as one does that was started again
-    asked.says("refused", "busy")
-    asked.says("failed")
-    assert asked.turn() == []
-    assert asked.ordered("node-b") == []
-
-
 def test_a_message_is_settled_two_turns_after_it_was_told(asked):
     asked.turn()
     message = asked.says("accepted")
@@ -121,52 +179,6 @@ def test_a_message_is_settled_two_turns_after_it_was_told(asked):
     assert message.reports == 1
     asked.turn()
     assert message.reports == 0
-
-
-GOING_ON = replace(WANTED, expires_s=None, resumed=True)
-UNHEARD = replace(GOING_ON, request=replace(REQUEST, rank=9))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "says", "patience_s", "end"),
-    [
-        (WANTED, (), 60.0 + BEGIN_GRACE_S, ("expired", "its host has not begun it in time")),
-        (
-            WANTED,
-            ("accepted",),
-            60.0 + REQUEST.max_seconds + END_GRACE_S,
-            ("expired", "nothing was heard of it from its host, long past its time-box"),
-        ),
-        (UNHEARD, (), UNHEARD_S, ("failed", "nothing is heard any more of the host that it was asked of")),
-    ],
-    ids=["never begun", "begun and never ended", "under way before on a host that is not heard of"],
-)
-def test_what_is_not_begun_or_ended_is_given_up_within_a_known_time(asked, wanted, says, patience_s, end):
-    # GIVEN a capture that is asked of a host, and what that says of it
-    assert asked.turn([wanted]) == []
-    for state in says:
-        asked.says(state)
-        asked.turn([wanted])
-    # WHEN it says no more THEN it is given up after so long
-    asked.now_s += patience_s
-    assert asked.turn([wanted]) == []
-    asked.now_s += 0.1
-    assert asked.turn([wanted]) == [end]
-    # AND what its host says after all counts no more
-    asked.says("accepted", rank=wanted.request.rank)
-    assert asked.turn([wanted]) == []
-    assert asked.ordered("node-b") == []
-
-
-def test_what_is_stored_and_on_its_way_here_is_not_given_up(asked):
-    asked.turn()
-    asked.says("stored")
-    assert asked.turn() == []
-    # WHEN it takes longer than the host might have taken to say so
-    asked.now_s += 60.0 + REQUEST.max_seconds + END_GRACE_S + 0.1
-    # THEN nothing is said before it is here: what came after its end would be in the store, and in no record
-    assert asked.turn() == []
-    assert asked.ordered("node-b") == ["c-1"]
 
 
 def test_a_host_is_told_that_what_it_stored_was_heard_of_unless_the_hub_has_lost_it(asked):
@@ -185,38 +197,6 @@ def test_a_host_is_told_that_what_it_stored_was_heard_of_unless_the_hub_has_lost
     asked.says("stored")
     asked.turn()
     assert heard() == [True]
-
-
-def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
-    asked.turn()
-    # GIVEN a report that has come, and waits for the steps before it
-    asked.held = True
-    asked.says("failed", "the trainer ended during the capture")
-    over = {**HOSTS, "node-b": True}
-    assert asked.turn(over=over) == []
-    # THEN that is what has become of it
-    asked.held = False
-    assert asked.turn(over=over) == [("failed", "the trainer ended during the capture")]
-
-
-def test_what_was_asked_of_a_host_without_which_the_job_has_started_again_has_failed(asked):
-    asked.turn()
-    asked.says("accepted")
-    assert asked.turn() == [("accepted", "")]
-    asked.gone.add("node-b")
-    assert asked.turn() == [("failed", "its host is gone, and the job has started again without it")]
-    # AND what that says after all counts no more
-    asked.says("failed")
-    assert asked.turn() == []
-
-
-def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_host_once_that_is_heard_of(asked):
-    # GIVEN a report that comes before it is known what is gone on with
-    asked.says("accepted")
-    assert asked.reports() == []
-    # THEN it is told once that is
-    assert asked.turn([GOING_ON]) == [("accepted", "")]
-    assert asked.ordered("node-b") == ["c-1"]
 
 
 def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked):
@@ -255,7 +235,7 @@ def test_what_a_host_says_of_a_capture_that_it_was_not_asked_for_is_refused(aske
     assert caplog.messages == [f"a message of host {agent} is not taken: {why}"]
     # AND what its own host says counts
     asked.says("accepted")
-    assert asked.turn() == [("accepted", "")]
+    assert asked.turn() == ["accepted"]
 
 
 def test_what_was_reported_to_an_earlier_controller_is_no_news_and_no_offence(asked, caplog):
