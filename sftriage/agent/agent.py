@@ -195,23 +195,24 @@ class Captures:
                 capture.close()
                 self._given_up.remove((info, capture))
         for capture_id, running in list(self._running.items()):
-            result = self._polled(running)
+            executor = running.executor
+            result = executor.poll()
+            if result is None and executor.needs_trainer and not self._rings.alive(running.info):
+                # Its last word may have come in between.
+                result = executor.poll() or executor.failed("the trainer ended during the capture")
             if result is not None:
                 del self._running[capture_id]
                 self._reports.append(self._ended(running, result))
-            elif now_s >= running.give_up_s:
+                continue
+            if now_s >= running.give_up_s:
                 self._give_up(running)
-            else:
-                self._watch(running, now_s)
-
-    def _polled(self, running: _Running) -> CaptureResult | None:
-        """What became of a capture, once it has ended: also where its trainer has, without a word."""
-        executor = running.executor
-        result = executor.poll()
-        if result is None and executor.needs_trainer and not self._rings.alive(running.info):
-            # Its last word may have come in between.
-            result = executor.poll() or executor.failed("the trainer ended during the capture")
-        return result
+                continue
+            if now_s >= running.cancel_s and not running.cancelled:
+                running.cancelled = True
+                executor.cancel()
+            if executor.state != running.state:
+                running.state = executor.state
+                self._tell(running.wanted.request, running.state)
 
     def _give_up(self, running: _Running) -> None:
         """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
@@ -232,15 +233,6 @@ class Captures:
             executor.close()
         self._running.clear()
         self._given_up.clear()
-
-    def _watch(self, running: _Running, now_s: float) -> None:
-        if now_s >= running.cancel_s and not running.cancelled:
-            running.cancelled = True
-            running.executor.cancel()
-        state = running.executor.state
-        if state != running.state:
-            running.state = state
-            self._tell(running.wanted.request, state)
 
     def _begin(self, wanted: WantedCapture, now_s: float) -> None:
         request = wanted.request

@@ -20,7 +20,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,14 @@ class NsysCapture(Executor):
         yield from self._arm()
         yield from self._start() if armed is None else self._wait_until_armed(armed)
         steps = yield from self._collect()
-        yield from self._stop() if armed is None else self._take_report(armed)
+        began_s = time.monotonic()
+        if armed is None:
+            yield from self._stop()
+        else:
+            report = yield from self._report_of(armed)
+            self._raw = self._made.with_suffix(report.suffix)
+            shutil.move(report, self._raw)
+        self._timings_s["stop"] = time.monotonic() - began_s
         began_s = time.monotonic()
         yield from self._make(steps)
         self._timings_s["export"] = time.monotonic() - began_s
@@ -268,13 +275,6 @@ class NsysCapture(Executor):
         first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
         return (first, last) if last >= first else None
 
-    def _take_report(self, armed: Path) -> Turns:
-        began_s = time.monotonic()
-        report = yield from self._report_of(armed)
-        self._timings_s["stop"] = time.monotonic() - began_s
-        self._raw = self._made.with_suffix(report.suffix)
-        shutil.move(report, self._raw)
-
     def _report_of(self, armed: Path) -> Generator[None, None, Path]:
         end_s = time.monotonic() + STOP_S
         while not (found := self._reports(armed)):
@@ -291,10 +291,8 @@ class NsysCapture(Executor):
             report.unlink(missing_ok=True)
 
     def _stop(self) -> Turns:
-        began_s = time.monotonic()
-        self._until(began_s + STOP_S)
+        self._until(time.monotonic() + STOP_S)
         found = yield from self._run([self._place.binary, "stop", f"--session={self._name}"], STOP_S)
-        self._timings_s["stop"] = time.monotonic() - began_s
         if found.status:
             raise CaptureError(f"nsys stop: {found.problem()}")
         self._session = None
@@ -369,7 +367,9 @@ class AbandonedNsys(NsysCapture):
         report_comes = self._report_comes()
         with contextlib.suppress(RingError, OSError):
             self._mailbox.cancel(self.request.capture_id)
-        for pid in _working_on(self._made):
+        # What makes something of its report, the agent that started it was to end.
+        report = os.fsencode(self._made) + b"."
+        for pid in processes(lambda words: any(word.startswith(report) for word in words)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._place.armed is not None:
@@ -399,13 +399,12 @@ class AbandonedNsys(NsysCapture):
             return False
 
 
-def _working_on(made: Path) -> list[int]:
-    """Processes that make something of a capture's report: the agent that started them was to end them."""
+def processes(fits: Callable[[Sequence[bytes]], bool]) -> list[int]:
+    """The ids of processes of this host by the words of their command lines."""
     found = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = cmdline.read_bytes().split(b"\0")
-            if any(word.startswith(os.fsencode(made) + b".") for word in words):
+            if fits(cmdline.read_bytes().split(b"\0")):
                 found.append(int(cmdline.parent.name))
     return found
 

@@ -153,8 +153,16 @@ class Generations:
         newest = self._generations[self.newest]
         other = newest.members.get(member.one.rank)
         if other is not None:
-            self._say_two(member, other)
-        if other is not None or member.world_size != newest.world_size:
+            hosts = member.host.partition(":")[0], other.host.partition(":")[0]
+            if hosts[0] != hosts[1]:
+                self._log_once(
+                    "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Are these two jobs"
+                    " under one --job-id, or launchers that do not know of each other?",
+                    *(*hosts, member.one.rank),
+                    key=hosts,
+                )
+            return False
+        if member.world_size != newest.world_size:
             return False
         del self._generations[member.generation].members[member.one.rank]
         self._join(msgspec.structs.replace(member, generation=self.newest, moved=True))
@@ -211,16 +219,6 @@ class Generations:
         self._generations[member.generation].add(member)
         if not member.moved:
             self._starts.setdefault(member.host, {})[member.start] = member.generation
-
-    def _say_two(self, one: Member, other: Member) -> None:
-        hosts = one.host.partition(":")[0], other.host.partition(":")[0]
-        if hosts[0] != hosts[1]:
-            self._log_once(
-                "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Are these two jobs under"
-                " one --job-id, or launchers that do not know of each other?",
-                *(*hosts, one.one.rank),
-                key=hosts,
-            )
 
 
 def _sign(number: int) -> int:
@@ -327,11 +325,6 @@ class Host:
     def ranks(self) -> set[int]:
         """Those that it has had of late."""
         return set().union(*self.rings.values())
-
-    def process_of(self, rank: int, generation: int, generations: Generations) -> Incarnation | None:
-        """The process that is a rank of one of the controller's generations here."""
-        of = (Incarnation.of(self.boot_id, infos[rank]) for infos in self.rings.values() if rank in infos)
-        return next((one for one in of if generations.of(one) == generation), None)
 
     def away(self, generations: Generations) -> list[int]:
         """The ranks of the newest generation that are the host's and take no more steps, as far as is known."""

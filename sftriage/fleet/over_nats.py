@@ -280,9 +280,10 @@ class NatsFleet:
 
     def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
         for agent, host in self._hosts.items():
-            one = host.process_of(rank, generation, self._generations)
-            if one is not None:
-                return agent, one
+            for info in [infos[rank] for infos in host.rings.values() if rank in infos]:
+                one = Incarnation.of(host.boot_id, info)
+                if self._generations.of(one) == generation:
+                    return agent, one
         return "", None
 
     async def _request_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:

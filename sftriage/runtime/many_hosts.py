@@ -140,8 +140,19 @@ class HostRun:
                     first.end(launcher.status, launcher.told)
             if self._host is not None:
                 self._host.finish(launcher.left_s(hosting.HURRY_S), says=not told)
-            if self._controller is not None:
-                self._see_off(self._controller, launcher, told=told)
+            if self._controller is None:
+                return
+            # It ends once all other hosts have; this host may wait no longer than that.
+            if told:
+                self._controller.terminate()
+            try:
+                self._controller.wait(launcher.left_s(SEE_OFF_S))
+            except subprocess.TimeoutExpired:
+                if not told:
+                    log.warning(
+                        "the job has ended here; its controller, which was waiting for other hosts or the hub,"
+                        " is stopped"
+                    )
 
     def _join(self, ended: threading.Event) -> None:
         try:
@@ -169,18 +180,6 @@ class HostRun:
         if problem != self._said and self._log_leader.should_log():
             log.warning("the job runs unwatched, until this is mended: %s", problem)
         self._said = problem
-
-    def _see_off(self, controller: Supervised, launcher: Launcher, *, told: bool) -> None:
-        """Wait for the controller, which ends once all other hosts have; not for longer than this host may wait."""
-        if told:
-            controller.terminate()
-        try:
-            controller.wait(launcher.left_s(SEE_OFF_S))
-        except subprocess.TimeoutExpired:
-            if not told:
-                log.warning(
-                    "the job has ended here; its controller, which was waiting for other hosts or the hub, is stopped"
-                )
 
     def _lead(self) -> None:
         options, directory = self._options, self._out

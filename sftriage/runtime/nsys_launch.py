@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from sftriage.agent import nsys_rank
-from sftriage.agent.nsys import TRACES, NsysPlace, parse_version
+from sftriage.agent.nsys import TRACES, NsysPlace, parse_version, processes
 from sftriage.base.files import Note
 from sftriage.base.process import run_bounded
 from sftriage.errors import CaptureError, UsageError
@@ -143,14 +143,12 @@ def _of_run(place: NsysPlace) -> list[int]:
     """The processes of nsys that work for the sessions of a run or on its reports, or start one that does."""
     session = re.compile(rf"--session(?:-name|-new)?={re.escape(place.prefix)}-\d+\.\d+".encode())
     report = os.fsencode(place.tmp / "_")[:-1]
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            of_nsys = b"--start-agent" in words or any(word.endswith(_PROGRAMS) for word in words[:_PROGRAM_WORDS])
-            if of_nsys and any(session.fullmatch(word) or report in word for word in words):
-                found.append(int(path.parent.name))
-    return found
+
+    def fits(words: Sequence[bytes]) -> bool:
+        of_nsys = b"--start-agent" in words or any(word.endswith(_PROGRAMS) for word in words[:_PROGRAM_WORDS])
+        return of_nsys and any(session.fullmatch(word) or report in word for word in words)
+
+    return processes(fits)
 
 
 def _kill(pid: int, end_s: float) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from sftriage.agent import nsys, nsys_rank
 from sftriage.agent.agent import Agent
+from sftriage.agent.nsys import processes
 from sftriage.model.captures import ENDED, CaptureRequest, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from tests import needs
@@ -170,16 +171,9 @@ def test_a_full_disk_is_the_reason_and_the_next_capture_works(rank, place, tmp_p
         assert (process.stdout.readline(), process.wait(DEADLINE_S)) == ("trained\n", 0)
 
 
-def processes(fits):
-    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if fits(cmdline.read_bytes().split(b"\0")):
-                yield int(cmdline.parent.name)
-
-
 def session_agent(place):
     name = f"--session-name={place['SFTRIAGE_NSYS_SESSION']}-0.0".encode()
-    return next(processes(lambda words: b"--start-agent" in words and name in words), None)
+    return next(iter(processes(lambda words: b"--start-agent" in words and name in words)), None)
 
 
 def ends_in(descriptor):
@@ -189,7 +183,7 @@ def ends_in(descriptor):
 
 def trainers(word):
     """Processes with this argument, which no launcher is among."""
-    return [*processes(lambda words: word.encode() in words and not {b"--", b"launch"} & set(words))]
+    return processes(lambda words: word.encode() in words and not {b"--", b"launch"} & set(words))
 
 
 @pytest.mark.parametrize(
