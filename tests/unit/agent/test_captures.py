@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import executor_for, overlap
-from sftriage.agent.executor import TrainerCapture, verify_stacks, verify_trace
-from sftriage.agent.nsys import NsysCapture, NsysPlace
-from sftriage.agent.stacks import StacksCapture
+from sftriage.agent.executor import verify_stacks, verify_trace
+from sftriage.agent.nsys import NsysPlace
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.trainer.monitor import Monitor
@@ -63,15 +62,6 @@ def executor(tmp_path):
         yield lambda profiler, place=place: executor_for(
             request(profiler), monitor.info, tmp_path, tmp_path, place, lambda: None
         )
-
-
-@pytest.mark.parametrize(
-    ("profiler", "kind"),
-    [("torch", TrainerCapture), ("nsys", NsysCapture), ("stacks", StacksCapture), ("sampled", TrainerCapture)],
-)
-def test_each_profiler_has_its_executor(executor, profiler, kind):
-    with closing(executor(profiler)) as found:
-        assert (type(found), found.request) == (kind, request(profiler))
 
 
 def test_without_a_launch_under_nsys_the_reason_says_how(executor):

@@ -118,14 +118,6 @@ def test_device_times_that_have_ended_are_waited_for_no_longer(agent, device, mo
     assert known(windows[0])[:3].all()
 
 
-def test_many_steps_at_once_have_their_device_times(agent, device, monitor):
-    # GIVEN an agent that looks for the first time after many windows
-    train(device, monitor(0), monitor(1), steps=10 * WINDOW + 2)
-    windows = agent.poll()
-    assert [window.first_step for window in windows] == [WINDOW * at for at in range(10)]
-    assert all(known(window).all() for window in windows)
-
-
 def test_a_host_far_ahead_of_its_gpu_misses_steps_and_none_is_filled_in(agent, device, monitor):
     ranks = monitor(0), monitor(1)
     train(device, *ranks, steps=1)

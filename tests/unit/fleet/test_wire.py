@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.errors import SftriageError
 from sftriage.fleet import wire
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
@@ -427,16 +426,6 @@ def test_no_bytes_do_any_harm(unpacked, data):
         check(found)
 
 
-def test_a_message_that_is_too_long_is_refused_before_it_is_unpacked():
-    found, why = decoded(decode_shipment, PRELUDE + b"\0" * (MAX_MESSAGE_BYTES + 1))
-    assert (found, why) == (None, f"{MAX_MESSAGE_BYTES + 5} bytes are no message")
-
-
-def test_a_host_whose_name_moves_a_cursor_is_refused():
-    with pytest.raises(SftriageError):
-        decode_shipment(encode(shipment(status=dataclasses.replace(status(), hosts=("\x1b[2Jnode",)))))
-
-
 def test_what_moves_a_cursor_is_no_part_of_a_reason():
     # GIVEN reasons that would clear the terminal on which they are printed one day
     report = Report(CaptureResult("c-1", 0, "failed", "\x1b[2Jno room"))
@@ -447,7 +436,15 @@ def test_what_moves_a_cursor_is_no_part_of_a_reason():
     assert told.counts.problems == {"rank-0?": "?gone"}
 
 
-@pytest.mark.parametrize("version", [0, 2, 3, 255])
-def test_another_version_is_refused_in_words(version):
-    with pytest.raises(WireError, match=f"messages of version {version}, where this sftriage"):
-        decode_shipment(PRELUDE[:3] + bytes([version]))
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        *((b"SFT" + bytes([one]), f"messages of version {one}, where this sftriage") for one in (0, 2, 3, 255)),
+        # (before it is unpacked)
+        (PRELUDE + bytes(MAX_MESSAGE_BYTES + 1), f"{MAX_MESSAGE_BYTES + 5} bytes are no message"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_another_version_and_a_message_that_is_too_long_are_refused_in_words(data, why):
+    with pytest.raises(WireError, match=why):
+        decode_shipment(data)
