@@ -48,42 +48,39 @@ def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | s
 
 def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
     """Have a rank dump its flight recorder, and copy that, turn by turn; what became of it, in words. Never raises."""
+    end_s = min(end_s, time.monotonic() + PATIENCE_S)
     try:
-        return (yield from _flight_recorder(info, target, max_bytes, min(end_s, time.monotonic() + PATIENCE_S)))
+        place = place_of(environment_of(info.pid), info.rank)
+        if isinstance(place, str):
+            return place
+        pipe, dump = place
+        if not pipe.exists():
+            return f"none: {pipe} is not there{_GLOO}"
+        if not pipe.is_fifo():
+            return f"none: {pipe} is no pipe"
+        before = _seen(dump)
+        # Without O_NONBLOCK this would wait for a reader, for ever.
+        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
+            trigger.write(b"1\n")
+        last, since_s = before, time.monotonic()
+        while time.monotonic() < end_s:
+            now = _seen(dump)
+            if now != last:
+                last, since_s = now, time.monotonic()
+            elif now != before and time.monotonic() - since_s >= SETTLED_S:
+                break
+            yield
+        else:
+            return f"none: {dump} was not written"
+        with os.fdopen(os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:
+            data = source.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            return f"none: {dump} has more than {max_bytes} bytes"
+        with private(target) as copy:
+            copy.write(data)
+        return f"{len(data)} bytes"
     except OSError as error:
         return f"none: {error.filename or 'its pipe'}: {error.strerror}"
-
-
-def _flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
-    place = place_of(environment_of(info.pid), info.rank)
-    if isinstance(place, str):
-        return place
-    pipe, dump = place
-    if not pipe.exists():
-        return f"none: {pipe} is not there{_GLOO}"
-    if not pipe.is_fifo():
-        return f"none: {pipe} is no pipe"
-    before = _seen(dump)
-    # Without O_NONBLOCK this would wait for a reader, for ever.
-    with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
-        trigger.write(b"1\n")
-    last, since_s = before, time.monotonic()
-    while time.monotonic() < end_s:
-        now = _seen(dump)
-        if now != last:
-            last, since_s = now, time.monotonic()
-        elif now != before and time.monotonic() - since_s >= SETTLED_S:
-            break
-        yield
-    else:
-        return f"none: {dump} was not written"
-    with os.fdopen(os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:
-        data = source.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        return f"none: {dump} has more than {max_bytes} bytes"
-    with private(target) as copy:
-        copy.write(data)
-    return f"{len(data)} bytes"
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -436,23 +436,20 @@ class HostEnd:
                     whole = traces.put(f"{capture_id}/{name}", CountedFile(file, transfer))
                     sent.append(await asyncio.wait_for(whole, OBJECT_S))
             await traces.put(f"{capture_id}/", manifest)
-        except CaptureError:
-            raise
-        except (APIError, OSError) as error:
-            if isinstance(error, APIError) and error.err_code == FULL:
+        except APIError as error:
+            if error.err_code == FULL:
                 transfer.say("waiting for room on the hub, which is full of other traces")
                 # (of two that are there in part, neither would ever find room for the rest)
                 for info in sent:
                     with contextlib.suppress(Exception):
                         await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
-                return False
-            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
+            elif error.code != 404 and (error.code or 500) < 500:
                 raise
-            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
-                raise
-            log.debug("a trace was not sent", exc_info=True)
             return False
-        except Exception:
+        except Exception as error:
+            lost = isinstance(error, (TimeoutError, ConnectionError))
+            if isinstance(error, CaptureError) or (isinstance(error, OSError) and not lost):
+                raise
             log.debug("a trace was not sent", exc_info=True)
             return False
         return True

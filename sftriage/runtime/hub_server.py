@@ -231,13 +231,7 @@ class HubOptions:
     @property
     def leads_hub(self) -> bool:
         """Whether this host is the one with the hub, and that is not there."""
-        if self.hub is None or not _is_here(self.server[0]):
-            return False
-        try:
-            with socket.create_connection(self.server, 1.0):
-                return False
-        except OSError:
-            return True
+        return self.hub is not None and _is_here(self.server[0]) and not is_up(*self.server)
 
     def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
         """Wait for the file of `secret` where a host starts the hub, until ``over``; UsageError if none will come."""
