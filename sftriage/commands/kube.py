@@ -171,17 +171,30 @@ def operate(
     if lease is not None and not (held and slash and name):
         raise UsageError("--lease: NAMESPACE/NAME")
     objects = ClusterObjects.connect()
-    from sftriage.kube import operator
+    try:
+        from sftriage.kube import operator
+    except ImportError:
+        raise UsageError("the operator needs kopf; install sftriage[k8s]") from None
     from sftriage.kube.client import LeaderElection
     from sftriage.kube.controllers import ControllerSettings
 
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
+    # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_in_a_line)
     controllers = None if said is None else ControllerSettings(said, of_jobs.runs_claim or "")
     leader = None
     if lease is not None:
         leader = LeaderElection(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
     times_s = {"grace_s": of_jobs.grace_seconds, "keep_s": of_jobs.report_days * DAY_S}
     operator.run(objects, stores, namespace or (), watch_seconds, controllers, leader, **times_s)
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    if record.name.partition(".")[0] == "kopf":
+        record.exc_info = record.exc_text = None
+    return True
 
 
 SeenFromHereOption = Annotated[

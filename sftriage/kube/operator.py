@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
+
+import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import (
@@ -23,13 +24,12 @@ from sftriage.kube.client import (
     AnsweredError,
     ClusterObjects,
     LeaderElection,
-    ObjectWatch,
     path_of,
     put_condition,
 )
 from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
-from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, Body, Kind, Now, status_of
+from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
 from sftriage.kube.statuses import KnownCapture, Removal, capture_status, removal, standings
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.store import PIN_NAME
@@ -67,25 +67,23 @@ def remove_trace(
 
 
 FINALIZER = f"{GROUP}/trace"
+_PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
 """Events come in crowds: pause before a namespace is reconciled."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_MAX_CHARS = 300
 _AT_ONCE = 8
 """Namespaces and jobs that are reconciled side by side."""
-UNAUTHORIZED = 401
-JOBS, TRACES = "Job", "Trace"
-"""Reconciled by a job's id, and by the namespace of deleted captures, as policies and captures are by theirs."""
+JOBS = "Job"
+"""Reconciled by a job's id, as policies and captures are by their namespace."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Writes the statuses of whole namespaces until they are up to date, deletes traces, and reconciles jobs.
+    """Writes the statuses of whole namespaces until they are up to date, and reconciles jobs."""
 
-    Only in ``stores`` are traces deleted, as `checked_url` has them.
-    """
-
-    def __init__(self, objects: ClusterObjects, stores: Collection[str] = ()) -> None:
-        self._objects, self._stores = objects, stores
+    def __init__(self, objects: ClusterObjects) -> None:
+        self._objects = objects
         self.controllers: Controllers | None = None
         self._waiting: set[tuple[str, str]] = set()
         self._pauses_s: dict[tuple[str, str], float] = {}
@@ -103,27 +101,6 @@ class Reconciler:
         self.controllers.begin()
         for namespace in namespaces or ("",):
             self.look(REPORTS.kind, namespace)
-
-    def watch(self, removals: Reconciler, namespaces: Sequence[str], watch_s: int) -> None:
-        """Look at policies and captures, of all namespaces or of these, as they change; in the operator's loop.
-
-        A store may be slow or away: ``removals`` delete traces, and keep nothing else waiting.
-        """
-        loop = asyncio.get_running_loop()
-
-        def changed(kind: Kind, before: tuple[str, ...] | None, now: tuple[str, ...] | None) -> None:
-            namespace, *_, deleted = now or before or ("", "")
-            loop.call_soon_threadsafe(self.look, kind.kind, namespace)
-            if kind == POLICIES and self.controllers is not None:
-                for job in self.controllers.named(namespace):
-                    loop.call_soon_threadsafe(self.look, JOBS, job.job_id)
-            elif deleted and now is not None:
-                loop.call_soon_threadsafe(removals.look, TRACES, namespace)
-
-        for namespace in namespaces or ("",):
-            for kind in (POLICIES, CAPTURES):
-                path = path_of(API_VERSION, kind.plural, namespace)
-                ObjectWatch(self._objects, path, _generation, partial(changed, kind), watch_s=watch_s).start()
 
     def look(self, kind: str, namespace: str | None) -> None:
         self._waiting.add((kind, namespace or ""))
@@ -155,8 +132,6 @@ class Reconciler:
                 return (self.controllers.reconcile(JobRef.of_id(name)) or 0.0) if self.controllers is not None else 0.0
             if kind == REPORTS.kind:
                 return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
-            if kind == TRACES:
-                return self._traces(name)
             found = self._policies(name) if kind == POLICIES.kind else self._captures(name)
         except ClusterError as error:
             if not (isinstance(error, AnsweredError) and error.status == STALE):
@@ -174,46 +149,25 @@ class Reconciler:
         return [(POLICIES, one.body, one.status.plain()) for one in found if one.changed]
 
     def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
-        found, words = self._objects.list(CAPTURES, namespace), dict[str, str]()
-        for body in found:
-            about, change = body["metadata"], dict[str, Any]()
-            if "deletionTimestamp" in about:
-                continue
-            if FINALIZER not in (finalizers := about.get("finalizers", [])):
-                change["finalizers"] = [*finalizers, FINALIZER]
-            if self.controllers is not None and JOB_LABEL not in (about.get("labels") or {}):
+        found = self._objects.list(CAPTURES, namespace)
+        words: dict[str, str] = {}
+        if self.controllers is not None:
+            for body in found:
+                about = body["metadata"]
+                if "deletionTimestamp" in about or JOB_LABEL in (about.get("labels") or {}):
+                    continue
                 if jobs := self.controllers.named(namespace, str(body["spec"].get("job", ""))):
-                    change["labels"] = {JOB_LABEL: jobs[0].object_name}
+                    self._address(body, jobs[0])
                 else:
                     words[about["name"]] = CAPTURE_WORDS["no_job"]
-            if change:
-                self._patch(body, change)
         known = ((one, KnownCapture(words=words.get(one["metadata"]["name"], ""))) for one in found if _unanswered(one))
         return [(CAPTURES, one, capture_status(one, capture, time.time()).plain()) for one, capture in known]
 
-    def _patch(self, body: dict[str, Any], change: dict[str, Any]) -> None:
-        """Change the metadata of a capture, unless it has changed meanwhile."""
+    def _address(self, body: dict[str, Any], job: JobRef) -> None:
         about = body["metadata"]
+        label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
         path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
-        change["resourceVersion"] = about["resourceVersion"]
-        about |= self._objects.ask("PATCH", path, {"metadata": change}, as_=MERGE)["metadata"]
-
-    def _traces(self, namespace: str) -> float:
-        """Let deleted captures go once their traces are deleted; return seconds until the next try, or 0."""
-        waits_s = [0.0]
-        for body in self._objects.list(CAPTURES, namespace):
-            about = body["metadata"]
-            if "deletionTimestamp" not in about or FINALIZER not in about.get("finalizers", ()):
-                continue
-            done = remove_trace(body, self._stores, time.time())
-            _log.info("TraceCapture %s/%s is deleted: %s", namespace, about["name"], done.words)
-            if done.action == "wait":
-                waits_s.append(min(done.wait_s, RETRY_S))
-                with contextlib.suppress(ClusterError):
-                    put_condition(self._objects, CAPTURES, body, Now("Removed", "False", "Waiting", done.words))
-            else:
-                self._patch(body, {"finalizers": [one for one in about["finalizers"] if one != FINALIZER]})
-        return max(waits_s)
+        about |= self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)["metadata"]
 
     def _write(self, kind: Kind, body: Body, status: dict[str, Any]) -> bool:
         name = f"{kind.kind} {body['metadata']['namespace']}/{body['metadata']['name']}"
@@ -236,10 +190,68 @@ def _unanswered(body: Body) -> bool:
     return bool(status.get("observedGeneration") != body["metadata"].get("generation"))
 
 
-def _generation(body: dict[str, Any]) -> tuple[str, ...]:
-    """What has to change of an object before it is looked at again: not its status, which the operator writes."""
-    about = body["metadata"]
-    return tuple(str(about.get(of, "")) for of in ("namespace", "name", "generation", "deletionTimestamp"))
+def settings() -> kopf.OperatorSettings:
+    """How kopf is to work: it asks for no rights but ours, and leaves its marks under our name."""
+    wanted = kopf.OperatorSettings()
+    wanted.persistence.finalizer = FINALIZER
+    wanted.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
+    wanted.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_PREFIX)
+    # Its peering freezes both of two operators that are equal; looking around needs the right to list everything.
+    wanted.peering.standalone = True
+    wanted.scanning.disabled = True
+    wanted.posting.enabled = False
+    wanted.networking.request_timeout = 60
+    wanted.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13)
+    return wanted
+
+
+def registry(
+    objects: ClusterObjects, reconciler: Reconciler, stores: Collection[str], begun: Callable[[], None]
+) -> kopf.OperatorRegistry:
+    """What is watched, and what is done about it; ``begun`` is called in the operator's loop once that runs."""
+    found = kopf.OperatorRegistry()
+    tasks: list[asyncio.Task[None]] = []
+
+    # As our own client does, and again where credentials have run out.
+    kopf.on.login(registry=found, errors=kopf.ErrorsMode.TEMPORARY)(kopf.login_via_client)
+
+    @kopf.on.startup(registry=found)
+    async def begin(**_: Any) -> None:
+        begun()
+        tasks.append(asyncio.create_task(reconciler.run()))
+
+    @kopf.on.cleanup(registry=found)
+    async def end(**_: Any) -> None:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    @kopf.on.event(GROUP, VERSION, POLICIES.plural, registry=found)
+    async def policy(namespace: str | None, **_: Any) -> None:
+        reconciler.look(POLICIES.kind, namespace)
+        for job in reconciler.controllers.named(namespace or "") if reconciler.controllers is not None else ():
+            reconciler.look(JOBS, job.job_id)
+
+    @kopf.on.event(GROUP, VERSION, CAPTURES.plural, registry=found)
+    async def capture(namespace: str | None, **_: Any) -> None:
+        reconciler.look(CAPTURES.kind, namespace)
+
+    @kopf.on.delete(GROUP, VERSION, CAPTURES.plural, registry=found, id="trace", backoff=RETRY_S)
+    def deleted(body: kopf.Body, **_: Any) -> None:
+        _delete(objects, stores, dict(body))
+
+    return found
+
+
+def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, Any]) -> None:
+    done = remove_trace(body, stores, time.time())
+    name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+    _log.info("TraceCapture %s is deleted: %s", name, done.words)
+    if done.action == "wait":
+        with contextlib.suppress(ClusterError):
+            put_condition(objects, CAPTURES, body, Now("Removed", "False", "Waiting", done.words))
+        raise kopf.TemporaryError(done.words, delay=min(done.wait_s, RETRY_S))
 
 
 def run(
@@ -254,7 +266,7 @@ def run(
     """Run until SIGTERM or Ctrl-C, or until another operator leads.
 
     Args:
-        objects: the cluster.
+        objects: for statuses; kopf watches with the credentials of the same kubeconfig.
         stores: in which traces may be deleted, as `checked_url` has them.
         namespaces: none means the whole cluster.
         watch_s: duration of a watch; the next one notices that the network has dropped it.
@@ -263,36 +275,39 @@ def run(
         times_s: ``grace_s`` and ``keep_s`` of `Controllers`.
 
     Raises:
-        ClusterError: at the start the cluster refuses what the operator needs, or another one leads by now.
+        ClusterError: the cluster has refused for half a minute what the operator needs, or another one leads.
     """
+    wanted = settings()
+    wanted.watching.server_timeout, wanted.watching.client_timeout = watch_s, watch_s + 10
+    # (an event of the loop's own: one of threads keeps kopf from ending)
+    stop, reconciler = asyncio.Event(), Reconciler(objects)
 
-    async def work() -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        reconciler, removals = Reconciler(objects), Reconciler(objects, stores)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        reconciler.watch(removals, namespaces, watch_s)
+    def begun() -> None:
         if controllers is not None:
             reconciler.start_controllers(controllers, namespaces, watch_s=watch_s, **times_s)
         if leader is not None:
-            leader.on_lost = partial(loop.call_soon_threadsafe, stop.set)
+            leader.on_lost = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
             if leader.lost.is_set():
                 stop.set()
-        working = [asyncio.create_task(one.run()) for one in (reconciler, removals)]
-        await stop.wait()
-        for one in working:
-            one.cancel()
 
     if leader is not None:
         leader.lead()
     try:
-        for namespace in namespaces or ("",):
-            for kind in (POLICIES, CAPTURES):
-                objects.ask("GET", path_of(API_VERSION, kind.plural, namespace), limit=1)
-        asyncio.run(work())
-    except AnsweredError as error:
-        why = "the cluster does not take its credentials" if error.status == UNAUTHORIZED else str(error)
-        raise ClusterError(f"the operator has ended: {why}") from error
+        kopf.run(
+            registry=registry(objects, reconciler, stores, begun),
+            settings=wanted,
+            # (by default kopf asks what its user is called, who in an image has no name)
+            identity=_PREFIX,  # type: ignore[arg-type]  # a str by another name
+            standalone=True,
+            namespaces=namespaces,
+            clusterwide=not namespaces,
+            stop_flag=stop,
+        )
+    except kopf.LoginError as error:
+        raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
+    except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
+        said = " ".join(str(error.args[0] if error.args else error).split())
+        raise ClusterError(f"the operator has ended: {said[:_MAX_CHARS]}") from error
     finally:
         if leader is not None:
             leader.release()

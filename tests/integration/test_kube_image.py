@@ -144,7 +144,7 @@ def test_the_image_is_built_by_its_own_commands_and_runs_as_nobody(installed, tm
         f"{entrypoint} webhook --help > /dev/null",
         f"{entrypoint} kube controller --help > /dev/null",
         "kubectl-sftriage --help > /dev/null",
-        "python -c 'import kubernetes, nats, obstore, cryptography, prometheus_client'",
+        "python -c 'import kopf, kubernetes, nats, obstore, cryptography, prometheus_client'",
         "python -c 'import sftriage.trainer.moments as m; print(m.__file__)'",
         'python -c \'from sftriage.kube.injecting import manifest; manifest("pod.yaml"), manifest("controller.yaml")\'',
         "ls /sftriage/sftriage/trainer/*.so",
