@@ -131,7 +131,7 @@ def listed(audit: Path) -> int:
     """How often whoever watches policies has asked for all of them, which it does where its watch cannot go on."""
     requests = [json.loads(line) for line in audit.read_text().splitlines() if line.endswith("}")]
     asked = [one for one in requests if one["verb"] == "list" and one["stage"] == "ResponseComplete"]
-    return sum("/triagepolicies" in one["requestURI"] and one["userAgent"].startswith("OpenAPI") for one in asked)
+    return sum("/triagepolicies" in one["requestURI"] and one["userAgent"].startswith("kopf") for one in asked)
 
 
 ALLOWED = {

@@ -9,11 +9,11 @@ import pytest
 from sftriage.errors import ClusterError, StoreError
 from sftriage.kube import operator
 from sftriage.kube.client import NOT_FOUND, STALE, AnsweredError
-from sftriage.kube.objects import CAPTURES, POLICIES
-from sftriage.kube.operator import FINALIZER, RETRY_S, TRACES, Reconciler, remove_trace
+from sftriage.kube.objects import POLICIES
+from sftriage.kube.operator import RETRY_S, Reconciler, remove_trace
 from sftriage.traces.remote import RemoteStore
 from tests.unit.conftest import manifest_of
-from tests.unit.kube.objects import NOW_S, KeptObjects, made
+from tests.unit.kube.objects import NOW_S, made
 
 DEADLINE_S = 20.0
 
@@ -163,20 +163,3 @@ def test_a_store_that_cannot_be_reached_is_tried_again(traces):
     found = remove_trace(deleted(traces.place), {traces.place}, NOW_S, unreachable)
     assert (found.action, found.wait_s) == ("wait", RETRY_S)
     assert found.words == f"Its trace in {traces.place} cannot be deleted now: s3://traces: connection refused"
-
-
-def test_a_capture_is_held_until_its_trace_is_deleted(traces):
-    path, body = "/apis/sftriage.dev/v1alpha1/namespaces/ml/tracecaptures/c", deleted(traces.place)
-    server, about = KeptObjects(), dict(body["metadata"])
-    deletion = {"deletionTimestamp": about.pop("deletionTimestamp")}
-    server.keep(path, {**body, "metadata": about})
-    # GIVEN a capture that somebody deletes once the operator has seen it
-    assert Reconciler(server)._try(CAPTURES.kind, "ml") == 0.0
-    held = server.kept[path]
-    assert held["metadata"]["finalizers"] == [FINALIZER]
-    server.keep(path, {**body, "metadata": {**held["metadata"], **deletion}})
-    # THEN it waits where the store is not the operator's, says so, and goes with its trace where it is
-    assert Reconciler(server)._try(TRACES, "ml") == RETRY_S
-    assert "is no store of this operator" in server.kept[path]["status"]["conditions"][0]["message"]
-    assert Reconciler(server, {traces.place})._try(TRACES, "ml") == 0.0
-    assert (server.kept[path]["metadata"]["finalizers"], files(traces)) == ([], [])
