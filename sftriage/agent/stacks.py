@@ -2,7 +2,7 @@
 
 ``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
 in it: this works on a rank that hangs. Where it is not there, or may not look, the rank dumps its own stacks
-(`sftriage.trainer.stacks`). With the stacks goes PyTorch's flight recorder, where the process has one.
+(`sftriage.trainer.executor`). With the stacks goes PyTorch's flight recorder, where the process has one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.traces.store import FileToStore
+from sftriage.trainer.executor import ANSWER, ASKS
 from sftriage.trainer.layout import RingInfo
-from sftriage.trainer.stacks import ANSWER, ASKS
 
 SETTLED_S = 0.5
 """A dump that has not grown for so long is whole."""

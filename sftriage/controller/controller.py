@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from sftriage.controller.agents import ResumeState, peers_of
-from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in, tells
+from sftriage.mitigate.advice import RECENT_WINDOWS, Straggler, is_settled, straggler_in
 from sftriage.mitigate.loop import JobNow, RemedyLoop
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced, Trigger
-from sftriage.model.verdicts import Clock, Settings, Verdict
+from sftriage.model.verdicts import Clock, Settings, Verdict, is_informative
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import budget_s, decide_follow_up, decide_manual_request, labelled, trigger
 from sftriage.policy.engine import decide
@@ -104,7 +104,7 @@ class Controller:
         self.costs: list[events.CostMeasured] = []
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
-        self._loop = RemedyLoop.resumed(self._left.remedies)
+        self._loop = RemedyLoop.resumed(self._left.remedies) if self._left.remedies else RemedyLoop()
         # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
         self._recent: deque[Straggler | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0
@@ -159,7 +159,7 @@ class Controller:
         if window.attempt != self._attempt:
             self._recent.clear()
         self._attempt, self._n_ranks = window.attempt, window.durations_NRS.shape[1]
-        if tells(verdict.label, verdict.reasons):
+        if is_informative(verdict.label, verdict.reasons):
             one, chronic = verdict.named, None
             if one is not None and one.pattern == "chronic":
                 chronic = Straggler(who(one), where(one), one.ranks, 0, one.gain_s, verdict.step_s)
@@ -226,6 +226,8 @@ class Controller:
 
         ``switches`` are the groups of ranks that a remedy can be switched on.
         """
+        if not switches and not self._loop.trials:
+            return {}
         ledger = self._ledgers[self._attempt]
         now = JobNow(
             time_s=now_s,

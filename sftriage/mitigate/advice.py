@@ -14,20 +14,20 @@ stages, L links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import ceil
 from statistics import median
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.schedule import ScheduledStep, fewest_rounds, order_of, schedule_of
 from sftriage.mitigate.switching import SwitchStatus
-from sftriage.model.events import RemedyChanged
-from sftriage.model.verdicts import UNDECIDED
+from sftriage.model.events import Pipeline, RemedyChanged
 from sftriage.whatif.graph import Operations, graph_of, timeline
 from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 
@@ -39,31 +39,9 @@ NEARLY = 1e-3
 """For less than this share of a step, no more activations are held."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What a microbatch takes: seconds of a computation of each stage (S), and on each link (L).
-
-    A delay is, either way, from the end of a computation to where its output can be used. Stage i holds the activations
-    of ``most_S[i]`` microbatches (None: any).
-    """
-
-    forward_S: tuple[float, ...]
-    backward_S: tuple[float, ...]
-    delay_L: tuple[float, ...]
-    microbatches: int
-    most_S: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        n = len(self.forward_S)
-        most = self.most_S if self.most_S is not None else (1,) * n
-        if not n or (len(self.backward_S), len(self.delay_L), len(most)) != (n, n - 1, n) or self.microbatches < 1:
-            raise UsageError("a pipeline has a forward, a backward and a bound for each stage, and a link between two")
-        if min(self.forward_S) <= 0 or min((*self.backward_S, *self.delay_L)) < 0 or min(most) < 1:
-            raise UsageError("a computation takes time, a delay none or some, and a stage holds a microbatch at least")
-
-    @property
-    def undelayed(self) -> Pipeline:
-        return replace(self, delay_L=(0.0,) * len(self.delay_L))
+def undelayed(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline where no link delays anything."""
+    return msgspec.structs.replace(pipeline, delay_L=(0.0,) * len(pipeline.delay_L))
 
 
 def slow_link(pipeline: Pipeline) -> int | None:
@@ -172,7 +150,7 @@ def blocked(pipeline: Pipeline) -> Pipeline:
         tuple(own + sent for own, sent in zip(computed, sending, strict=True))
         for computed, sending in zip((pipeline.forward_S, pipeline.backward_S), sent_S, strict=True)
     )
-    return replace(pipeline.undelayed, forward_S=forward_S, backward_S=backward_S)
+    return msgspec.structs.replace(undelayed(pipeline), forward_S=forward_S, backward_S=backward_S)
 
 
 def pipeline_of(operations: Operations) -> Pipeline | None:
@@ -281,13 +259,8 @@ MIN_WINDOWS = 4
 """Of the recent windows at least so many, and half of them, name who is there to stay."""
 
 
-def tells(label: str, reasons: Iterable[str]) -> bool:
-    """Whether a verdict says anything of who is slow: none does where ranks are missing, are captured, or all wait."""
-    return label != "stalled" and UNDECIDED.isdisjoint(reasons)
-
-
 def straggler_in(recent: Sequence[Straggler | None], n_ranks: int) -> Straggler | None:
-    """The rank that has been slow for long, and is still, by the last `RECENT_WINDOWS` windows that `tells`; or None.
+    """The rank that has been slow for long, and is still, by the last `RECENT_WINDOWS` informative windows; or None.
 
     ``recent`` has the first suspect of each if that is a chronic one. Half of them name it, or the last `MIN_WINDOWS`
     do.
@@ -417,7 +390,7 @@ def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:
 
 def _of_pipeline(pipeline: Pipeline) -> Iterator[Remedy]:
     usual, ahead = one_f_one_b(pipeline), planned(pipeline)
-    now_s, ideal_s = step_s(pipeline, usual), step_s(pipeline.undelayed, usual)
+    now_s, ideal_s = step_s(pipeline, usual), step_s(undelayed(pipeline), usual)
     numbers = {"one_f_one_b_s": now_s, "ideal_s": ideal_s}
     adapted_s = step_s(pipeline, ahead)
     yield Remedy("pipeline", now_s - adapted_s, 0.0, {**numbers, "adapted_s": adapted_s}, ahead)

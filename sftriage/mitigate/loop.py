@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from sftriage.mitigate.advice import (
     MIN_SHARE,
-    Pipeline,
     Straggler,
     around,
     as_measured,
@@ -28,9 +27,10 @@ from sftriage.mitigate.advice import (
     planned,
     slow_link,
     step_s,
+    undelayed,
 )
 from sftriage.mitigate.switching import Setting, SwitchStatus
-from sftriage.model.events import PipelineFigures, RemedyChanged, RemedyReason, RemedyState
+from sftriage.model.events import Pipeline, RemedyChanged, RemedyReason, RemedyState
 from sftriage.policy.schema import Mitigate
 
 PARTS = (True, False, True, False)
@@ -273,7 +273,7 @@ def _ahead(
 ) -> tuple[RemedyChanged, float]:
     ahead_S, now_s = planned(pipeline), step_s(pipeline, one_f_one_b(pipeline))
     saves_s = now_s - step_s(pipeline, ahead_S)
-    costs_s = now_s - step_s(pipeline.undelayed, one_f_one_b(pipeline))
+    costs_s = now_s - step_s(undelayed(pipeline), one_f_one_b(pipeline))
     told = advised(
         remedy="pipeline",
         # (it is a straggler even where nothing can be done about it)
@@ -283,7 +283,7 @@ def _ahead(
         where="the pipeline",
         numbers={"delay_s": pipeline.delay_L[link], **_ways(switch, link), "step_s": now_s, "expected_s": saves_s},
         ahead_S=ahead_S,
-        pipeline=PipelineFigures(**{name: getattr(pipeline, name) for name in PipelineFigures.__struct_fields__}),
+        pipeline=pipeline,
     )
     return told, now_s
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
+from sftriage.errors import UsageError
 from sftriage.model import captures
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import JobStatus, ReadCounts, Window
@@ -218,14 +219,29 @@ began anew; or its trial was cut off.
 """
 
 
-class PipelineFigures(msgspec.Struct, frozen=True):
-    """What a pipeline's ranks measured of it, as `sftriage.mitigate.advice.Pipeline` has it, in seconds."""
+class Pipeline(msgspec.Struct, frozen=True):
+    """What a microbatch takes in a pipeline: seconds of a computation of each stage (S), and on each link (L).
+
+    A delay is, either way, from the end of a computation to where its output can be used. Stage i holds the activations
+    of ``most_S[i]`` microbatches (None: any).
+
+    Raises:
+        UsageError: there is no such pipeline.
+    """
 
     forward_S: tuple[float, ...]
     backward_S: tuple[float, ...]
     delay_L: tuple[float, ...]
     microbatches: int
-    most_S: tuple[int, ...]
+    most_S: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.forward_S)
+        most = self.most_S if self.most_S is not None else (1,) * n
+        if not n or (len(self.backward_S), len(self.delay_L), len(most)) != (n, n - 1, n) or self.microbatches < 1:
+            raise UsageError("a pipeline has a forward, a backward and a bound for each stage, and a link between two")
+        if min(self.forward_S) <= 0 or min((*self.backward_S, *self.delay_L)) < 0 or min(most) < 1:
+            raise UsageError("a computation takes time, a delay none or some, and a stage holds a microbatch at least")
 
 
 class RemedyChanged(_Event, tag="remedy", frozen=True):
@@ -252,7 +268,7 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
     switch: str = ""
     numbers: Mapping[str, float] = {}
     ahead_S: tuple[int, ...] = ()
-    pipeline: PipelineFigures | None = None
+    pipeline: Pipeline | None = None
 
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided

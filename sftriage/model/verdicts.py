@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -179,6 +179,11 @@ class Verdict:
     def named(self) -> Suspect | None:
         """Who is named; None where nobody is: the suspects of a window that is held are candidates and no more."""
         return self.suspects[0] if self.suspects and self.label in NAMING else None
+
+
+def is_informative(label: Label, reasons: Iterable[str]) -> bool:
+    """Whether a verdict shows anything of who is slow: none does where ranks are missing, captured, or all wait."""
+    return label != "stalled" and UNDECIDED.isdisjoint(reasons)
 
 
 @dataclass(frozen=True, slots=True)

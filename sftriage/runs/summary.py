@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from sftriage.errors import UsageError
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CostMeasured, JobPaused, RemedyChanged
+from sftriage.model.events import CostMeasured, JobPaused, Pipeline, RemedyChanged
+from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
 from sftriage.runs.decisions import DISTURBED, CaptureStatus, Note, WindowRow, picked, statuses
@@ -446,7 +446,7 @@ def _lived_with(view: View) -> Iterator[NextStep]:
 
 def _straggler_of(view: View) -> remedies.Straggler | None:
     """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
-    telling = (row for row in reversed(view.rows) if remedies.tells(row.label, row.reasons))
+    telling = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
     chronic = [
         remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
         if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
@@ -456,19 +456,14 @@ def _straggler_of(view: View) -> remedies.Straggler | None:
     return remedies.straggler_in(chronic[::-1], view.telemetry.world_size or 0)
 
 
-def _pipeline_of(view: View) -> remedies.Pipeline | None:
+def _pipeline_of(view: View) -> Pipeline | None:
     """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
     newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
-    if newest is None or newest.pipeline is None or newest.reason in ("gone", "restarted"):
-        return None
-    try:
-        return remedies.Pipeline(*msgspec.structs.astuple(newest.pipeline))
-    except UsageError:
-        return None
+    return None if newest is None or newest.reason in ("gone", "restarted") else newest.pipeline
 
 
 def advice_of_run(
-    view: View, messages: remedies.Messages | None = None, pipeline: remedies.Pipeline | None = None
+    view: View, messages: remedies.Messages | None = None, pipeline: Pipeline | None = None
 ) -> remedies.Advice:
     """What would help the run, by its own figures as far as no others are named."""
     straggler = _straggler_of(view)

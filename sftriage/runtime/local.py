@@ -64,7 +64,7 @@ class ThisHost(Agent):
 
     def switches(self) -> list[SwitchStatus]:
         """See `controller.agents.Fleet`: a group that extends to other hosts is not switched from here."""
-        return whole_groups(super().switches())
+        return whole_groups(found) if (found := super().switches()) else []
 
     def settled(self, agent: str, position: int) -> None:
         """This host sends nothing twice."""

@@ -7,7 +7,7 @@
                         └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
 Armed for a recurring step, it leaves the profiler alone until that step. Armed for many steps, it first records one
-(`Probe`) to learn how many fit into the allowed bytes without a stop and export that hold the rank up for too long.
+(`session.Probe`) to learn how many fit into the allowed bytes without a stop and export that hold the rank up too long.
 
 torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
 cannot be cut short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records
@@ -30,23 +30,36 @@ each side's on a cache line of its own::
 A client posts the next request when the last one has its result, so that no result is lost between two reads, and a
 client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.agent.executor`) reads and
 writes it as a file, and takes a lock (``flock``) while it posts.
+
+A rank also answers with its threads' stacks where py-spy may not read its process. A thread sleeps in one system call,
+on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken and no clock is set. A client writes a
+line into the pipe, a word of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole:
+``asked`` is that word, ``threads`` has the frames of each, innermost first, as ``py-spy dump --json`` has them. It
+comes as long as some thread can get the interpreter, and not from a rank that is stopped or hangs in native code that
+keeps it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from typing import Literal, get_args
 from zlib import crc32
 
+from sftriage.base.files import permit, write_atomically
 from sftriage.base.loops import start_thread
 from sftriage.errors import CaptureError
 from sftriage.log import warn
@@ -59,39 +72,22 @@ from sftriage.trainer.session import (
     OPTIONS,
     STACK_OPTIONS,
     NvtxSession,
+    Probe,
     ProfilerGuard,
     SampledSession,
     Session,
+    StepSizes,
     TorchSession,
-    create_spooled,
+    TraceCost,
 )
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
 
-PROBED_STEPS = 10
-"""A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
-options, which multiply what a step leaves, any capture of more than one step has."""
-
-MAX_STALL_S = 2.0
-"""How long the stop and the export of a capture may hold its rank up, and with it its group; longer ones are cut.
-
-Torch reads every event when it stops, and when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
-"""
-
-_ROOM_FRACTION = 0.9
-"""Of the bytes allowed, what is planned with: no step is quite like another."""
-
-_GROWTH = 1.5
-"""How much longer a step holds the rank up in a larger trace than in the measured one.
-
-With 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
-"""
-
-_BLANKS = 2
-"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
-
-Options = tuple[tuple[str, object], ...]
+ASKS, ANSWER = "asks", "stacks"
+MAX_WORD_BYTES = 128
+MAX_THREADS, MAX_FRAMES = 512, 256
+_END = b"\0"
 
 State = Literal["idle", "armed", "recording", "exporting"]
 
@@ -105,115 +101,6 @@ STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
 STATES: tuple[State, ...] = get_args(State)
 REQUEST_AT = HEADER_BYTES
 RESULT_AT = HEADER_BYTES + MAX_MESSAGE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class TraceCost:
-    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
-
-    ``fixed_s`` are those of a trace without any step, as far as they are known.
-    """
-
-    steps: int
-    size_bytes: int
-    stall_s: float
-    fixed_s: float = 0.0
-
-
-class StepSizes:
-    """What a step takes, by the profiler's options, as measured last."""
-
-    def __init__(self) -> None:
-        self._measured: dict[Options, TraceCost] = {}
-
-    def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
-        """Keep what was measured with these options; what is fixed stays where it was not measured again."""
-        before = self._measured.get(_key(options))
-        if measured.steps > 0 and measured.size_bytes > 0:
-            fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
-            self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
-
-    def wants_probe(self, request: CaptureRequest) -> bool:
-        """Whether to record a step before a capture, to learn what it takes."""
-        key = _key(request.options)
-        return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
-
-    def limit(self, request: CaptureRequest) -> tuple[int, str]:
-        """How many steps a capture may have, and why no more ("": it may have all).
-
-        Raises:
-            CaptureError: a single step does not fit into its bytes.
-        """
-        measured = self._measured.get(_key(request.options))
-        if measured is None:
-            return request.steps, ""
-        step_bytes = measured.size_bytes / measured.steps
-        if step_bytes > request.max_bytes:
-            raise CaptureError(
-                f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
-            )
-        fit = int(_ROOM_FRACTION * request.max_bytes / step_bytes)
-        limits = (
-            (request.steps, ""),
-            (max(1, fit), f"more would not fit into {request.max_bytes} bytes"),
-            (max(1, _in_time(measured)), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
-        )
-        return min(limits, key=lambda limit: limit[0])
-
-
-class Probe:
-    """One step recorded before a capture and thrown away, to learn what a step takes.
-
-    ``session`` makes a session with the capture's options. The training thread has spent ``took_s`` on it so far.
-    """
-
-    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
-        self._make, self._spool, self._capture_id = session, spool, capture_id
-        self._session: TorchSession | None = None
-        self._fixed_s = self.took_s = 0.0
-
-    def start(self, number: int) -> None:
-        began_s = time.monotonic()
-        for _ in range(_BLANKS):
-            blank = self._started(number)
-            blank.stop()
-            self._trace_bytes(blank)
-            self._fixed_s = blank.stall_s
-        self._started(number)
-        self.took_s += time.monotonic() - began_s
-
-    def finish(self) -> TraceCost:
-        """Stop after the step, or raise a CaptureError if nothing could be written."""
-        began_s = time.monotonic()
-        session = self._session
-        assert session is not None, "a probe is started before it is finished"
-        session.stop()
-        size_bytes = self._trace_bytes(session)
-        self.took_s += time.monotonic() - began_s
-        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
-
-    def stop(self) -> None:
-        if self._session is not None:
-            self._session.stop()
-
-    def _started(self, number: int) -> TorchSession:
-        # Kept before anything is done with it: whatever fails, `stop` finds it.
-        self._session = session = self._make()
-        session.prepare()
-        session.start(self._capture_id, number, {})
-        return session
-
-    def _trace_bytes(self, session: TorchSession) -> int:
-        path = self._spool / f"{self._capture_id}.probe"
-        create_spooled(path)
-        try:
-            session.export(str(path))
-            size_bytes = path.stat().st_size
-        finally:
-            path.unlink(missing_ok=True)
-        if not size_bytes:
-            raise CaptureError("the trace was not written whole; the disk may be full")
-        return size_bytes
 
 
 @dataclass(slots=True)
@@ -570,12 +457,61 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
 
 
-def _in_time(measured: TraceCost) -> int:
-    """How many steps should hold the rank up for `MAX_STALL_S` at most."""
-    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
-    steps = (MAX_STALL_S - measured.fixed_s) / step_s if step_s > 0.0 else sys.maxsize
-    return int(steps if steps <= measured.steps else max(measured.steps, steps / _GROWTH))
+class Answering:
+    """The pipe of one rank, and the thread that sleeps on it.
+
+    Raises:
+        OSError: there can be no pipe.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo) -> None:
+        self._pid = info.pid
+        self._asks, self._answer = (directory / info.file_name(kind) for kind in (ASKS, ANSWER))
+        self._asks.unlink(missing_ok=True)
+        os.mkfifo(self._asks, 0o600)
+        # For both: it is never at its end, however many come and go.
+        self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
+        permit(self._descriptor)
+        start_thread("answers", self._run)
+
+    def close(self) -> None:
+        for path in (self._asks, self._answer):
+            path.unlink(missing_ok=True)
+        # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)
+        room = select.poll()  # (select() takes no descriptor over 1,023, of which a trainer may have as many)
+        room.register(self._descriptor, select.POLLOUT)
+        if room.poll(0):
+            os.write(self._descriptor, _END)
+
+    def abandon(self) -> None:
+        """Let go of the pipe in a forked child: thread and files are its parent's."""
+        os.close(self._descriptor)
+
+    def _run(self) -> None:
+        # Signals are for the program's threads: one that came here would not interrupt what its main thread waits in.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(Exception):
+            while _END not in (word := os.read(self._descriptor, MAX_WORD_BYTES)):
+                stacks = _threads(self._pid, leave_out=threading.get_ident())
+                with contextlib.suppress(OSError, ValueError):
+                    text = json.dumps({"asked": word.decode("ascii", "replace").strip(), "threads": stacks})
+                    write_atomically(self._answer, text, mode=None, synced=False)
+        os.close(self._descriptor)
 
 
-def _key(options: Mapping[str, object]) -> Options:
-    return tuple(sorted((name, value) for name, value in options.items() if value and name not in STACK_OPTIONS))
+def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
+    known = {one.ident: one for one in threading.enumerate()}
+    return [
+        {
+            "pid": pid,
+            "thread_id": ident,
+            "thread_name": getattr(known.get(ident), "name", None),
+            "os_thread_id": getattr(known.get(ident), "native_id", None),
+            "frames": [
+                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": line}
+                for one, line in islice(walk_stack(frame), MAX_FRAMES)
+            ],
+        }
+        for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
+        if ident != leave_out
+    ]

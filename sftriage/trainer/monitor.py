@@ -27,12 +27,11 @@ from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
 from sftriage.model.windows import StageSchema
 from sftriage.trainer import moments
-from sftriage.trainer.executor import CaptureExecutor, Mailbox
+from sftriage.trainer.executor import Answering, CaptureExecutor, Mailbox
 from sftriage.trainer.gradients import watch_model
 from sftriage.trainer.layout import MAX_SLOTS, RingInfo, bounded_text, claim
 from sftriage.trainer.recording import Recording
 from sftriage.trainer.session import SPOOL, torch_distributed
-from sftriage.trainer.stacks import Answering
 
 if TYPE_CHECKING:
     import torch

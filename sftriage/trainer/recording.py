@@ -25,13 +25,12 @@ from sftriage.errors import RingError, SchemaError
 from sftriage.log import warn
 from sftriage.model.windows import OTHER, StageSchema
 from sftriage.trainer import layout, moments
-from sftriage.trainer.executor import CaptureExecutor
+from sftriage.trainer.executor import Answering, CaptureExecutor
 from sftriage.trainer.layout import RingFile, bounded_text
 from sftriage.trainer.moments import NEVER, Form, Log
 
 if TYPE_CHECKING:
     from sftriage.trainer.gradients import GradientWatch
-    from sftriage.trainer.stacks import Answering
 
 IN_FLIGHT = 64
 """Steps whose events may be on their way: a host that runs further ahead of its GPU leaves steps out."""

@@ -1,6 +1,6 @@
 """What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys; its trace in the spool.
 
-Nothing here decides when: that is `executor`.
+Nothing here decides when: that is `executor`. `StepSizes` says how many steps a trace may have.
 
 There is one profiler a process, and starting a second Kineto session beside one that is only warming up can end the
 process, not raise. So the three entry points that every torch profiler goes through are wrapped (`ProfilerGuard`), to
@@ -16,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
@@ -439,3 +440,148 @@ def ends_whole(trace: Path) -> bool:
         return at >= 0 and bool(json.loads(b"{" + tail[at:]))
     except ValueError:
         return at >= 0 and re.search(rb'[^,:{\s]\s*"\s*\}\s*\Z', tail[at + len(_LAST_KEY) :]) is not None
+
+
+PROBED_STEPS = 10
+"""A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
+options, which multiply what a step leaves, any capture of more than one step has."""
+
+MAX_STALL_S = 2.0
+"""How long the stop and the export of a capture may hold its rank up, and with it its group; longer ones are cut.
+
+Torch reads every event when it stops, and when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
+"""
+
+_ROOM_FRACTION = 0.9
+"""Of the bytes allowed, what is planned with: no step is quite like another."""
+
+_GROWTH = 1.5
+"""How much longer a step holds the rank up in a larger trace than in the measured one.
+
+With 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
+"""
+
+_BLANKS = 2
+"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
+
+Options = tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCost:
+    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
+
+    ``fixed_s`` are those of a trace without any step, as far as they are known.
+    """
+
+    steps: int
+    size_bytes: int
+    stall_s: float
+    fixed_s: float = 0.0
+
+
+class StepSizes:
+    """What a step takes, by the profiler's options, as measured last."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Options, TraceCost] = {}
+
+    def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
+        """Keep what was measured with these options; what is fixed stays where it was not measured again."""
+        before = self._measured.get(_key(options))
+        if measured.steps > 0 and measured.size_bytes > 0:
+            fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
+            self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
+
+    def wants_probe(self, request: CaptureRequest) -> bool:
+        """Whether to record a step before a capture, to learn what it takes."""
+        key = _key(request.options)
+        return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
+
+    def limit(self, request: CaptureRequest) -> tuple[int, str]:
+        """How many steps a capture may have, and why no more ("": it may have all).
+
+        Raises:
+            CaptureError: a single step does not fit into its bytes.
+        """
+        measured = self._measured.get(_key(request.options))
+        if measured is None:
+            return request.steps, ""
+        step_bytes = measured.size_bytes / measured.steps
+        if step_bytes > request.max_bytes:
+            raise CaptureError(
+                f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
+            )
+        fit = int(_ROOM_FRACTION * request.max_bytes / step_bytes)
+        limits = (
+            (request.steps, ""),
+            (max(1, fit), f"more would not fit into {request.max_bytes} bytes"),
+            (max(1, _in_time(measured)), f"more would hold the rank up for over {MAX_STALL_S:g} s"),
+        )
+        return min(limits, key=lambda limit: limit[0])
+
+
+class Probe:
+    """One step recorded before a capture and thrown away, to learn what a step takes.
+
+    ``session`` makes a session with the capture's options. The training thread has spent ``took_s`` on it so far.
+    """
+
+    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
+        self._make, self._spool, self._capture_id = session, spool, capture_id
+        self._session: TorchSession | None = None
+        self._fixed_s = self.took_s = 0.0
+
+    def start(self, number: int) -> None:
+        began_s = monotonic()
+        for _ in range(_BLANKS):
+            blank = self._started(number)
+            blank.stop()
+            self._trace_bytes(blank)
+            self._fixed_s = blank.stall_s
+        self._started(number)
+        self.took_s += monotonic() - began_s
+
+    def finish(self) -> TraceCost:
+        """Stop after the step, or raise a CaptureError if nothing could be written."""
+        began_s = monotonic()
+        session = self._session
+        assert session is not None, "a probe is started before it is finished"
+        session.stop()
+        size_bytes = self._trace_bytes(session)
+        self.took_s += monotonic() - began_s
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, number: int) -> TorchSession:
+        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        self._session = session = self._make()
+        session.prepare()
+        session.start(self._capture_id, number, {})
+        return session
+
+    def _trace_bytes(self, session: TorchSession) -> int:
+        path = self._spool / f"{self._capture_id}.probe"
+        create_spooled(path)
+        try:
+            session.export(str(path))
+            size_bytes = path.stat().st_size
+        finally:
+            path.unlink(missing_ok=True)
+        if not size_bytes:
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        return size_bytes
+
+
+def _in_time(measured: TraceCost) -> int:
+    """How many steps should hold the rank up for `MAX_STALL_S` at most."""
+    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
+    steps = (MAX_STALL_S - measured.fixed_s) / step_s if step_s > 0.0 else sys.maxsize
+    return int(steps if steps <= measured.steps else max(measured.steps, steps / _GROWTH))
+
+
+def _key(options: Mapping[str, object]) -> Options:
+    return tuple(sorted((name, value) for name, value in options.items() if value and name not in STACK_OPTIONS))

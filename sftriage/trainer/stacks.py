@@ -2,13 +2,6 @@
 
 Beside the profiles, under ``sftriage``, are columns with a row for each look at all threads: its step and stage, and
 how long every thread has run and has waited for a core. Each of the DataLoader's workers has rows and profiles too.
-
-A rank also answers with its threads' stacks where py-spy may not read its process. A thread sleeps in one system call,
-on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken and no clock is set. A client writes a
-line into the pipe, a word of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole:
-``asked`` is that word, ``threads`` has the frames of each, innermost first, as ``py-spy dump --json`` has them. It
-comes as long as some thread can get the interpreter, and not from a rank that is stopped or hangs in native code that
-keeps it.
 """
 
 from __future__ import annotations
@@ -18,29 +11,16 @@ import gc
 import json
 import linecache
 import os
-import select
-import signal
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice, pairwise
-from pathlib import Path
+from itertools import pairwise
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns, thread_time_ns
-from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
-
-from sftriage.base.files import permit, write_atomically
-from sftriage.base.loops import start_thread
-from sftriage.trainer.layout import RingInfo
-
-ASKS, ANSWER = "asks", "stacks"
-MAX_WORD_BYTES = 128
-MAX_THREADS, MAX_FRAMES = 512, 256
-_END = b"\0"
 
 MAX_SAMPLES = 50_000
 """Of all threads together; with so many it ends by itself."""
@@ -130,7 +110,7 @@ class Stacks:
     def close(self) -> None:
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collects)
-        with _forks.none:
+        with _no_fork:
             for schedstat in self._schedstats.values():
                 schedstat.close()
             self._wchan.close()
@@ -198,7 +178,7 @@ class Stacks:
             self._names[thread] = known.name if known is not None else f"thread {thread}"
             # (for the main thread of a forked process, threading has the id from before the fork)
             native_id = os.getpid() if known is threading.main_thread() else getattr(known, "native_id", None)
-            with _forks.none:
+            with _no_fork:
                 found = self._schedstats[thread] = _TaskFile(native_id, "schedstat")
                 if thread == self._first:
                     self._wchan = _TaskFile(native_id, "wchan")
@@ -254,66 +234,6 @@ def _source_of(frames: Iterable[tuple[str, str, int]]) -> list[str]:
     finally:
         for file in set(linecache.cache) - known:
             linecache.cache.pop(file, None)
-
-
-class Answering:
-    """The pipe of one rank, and the thread that sleeps on it.
-
-    Raises:
-        OSError: there can be no pipe.
-    """
-
-    def __init__(self, directory: Path, info: RingInfo) -> None:
-        self._pid = info.pid
-        self._asks, self._answer = (directory / info.file_name(kind) for kind in (ASKS, ANSWER))
-        self._asks.unlink(missing_ok=True)
-        os.mkfifo(self._asks, 0o600)
-        # For both: it is never at its end, however many come and go.
-        self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
-        permit(self._descriptor)
-        start_thread("answers", self._run)
-
-    def close(self) -> None:
-        for path in (self._asks, self._answer):
-            path.unlink(missing_ok=True)
-        # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)
-        room = select.poll()  # (select() takes no descriptor over 1,023, of which a trainer may have as many)
-        room.register(self._descriptor, select.POLLOUT)
-        if room.poll(0):
-            os.write(self._descriptor, _END)
-
-    def abandon(self) -> None:
-        """Let go of the pipe in a forked child: thread and files are its parent's."""
-        os.close(self._descriptor)
-
-    def _run(self) -> None:
-        # Signals are for the program's threads: one that came here would not interrupt what its main thread waits in.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with contextlib.suppress(Exception):
-            while _END not in (word := os.read(self._descriptor, MAX_WORD_BYTES)):
-                stacks = _threads(self._pid, leave_out=threading.get_ident())
-                with contextlib.suppress(OSError, ValueError):
-                    text = json.dumps({"asked": word.decode("ascii", "replace").strip(), "threads": stacks})
-                    write_atomically(self._answer, text, mode=None, synced=False)
-        os.close(self._descriptor)
-
-
-def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
-    known = {one.ident: one for one in threading.enumerate()}
-    return [
-        {
-            "pid": pid,
-            "thread_id": ident,
-            "thread_name": getattr(known.get(ident), "name", None),
-            "os_thread_id": getattr(known.get(ident), "native_id", None),
-            "frames": [
-                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": line}
-                for one, line in islice(walk_stack(frame), MAX_FRAMES)
-            ],
-        }
-        for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
-        if ident != leave_out
-    ]
 
 
 class _TaskFile:
@@ -411,31 +331,16 @@ def _profile(
     }
 
 
-FORK_WAITS_S = 1.0
-"""How long a fork waits at most until a file is open and known, or closed."""
-
-
-class _Forks(threading.local):
-    """Keeps forks out of the time between the opening of a file and its note: a child could not close it."""
-
-    none = threading.Lock()  # held while there is to be no fork; of all threads
-    waited = False  # this thread forks, and holds it
-
-    def before(self) -> None:
-        self.waited = self.none.acquire(timeout=FORK_WAITS_S)
-
-    def after_in_parent(self) -> None:
-        if self.waited:
-            self.waited = False
-            self.none.release()
-
-    def after_in_child(self) -> None:
-        _Forks.none, self.waited = threading.Lock(), False
-        for stacks in list(_taken):
-            stacks.close()
-
-
-_forks = _Forks()
 _taken: weakref.WeakSet[Stacks] = weakref.WeakSet()
 
-os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child)
+# Held while a file is opened or closed, and by a thread that forks: a child closes all that are open.
+_no_fork = threading.RLock()
+
+
+def _in_child() -> None:
+    for stacks in list(_taken):
+        stacks.close()
+    _no_fork.release()
+
+
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child)

@@ -16,7 +16,7 @@ from sftriage.model.events import (
     EvidenceGathered,
     JobPaused,
     NamedPolicy,
-    PipelineFigures,
+    Pipeline,
     PolicyChanged,
     RemedyChanged,
     RingGivenUp,
@@ -241,7 +241,7 @@ def hosts(path: Path, watch: Watch = lambda seen: None) -> Made:
     tried = {"on_s": 0.12, "off_s": 0.13, "saves_s": 0.01, "error_s": 0.001, "on_steps": 20.0, "off_steps": 20.0}
     record(RemedyChanged(now_s + 9, remedy="stragglar", state="trying", reason="worthwhile", **about))
     record(RemedyChanged(now_s + 10, remedy="stragglar", state="kept", reason="helps", numbers=tried, **about))
-    link = PipelineFigures((0.01,) * 4, (0.02,) * 4, (0.001, 0.02, 0.001), microbatches=8, most_S=(8,) * 4)
+    link = Pipeline((0.01,) * 4, (0.02,) * 4, (0.001, 0.02, 0.001), microbatches=8, most_S=(8,) * 4)
     about |= {"who": "the link between ranks 1 and 2", "rank": 1, "switch": "h"}
     numbers = {"delay_s": 0.02}
     advised = {"state": "advised", "reason": "not_allowed", "numbers": numbers, "pipeline": link}

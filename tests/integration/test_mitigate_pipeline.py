@@ -9,7 +9,8 @@ from torch.distributed.pipelining import schedules
 
 from sftriage.errors import UsageError
 from sftriage.mitigate.adapted import _RECEIVES, _SENDS, HostTransfers, adapted_schedule, attach, is_known
-from sftriage.mitigate.advice import Pipeline, absorbing, one_f_one_b, order_of, planned
+from sftriage.mitigate.advice import absorbing, one_f_one_b, order_of, planned
+from sftriage.model.events import Pipeline
 from tests.integration.processes import FORKED, JOBS, output_of
 
 JOB = JOBS / "delayed_pipeline.py"

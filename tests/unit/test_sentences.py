@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import sftriage
-from sftriage.mitigate.advice import Messages, Pipeline, Straggler, advice_of
+from sftriage.mitigate.advice import Messages, Straggler, advice_of
 from sftriage.model.captures import (
     CaptureRequest,
     CaptureResult,
@@ -42,6 +42,7 @@ from sftriage.model.events import (
     JournalCompacted,
     ManualRequestDecided,
     NamedPolicy,
+    Pipeline,
     PolicyChanged,
     RemedyChanged,
     RingGivenUp,
@@ -488,7 +489,11 @@ def remedies() -> Rows:
         "hardly late": (replace(late, late_s=1e-4), messages, None),
         "one of two": (replace(late, n_ranks=2, ranks=(1,)), messages, None),
         "a slow link": (None, None, pipeline),
-        "a link of which nothing is left to absorb": (None, None, replace(pipeline, delay_L=(0.0, 1e-6, 0.0))),
+        "a link of which nothing is left to absorb": (
+            None,
+            None,
+            Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 1e-6, 0.0), 16),
+        ),
     }
     for what, given in asked.items():
         for line in advice_lines(advice_of(*given)):

@@ -1,6 +1,11 @@
-"""The seams `forward` and `optimizer`: hooks on models, and before and after an optimizer's step.
+"""What the seams put into torch: functions that are replaced by ours around them, and hooks of models and optimizers.
 
-Those on models leave no trace in what is copied, pickled or compiled of these.
+None gets in the way of what it is put around. Hooks on models leave no trace in what is copied, pickled or compiled of
+these.
+
+The seam `exchange`: a rank waits for others in a collective of torch.distributed, wherever it is called, if the call
+blocks, and in the wait for a call with ``async_op=True``. That time is the stage ``exchange``, which may lie inside any
+other stage, whose own time is without it.
 """
 
 from __future__ import annotations
@@ -9,9 +14,14 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from sftriage.errors import without_our_frames
 from sftriage.trainer.seams import models
+from sftriage.trainer.seams.models import C10D
+from sftriage.trainer.seams.steps import EXCHANGE
 
 if TYPE_CHECKING:
     from sftriage.trainer.seams.patches import Seams
@@ -20,6 +30,190 @@ AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER = range(5)
 """What the form in C makes: something around a function, or a hook of an optimizer's step, or of a model."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """What replaces a hook in copies and pickles: it takes any arguments, does nothing, and exists in every Python."""
+
+_COLLECTIVES = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single", "_all_gather_base"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
+    *("broadcast", "_broadcast_coalesced", "gather", "recv", "reduce", "scatter", "send"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base"),
+)
+"""Of torch.distributed, as far as this torch has them. Those for objects call these, and all that wait call Work.wait.
+(On a device, a call that blocks may have done its work before that.)"""
+
+REMAPS = "torch.distributed._functional_collectives"
+"""Where the compiler looks up what it makes of a collective, by the called function."""
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class Replaced:
+    """Functions of torch that are replaced, until `undo`."""
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        # Functions that are stages: owner, name, stage, original, and what replaces it.
+        self.stages: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def undo(self) -> None:
+        undo, self._undo = self._undo, []
+        for one in reversed(undo):
+            with contextlib.suppress(Exception):
+                one()
+
+    def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] = _nothing) -> None:
+        """Make a function of torch a stage. Until the job is in its stride, ``seen`` gets its result."""
+        original, steps = getattr(owner, name), self._seams.steps
+
+        def begins(*_: object, **__: object) -> bool:
+            return steps.enter(stage)
+
+        def ended(answer: object, *_: object) -> None:
+            seen(answer)
+            steps.leave(stage)
+
+        staged = self.around(original, stage, begins, ended)
+        self.put(owner, name, staged)
+        self.stages.append((owner, name, stage, original, staged))
+
+    def wrap(
+        self, owner: Any, name: str, seam: str, begins: Callable[..., bool], ended: Callable[..., None] = _nothing
+    ) -> None:
+        """Put these around what is there, until `undo`; see `around`."""
+        self.put(owner, name, self.around(getattr(owner, name), seam, begins, ended))
+
+    def put(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
+        """Replace what is there, until `undo`, unless it was replaced again meanwhile."""
+        old = getattr(owner, name)
+        own = name in vars(owner)
+
+        def undo() -> None:
+            if vars(owner).get(name) is new:
+                if own:
+                    setattr(owner, name, old)
+                else:
+                    delattr(owner, name)
+
+        setattr(owner, name, new)
+        self._undo.append(undo)
+
+    def around(
+        self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
+    ) -> Callable[..., Any]:
+        """The original, after ``begins``, and before ``ended`` with its result if ``begins`` returned true."""
+        seams = self._seams
+        on, fail, tracing = seams.on, seams.fail, seams.tracing
+        uncompiled(begins, ended, seams.steps.enter, seams.steps.leave)
+
+        @wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if tracing() or name not in on:
+                return original(*args, **kwargs)
+            begun, answer = False, None
+            try:
+                try:
+                    begun = begins(*args, **kwargs)
+                except Exception as error:
+                    fail(name, error)
+                try:
+                    answer = original(*args, **kwargs)
+                    return answer
+                finally:
+                    if begun:
+                        try:
+                            ended(answer, *args)
+                        except Exception as error:
+                            fail(name, error)
+            except BaseException as error:
+                # A traceback shows the script and torch alone, also where a signal's handler raised in our code.
+                error.__traceback__ = without_our_frames(error.__traceback__)
+                raise
+
+        uncompiled(around)
+        return around
+
+
+def uncompiled(*functions: Any) -> None:
+    """Keep the compiler from compiling these functions where they run within a compiled one's broken graph."""
+    compiler: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
+    codes = [one.__code__ for one in functions if hasattr(one, "__code__")]
+    if hasattr(compiler, "skip_code"):
+        for code in codes:
+            compiler.skip_code(code)
+    elif hasattr(compiler, "set_code_exec_strategy"):
+        actions = compiler._FrameAction
+        alone = compiler._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+        for code in codes:
+            compiler.set_code_exec_strategy(code, alone)
+
+
+class Exchanges:
+    """The collectives of this process."""
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self.seen: dict[tuple[str, str], int] = {}  # calls by name and open stage
+        # Stages that wait for other ranks as a whole: exchanges inside them are not timed.
+        self.within: frozenset[str] = frozenset()
+        self.in_backward = False  # some were called there, in a thread of autograd, where no time can be noted
+        self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def put_in(self) -> None:
+        distributed = sys.modules["torch.distributed"]
+        for name in _COLLECTIVES if distributed.is_available() else ():
+            owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]
+            originals = [getattr(owner, name) for owner in owners]
+            for owner, original in zip(owners, originals, strict=True):
+                if original is originals[0]:
+                    if original not in self._wrapped:
+                        self._wrapped[original] = self._waiting(original, name)
+                    self._seams.replaced.put(owner, name, self._wrapped[original])
+        if C10D in sys.modules:
+            for owner in (sys.modules[C10D].Work, sys.modules["torch"]._C.Future):
+                self._seams.replaced.put(owner, "wait", self._waiting(owner.wait, "wait"))
+        if REMAPS in sys.modules:
+            self.remaps()
+
+    def remaps(self) -> None:
+        """The module has been imported that says what the compiler makes of collectives, and waits for them."""
+        with self._seams.guarded(EXCHANGE):
+            # (the compiler makes the same of a collective and its wrapper, whichever of the two it knows)
+            known = getattr(sys.modules[REMAPS], "traceable_collective_remaps", {})
+            for original, wrapper in self._wrapped.items():
+                found = known.get(original, known.get(wrapper))
+                if found is not None:
+                    known[original] = known[wrapper] = found
+            waiting = self._waiting(sys.modules[REMAPS].wait_tensor, "wait")
+            self._seams.replaced.put(sys.modules[REMAPS], "wait_tensor", waiting)
+
+    def _waiting(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        steps, seen, begun = self._seams.steps, self.seen, f"{name} (async)"
+        at = _place(original, "async_op")
+
+        def begins(*args: Any, **kwargs: Any) -> bool:
+            stage = steps.opened[-1] if steps.opened else "other"
+            if stage == EXCHANGE:
+                return False
+            later = kwargs.get("async_op") or (len(args) > at and args[at])
+            key = begun if later else name, stage
+            seen[key] = seen.get(key, 0) + 1
+            if later or stage in self.within:
+                return False
+            entered = steps.enter(EXCHANGE)
+            self.in_backward |= stage == "backward" and not entered
+            return entered
+
+        return self._seams.replaced.around(original, EXCHANGE, begins, lambda *_: steps.leave(EXCHANGE))
+
+
+def _place(function: Callable[..., Any], parameter: str) -> int:
+    """The position of a function's parameter; past all of them if it has no such one."""
+    try:
+        return list(signature(function).parameters).index(parameter)
+    except ValueError:  # (also for a function that is not Python's)
+        return sys.maxsize
 
 
 class Models:
@@ -34,7 +228,7 @@ class Models:
         """Put the seam in; the models are found later."""
         for owner, name in ((sys.modules["torch"], "compile"), (sys.modules.get("torch.export"), "export")):
             if hasattr(owner, name):
-                self._seams.replaced.wrap(owner, name, self._compiling)
+                self._seams.replaced.wrap(owner, name, "forward", self._compiles)
 
     def take_out(self) -> None:
         for model in self._hooked:
@@ -50,7 +244,7 @@ class Models:
                 self._hooked += [_Model(seams, one) for one in (module, models.wrapped(module)) if one is not None]
             jit = sys.modules["torch"].jit
             if hasattr(jit, "script"):
-                seams.replaced.wrap(jit, "script", self._scripting)
+                seams.replaced.wrap(jit, "script", "forward", self._scripts, self._scripted)
 
     def look_inside(self) -> None:
         """Replace models that are not called, such as containers, by their parts."""
@@ -74,31 +268,23 @@ class Models:
             for model in self._hooked:
                 model.settle(made)
 
-    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiles(self, *_: object, **__: object) -> bool:
         """``torch.compile`` and ``torch.export.export`` read a model with its hooks, which must be Python's."""
+        if not self._may_be_compiled:
+            self._may_be_compiled = True
+            for model in self._hooked:
+                model.change(*model.own_hooks())
+        return False
 
-        def begins(*_: object, **__: object) -> bool:
-            if not self._may_be_compiled:
-                self._may_be_compiled = True
-                for model in self._hooked:
-                    model.change(*model.own_hooks())
-            return False
-
-        return self._seams.replaced.around(original, "forward", begins)
-
-    def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _scripts(self, *_: object, **__: object) -> bool:
         """``torch.jit.script`` would compile our hooks: they are removed while it works."""
+        for model in self._hooked:
+            model.unhook()
+        return True
 
-        def begins(*_: object, **__: object) -> bool:
-            for model in self._hooked:
-                model.unhook()
-            return True
-
-        def ended(*_: object) -> None:
-            for model in self._hooked:
-                model.hook()
-
-        return self._seams.replaced.around(original, "forward", begins, ended)
+    def _scripted(self, *_: object) -> None:
+        for model in self._hooked:
+            model.hook()
 
 
 class _Model:
@@ -224,7 +410,8 @@ class Optimizers:
     def put_in(self) -> None:
         replaced, torch = self._seams.replaced, sys.modules["torch"]
         self._hook(self._begins, self._ended)
-        replaced.wrap(sys.modules["torch.amp.grad_scaler"].GradScaler, "step", self._scaling)
+        scaler = sys.modules["torch.amp.grad_scaler"].GradScaler
+        replaced.wrap(scaler, "step", "optimizer", self._scaled_step_begins, self._scaled_step_ended)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
         original = clipping.clip_grad_norm_
         replaced.stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
@@ -259,19 +446,14 @@ class Optimizers:
     def _step_ended(self, optimizer: Any, *_: object) -> None:
         self._seams.steps.optimizer_ended(id(optimizer))
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _scaled_step_begins(self, _scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
         """``GradScaler.step(optimizer)`` does not call the optimizer's step if gradients are infinite."""
-        steps = self._seams.steps
+        # (apart from the optimizer's own step, which is inside this one)
+        self._seams.steps.optimizer_begins(-id(optimizer))
+        return True
 
-        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
-            # (apart from the optimizer's own step, which is inside this one)
-            steps.optimizer_begins(-id(optimizer))
-            return True
-
-        def ended(_answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
-            steps.optimizer_ended(-id(optimizer))
-
-        return self._seams.replaced.around(original, "optimizer", begins, ended)
+    def _scaled_step_ended(self, _answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
+        self._seams.steps.optimizer_ended(-id(optimizer))
 
     def _clips(self, norm: object) -> None:
         """Clipping by norm is part of the optimizer, and under FSDP an exchange between the ranks."""

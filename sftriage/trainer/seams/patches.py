@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.log import warn
 from sftriage.trainer.seams import models
-from sftriage.trainer.seams.hooks import AROUND, Models, Optimizers
-from sftriage.trainer.seams.replaced import REMAPS, Exchanges, Replaced, uncompiled
+from sftriage.trainer.seams.hooks import AROUND, REMAPS, Exchanges, Models, Optimizers, Replaced, uncompiled
 from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Seams:
             ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
             ("data", self._data),
             (EXCHANGE, self.exchanges.put_in),
-            (CHECKPOINT, lambda: self.replaced.wrap(self._torch, "save", self._noting(CHECKPOINT))),
+            (CHECKPOINT, lambda: self.replaced.wrap(self._torch, "save", CHECKPOINT, self._saves)),
             ("forward", self.models.put_in),
         ):
             if name in self.on:
@@ -122,36 +121,30 @@ class Seams:
                 saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
-                        self.replaced.wrap(saver, name, self._noting(CHECKPOINT))
+                        self.replaced.wrap(saver, name, CHECKPOINT, self._saves)
 
     def evaluates(self) -> None:
         if EVALUATION in self.on:
-            self.fired[EVALUATION] += 1
-            self.steps.note(EVALUATION)
+            self._note(EVALUATION)
+
+    def _note(self, kind: str) -> None:
+        self.fired[kind] += 1
+        self.steps.note(kind)
+
+    def _saves(self, *_: object, **__: object) -> bool:
+        self._note(CHECKPOINT)
+        return False
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-
-        def begins(*_: object, **__: object) -> bool:
-            # (the loop may then call parts of the model instead of the model)
-            if self.steps.monitor is not None and self.models.set_to_evaluate():
-                self.evaluates()
-            return self.steps.enter("data")
-
-        def ended(*_: object) -> None:
-            self.steps.leave("data")
-
-        iterated = loader.DataLoader.__iter__
-        self.replaced.put(loader.DataLoader, "__iter__", self.replaced.around(iterated, "data", begins, ended))
+        self.replaced.wrap(loader.DataLoader, "__iter__", "data", self._loads, lambda *_: self.steps.leave("data"))
         self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
-    def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object, **__: object) -> bool:
-            self.fired[kind] += 1
-            self.steps.note(kind)
-            return False
-
-        return lambda original: self.replaced.around(original, kind, begins)
+    def _loads(self, *_: object, **__: object) -> bool:
+        # (the loop may then call parts of the model instead of the model)
+        if self.steps.monitor is not None and self.models.set_to_evaluate():
+            self.evaluates()
+        return self.steps.enter("data")
 
     def _begin(self) -> Monitor | None:
         """The first round has ended, which shows what is trained: make a monitor for it."""
@@ -222,8 +215,7 @@ class Seams:
             self.compiled = compiled
             if self.steps.counting is not None:
                 self.steps.counting.compiled = compiled
-            self.fired[COMPILATION] += 1
-            self.steps.note(COMPILATION)
+            self._note(COMPILATION)
         if self.steps.rounds <= LOOK_ROUNDS + 1:
             with self.guarded("forward"):
                 self.models.look_inside()

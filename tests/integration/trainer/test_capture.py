@@ -235,7 +235,7 @@ def train(number=None):
 def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
     # GIVEN steps of 400 operators, and a bound that not even two of them keep
     job.does(f"exec({OPERATORS!r}, globals())")
-    job.does("from sftriage.trainer import executor; executor.MAX_STALL_S = 1e-6")
+    job.does("from sftriage.trainer import session; session.MAX_STALL_S = 1e-6")
     # WHEN more are asked for
     result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
     # THEN the trace has one, and says why

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sftriage.model.events import PipelineFigures, RemedyChanged
+from sftriage.model.events import Pipeline, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.summary import RunSummary
 from sftriage.runs.whatif import operations_of, whatif_of
@@ -392,7 +392,7 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     for first in range(0, 250, 50):
         made.decide(verdict(first, "healthy"))
     delays = (0.001, 0.02, 0.001)
-    figures = PipelineFigures((0.01,) * 4, (0.02,) * 4, delays, microbatches=8, most_S=(8,) * 4)
+    figures = Pipeline((0.01,) * 4, (0.02,) * 4, delays, microbatches=8, most_S=(8,) * 4)
     link = {"remedy": "pipeline", "rank": 1, "who": "the link between ranks 1 and 2"}
     noted(
         made.directory.path, **link, state="advised", reason="not_allowed", numbers={"delay_s": 0.02}, pipeline=figures

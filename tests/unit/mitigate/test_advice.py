@@ -14,7 +14,6 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.advice import (
     NEARLY,
     Messages,
-    Pipeline,
     ScheduledStep,
     Straggler,
     absorbing,
@@ -29,8 +28,10 @@ from sftriage.mitigate.advice import (
     slow_link,
     step_s,
     straggler_in,
+    undelayed,
 )
 from sftriage.mitigate.switching import Request, StageTimes, SwitchStatus
+from sftriage.model.events import Pipeline
 from sftriage.whatif.pipeline import arranged
 from tests.unit.whatif.planted import Job
 
@@ -142,14 +143,14 @@ def test_a_pipeline_with_a_slow_link():
     assert found["pipeline"].saves_s == pytest.approx(0.89 - 0.61)
     # AND where the device's queue waits for what is sent, a step would be longer still
     assert found["host_transfers"].numbers["held_up_s"] > found["host_transfers"].numbers["not_held_up_s"]
-    assert not advice_of(None, None, pipeline.undelayed).remedies
+    assert not advice_of(None, None, undelayed(pipeline)).remedies
 
 
 def test_what_is_sent_holds_up_its_sender():
     pipeline = Pipeline((1.0, 1.0), (2.0, 2.0), (0.5,), 4)
     held = blocked(pipeline)
     assert (held.forward_S, held.backward_S, held.delay_L) == ((1.5, 1.0), (2.0, 2.5), (0.0,))
-    assert step_s(held, one_f_one_b(held)) >= step_s(pipeline.undelayed, one_f_one_b(pipeline))
+    assert step_s(held, one_f_one_b(held)) >= step_s(undelayed(pipeline), one_f_one_b(pipeline))
 
 
 def test_a_recorded_pipeline():
@@ -274,7 +275,7 @@ def test_a_plan_is_never_slower_and_never_holds_more_than_there_is_room_for(pipe
 def test_with_room_a_delay_is_waited_for_once_each_way(delays):
     # GIVEN stages that are all alike, and microbatches enough WHEN they are as far ahead as the paper says
     pipeline = uniform(delays, microbatches=30)
-    ideal_s = step_s(pipeline.undelayed, one_f_one_b(pipeline))
+    ideal_s = step_s(undelayed(pipeline), one_f_one_b(pipeline))
     # THEN a step is longer by the way there and back, and 1F1B by more than that where anything is delayed
     assert step_s(pipeline, absorbing(pipeline)) == pytest.approx(ideal_s + 2 * sum(delays))
     assert step_s(pipeline, planned(pipeline)) == pytest.approx(ideal_s + 2 * sum(delays), rel=NEARLY)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureRequest
-from sftriage.trainer.executor import MAX_STALL_S, PROBED_STEPS, StepSizes, TraceCost
+from sftriage.trainer.session import MAX_STALL_S, PROBED_STEPS, StepSizes, TraceCost
 
 MANY_BYTES = 1 << 40
 
