@@ -236,8 +236,8 @@ _Packed = _Message[_Rows, _Status, _Switch]
 
 
 def _checked_switch(switch: _Switch) -> SwitchStatus:
-    ranks = numbers_of(*switch.ranks, MAX_COUNT)
-    here = numbers_of(*switch.here, len(ranks))
+    ranks = numbers_of(switch.ranks, MAX_COUNT)
+    here = numbers_of(switch.here, len(ranks))
     times_s = [switch.exchange_s, *(took_s for stage in switch.stages for took_s in stage[:-1])]
     if not all(0 <= one < MAX_COUNT for one in switch.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
         raise ValueError("a group with numbers that cannot be")

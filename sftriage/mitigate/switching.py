@@ -6,9 +6,9 @@ several hosts, each has such a file, of the ranks that are there. 64-bit words i
     0     8   magic
     8     4   length of the document in bytes
     12    4   CRC-32 of the document
-    16    n   document: UTF-8 JSON: ``ranks`` of the group, in its order; ``microbatches`` of a pipeline's step, 0 of
-              no pipeline; ``pid``, ``pid_start_ticks`` of who made it; of a group on several hosts what it is called
-              on all of them (``group``), and the places in it that are ``here``
+    16    n   document: UTF-8 JSON: ``ranks`` of the group, in its order, and the places in it that are ``here``;
+              ``microbatches`` of a pipeline's step, or 0; ``pid``, ``pid_start_ticks`` of who made it; ``group``, the
+              name of a group on several hosts
     4096      the request: a number of 15 bits, the round that it is for (32 bits), and the value (16)
     4104      how far ahead each stage of a pipeline is to be, a byte each, up to the first zero
     4160      a line for each rank that is here: the words below
@@ -192,11 +192,12 @@ def as_range(numbers: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     return ((run.start, run.stop, run.step) if is_range else tuple(numbers)), is_range
 
 
-def numbers_of(short: Sequence[int], is_range: bool, below: int) -> Sequence[int]:
+def numbers_of(shortened: tuple[Sequence[int], bool], below: int) -> Sequence[int]:
     """The numbers that `as_range` has shortened: a range takes no room, however long it is.
 
     Raises ValueError where they are not distinct, not in 0 up to ``below``, or more than a group has ranks.
     """
+    short, is_range = shortened
     if not all(type(one) is int for one in short) or (is_range and len(short) != 3):
         raise ValueError(f"{len(short)} numbers that are no ranks")
     found = range(*short) if is_range else tuple(short)
@@ -375,13 +376,10 @@ class SwitchFile(OpenFile):
             if magic != MAGIC or crc32(body) != checksum:
                 raise RingError(f"{path}: no switch of sftriage, or damaged")
             document = json.loads(body)
-            self.ranks = tuple(numbers_of(document["ranks"], document["range"], MAX_COUNT))
-            self.group, n = document.get("group", ""), len(self.ranks)
-            here, is_range = document["here"] if self.group else (range(n), False)
-            self.here = tuple(numbers_of(here, is_range, n))
+            self.ranks = tuple(numbers_of(document["ranks"], MAX_COUNT))
+            self.group, self.here = document["group"], tuple(numbers_of(document["here"], len(self.ranks)))
             self.maker, self.microbatches = (document["pid"], document["pid_start_ticks"]), document["microbatches"]
-            self.line_words = _line_words(self.microbatches)
-            self.size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * self.line_words * len(self.here)
+            self.line_words, self.size_bytes = _sizes(self.microbatches, len(self.here))
             if self.length_bytes() != self.size_bytes or not self.here:
                 raise RingError(f"{path}: {self.length_bytes()} bytes for {len(self.here)} ranks")
         except (ValueError, TypeError, KeyError, struct.error) as error:
@@ -429,12 +427,9 @@ class SwitchFile(OpenFile):
 
     def ask(self, request: Request, ahead_S: Sequence[int] = ()) -> None:
         """Have a value be in force from a round on, in the place of what was asked for before."""
-        try:
-            if ahead_S:
-                os.pwrite(self._descriptor, bytes(ahead_S).ljust(MAX_STAGES, b"\0"), REQUEST_AT + _WORD.size)
-            os.pwrite(self._descriptor, _WORD.pack(request.word), REQUEST_AT)
-        except OSError as error:
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+        if ahead_S:
+            self.write_at(bytes(ahead_S).ljust(MAX_STAGES, b"\0"), REQUEST_AT + _WORD.size)
+        self.write_at(_WORD.pack(request.word), REQUEST_AT)
 
 
 def make_switch(
@@ -451,33 +446,33 @@ def make_switch(
 
     Raises OSError where the directory is missing, full or read-only, RingError where the group has too many ranks.
     """
-    short, is_range = as_range(ranks)
-    lines, first = (len(here), ranks[here[0]]) if group else (len(ranks), ranks[0])
-    document: dict[str, Any] = {
-        "ranks": short,
-        "range": is_range,
+    here = here or range(len(ranks))
+    document = {
+        "group": group,
+        "ranks": as_range(ranks),
+        "here": as_range(here),
         "microbatches": microbatches,
         "pid": os.getpid(),
         "pid_start_ticks": start_ticks(os.getpid()),
     }
-    if group:
-        document |= {"group": group, "here": as_range(here)}
     body = json.dumps(document).encode("ascii")
     head = _PROLOGUE.pack(MAGIC, len(body), crc32(body)) + body
     if len(head) > REQUEST_AT or len(ranks) > (MAX_STAGES if microbatches else MAX_RANKS):
         raise RingError(f"a group of {len(ranks)} ranks: there is no room for so many")
+    first = ranks[here[0]]
     _sweep(directory, first)
     for number in count(1 + max(map(_number, find_switches(directory, first)), default=-1)):
         path = directory / f"rank-{first}.{number}.switch"
         with contextlib.suppress(FileExistsError):
-            size_bytes = REQUEST_AT + LINE_BYTES + _WORD.size * _line_words(microbatches) * lines
-            os.close(create_whole(path, size_bytes, lambda _: head))
+            os.close(create_whole(path, _sizes(microbatches, len(here))[1], lambda _: head))
             return path
     raise AssertionError
 
 
-def _line_words(microbatches: int) -> int:
-    return SENT_AT + SENT * microbatches if microbatches else LINE_WORDS
+def _sizes(microbatches: int, n_here: int) -> tuple[int, int]:
+    """Words of a rank's line, and bytes of the file."""
+    line_words = SENT_AT + SENT * microbatches if microbatches else LINE_WORDS
+    return line_words, REQUEST_AT + LINE_BYTES + _WORD.size * line_words * n_here
 
 
 def find_switches(directory: Path, first: int | str = "*") -> list[Path]:

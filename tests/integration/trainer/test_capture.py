@@ -244,7 +244,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     found = names(spool / "cap-1.json")
     assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
     # AND with a bound that they keep, all are recorded
-    job.does("executor.MAX_STALL_S = 1e6")
+    job.does("session.MAX_STALL_S = 1e6")
     result = job.captures(CaptureRequest("cap-2", 2, "torch", 9, 1, 60.0, 500_000_000, options))
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 

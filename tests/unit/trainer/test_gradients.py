@@ -17,16 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.trainer import gradients
-from sftriage.trainer.gradients import (
-    AUDIT_STEPS,
-    FROZEN_A_STEP,
-    KEPT,
-    LEARNING_STEPS,
-    MAX_ENDINGS,
-    MAX_LOOKS,
-    STEPS_A_LOOK,
-    GradientOrder,
-)
+from sftriage.trainer.gradients import AUDIT_STEPS, FROZEN_A_STEP, KEPT, LEARNING_STEPS, MAX_LOOKS, GradientOrder
 from sftriage.trainer.monitor import RINGS_ENV, AutomaticMonitor, Monitor
 from tests.unit.trainer.conftest import in_a_thread
 
@@ -627,7 +618,7 @@ def test_a_surprise_is_looked_into_once_there_is_budget_again():
         order.take([(step := step + 1,)], False)
     assert step == MAX_LOOKS
     # WHEN known steps and surprises follow THEN the first surprise that can be paid for is looked into
-    for _ in range(LEARNING_STEPS * STEPS_A_LOOK - 2):
+    for _ in range(LEARNING_STEPS * gradients.STEPS_A_LOOK - 2):
         assert order.take([(step,)], False)
     assert not order.take([(0,)], False)
     assert not order.learning
@@ -661,4 +652,4 @@ def test_a_moment_is_known_only_if_its_visits_were_seen_to_end_so(steps):
         assert not known or ending in seen
         assert known or not (learning and visits) or thawed
         # AND the hooks that stay are few
-        assert len(order.kept) <= MAX_ENDINGS * 3 * KEPT
+        assert len(order.kept) <= gradients.MAX_ENDINGS * 3 * KEPT

@@ -19,30 +19,7 @@ from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, OTHER, StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.layout import (
-    ADDITIONS_AT,
-    BEGIN,
-    BLOCK,
-    BLOCK_WORDS,
-    CODE_AT,
-    END,
-    HEADER_BYTES,
-    KEPT_RINGS,
-    LEFT,
-    LIVE_AT,
-    LOG_AT,
-    LOG_MAGIC,
-    MAX_VALUE,
-    NUMBER,
-    RING_MAGIC,
-    Header,
-    RingFile,
-    bounded_text,
-    claim,
-    decode_header,
-    encode_header,
-    find_rings,
-)
+from sftriage.trainer.layout import BLOCK_WORDS, END, HEADER_BYTES, KEPT_RINGS, LIVE_AT, LOG_AT, RING_MAGIC, RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
 from tests.rings import word
@@ -61,10 +38,10 @@ def schemas(draw):
 
 @given(schema=schemas(), host=st.text(max_size=300), blocks=st.integers(1, 1 << 20))
 def test_a_header_says_the_same_when_it_is_read(make_info, schema, host, blocks):
-    info = make_info(schema=schema, host=bounded_text(host))
-    header = encode_header(RING_MAGIC, info, log_words=blocks * BLOCK_WORDS)
+    info = make_info(schema=schema, host=layout.bounded_text(host))
+    header = layout.encode_header(RING_MAGIC, info, log_words=blocks * BLOCK_WORDS)
     # THEN nothing has changed, and the header has its fixed size
-    assert decode_header(RING_MAGIC, header, "x") == Header(info, log_words=blocks * BLOCK_WORDS)
+    assert layout.decode_header(RING_MAGIC, header, "x") == layout.Header(info, log_words=blocks * BLOCK_WORDS)
     assert len(header) == HEADER_BYTES
 
 
@@ -74,8 +51,8 @@ def test_the_largest_header_fits(make_info):
     quotes = '"' * 255
     info = make_info(schema=StageSchema.closed(stages, stages), job=quotes, host=quotes, cohort=quotes)
     # THEN it is encoded without overlapping the live words
-    header = encode_header(RING_MAGIC, info, log_words=BLOCK_WORDS)
-    assert decode_header(RING_MAGIC, header, "x") == Header(info, log_words=BLOCK_WORDS)
+    header = layout.encode_header(RING_MAGIC, info, log_words=BLOCK_WORDS)
+    assert layout.decode_header(RING_MAGIC, header, "x") == layout.Header(info, log_words=BLOCK_WORDS)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +60,7 @@ def test_the_largest_header_fits(make_info):
     [
         (lambda header: b"", "not a ring"),
         (lambda header: b"\x7fELF" + header[4:], "not a ring"),
-        (lambda header: LOG_MAGIC + header[8:], "not a ring"),
+        (lambda header: layout.LOG_MAGIC + header[8:], "not a ring"),
         (lambda header: header[:100], "truncated"),
         (lambda header: header[:8] + header[8:12][::-1] + header[12:], "another byte order"),
         (lambda header: header[:12] + struct.pack("=I", 9) + header[16:], "format version 9"),
@@ -93,9 +70,9 @@ def test_the_largest_header_fits(make_info):
 )
 def test_a_header_that_is_wrong_is_refused_by_what_is_wrong(make_info, damage, message):
     # GIVEN a good header THEN, damaged, it is refused with the file's name and the reason, on one line
-    header = encode_header(RING_MAGIC, make_info(), log_words=BLOCK_WORDS)
+    header = layout.encode_header(RING_MAGIC, make_info(), log_words=BLOCK_WORDS)
     with pytest.raises(RingError, match=rf"^some\.ring: .*{message}") as caught:
-        decode_header(RING_MAGIC, damage(header), "some.ring")
+        layout.decode_header(RING_MAGIC, damage(header), "some.ring")
     assert "\n" not in str(caught.value)
 
 
@@ -120,8 +97,8 @@ def test_an_info_that_cannot_be_is_refused(make_info, changes):
 
 def test_texts_are_cut_at_a_whole_character():
     # GIVEN a text of 2-byte characters whose limit falls in the middle of one
-    assert bounded_text("é" * 200) == "é" * 127
-    assert bounded_text("a\x1b[31mb\udc80") == "a?[31mb?"
+    assert layout.bounded_text("é" * 200) == "é" * 127
+    assert layout.bounded_text("a\x1b[31mb\udc80") == "a?[31mb?"
 
 
 def train(monitor: Monitor, count: int, *stages: str) -> None:
@@ -247,16 +224,16 @@ def read_by_the_book(path: Path, looks: int) -> list[int]:
             if start > at:
                 step = None
             for at, one in enumerate(np.frombuffer(words, np.uint64)[start % BLOCK_WORDS :].tolist(), start=start):
-                code, value = one >> CODE_AT, one & MAX_VALUE
+                code, value = one >> layout.CODE_AT, one & layout.MAX_VALUE
                 if at < gone:
                     step = None
                 elif not one:
                     break
-                elif step is not None and code != BLOCK:
+                elif step is not None and code != layout.BLOCK:
                     step.append((code, value))
-                if at >= gone and code in (END, LEFT):
+                if at >= gone and code in (END, layout.LEFT):
                     if step is not None:
-                        assert [code for code, _ in step] == [NUMBER, BEGIN, 2, 4, 5, 3, END]
+                        assert [code for code, _ in step] == [layout.NUMBER, layout.BEGIN, 2, 4, 5, 3, END]
                         times = [value for _, value in step[1:]]
                         assert times == sorted(times)
                         numbers.append(step[0][1])
@@ -437,7 +414,7 @@ def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_i
     half.touch()
     os.utime(half, (0, 0))
     # WHEN the next attempt begins
-    claimed = claim(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 3), 4)
+    claimed = layout.claim(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 3), 4)
     # THEN the oldest are gone, with what goes with them
     left = {path.stem for path in tmp_path.iterdir()}
     assert left == {ring.path.stem for ring in (*dead[2:], held, claimed)}
@@ -453,7 +430,7 @@ def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tm
     if ended:
         other.close()
     # WHEN a rank that has no ring here yet begins, whose launcher counts no restart
-    ring = claim(tmp_path, make_info(rank=1), 4)
+    ring = layout.claim(tmp_path, make_info(rank=1), 4)
     # THEN it is of the attempt after that which is over, or of the one that goes on
     assert ring.info.attempt == attempt
     for one in (ring, other):
@@ -463,7 +440,7 @@ def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tm
 def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):
     for name in ("10.0.ring", "2.1.ring", "2.0.ring", "2.0.mailbox", "x.0.ring", "1.ring"):
         (tmp_path / f"rank-{name}").touch()
-    assert [path.name for path in find_rings(tmp_path)] == ["rank-2.0.ring", "rank-2.1.ring", "rank-10.0.ring"]
+    assert [path.name for path in layout.find_rings(tmp_path)] == ["rank-2.0.ring", "rank-2.1.ring", "rank-10.0.ring"]
 
 
 def test_stages_and_the_cohort_may_come_later(tmp_path, form):
@@ -483,7 +460,7 @@ def test_stages_and_the_cohort_may_come_later(tmp_path, form):
         assert (reader.info.schema.sync, reader.info.cohort) == (("backward",), "pp0")
         assert (first.durations_ns[0] > 0, second.durations_ns[1] > 0) == (True, True)
         # AND they are lines of their own, written before anything says their number
-        lines = (tmp_path / "rank-0.0.ring").read_bytes()[ADDITIONS_AT:].partition(b"\0")[0].splitlines()
+        lines = (tmp_path / "rank-0.0.ring").read_bytes()[layout.ADDITIONS_AT :].partition(b"\0")[0].splitlines()
         assert [json.loads(line) for line in lines] == [
             {"stage": "forward", "sync": False},
             {"stage": "backward", "sync": True},

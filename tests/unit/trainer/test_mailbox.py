@@ -14,19 +14,8 @@ from sftriage.agent.executor import MailboxClient
 from sftriage.errors import CaptureError, RingError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import plain
-from sftriage.trainer import layout
-from sftriage.trainer.executor import (
-    DOORBELL,
-    MAX_DETAIL_CHARS,
-    MAX_MESSAGE_BYTES,
-    REQUEST_BYTES,
-    REQUEST_CRC,
-    REQUEST_SEQ,
-    RESULT_AT,
-    SIZE_BYTES,
-    STATE,
-    Mailbox,
-)
+from sftriage.trainer import executor, layout
+from sftriage.trainer.executor import DOORBELL, MAX_DETAIL_CHARS, MAX_MESSAGE_BYTES, REQUEST_BYTES, SIZE_BYTES, Mailbox
 from sftriage.trainer.layout import HEADER_BYTES, LIVE_AT, RingFile, RingInfo
 from tests.rings import word
 
@@ -63,8 +52,8 @@ def forge(trainer: Mailbox, body: bytes) -> None:
     """A request as anybody who may write the file could leave it."""
     trainer._bytes[HEADER_BYTES : HEADER_BYTES + len(body)] = body
     trainer.live[REQUEST_BYTES] = len(body)
-    trainer.live[REQUEST_CRC] = crc32(body)
-    trainer.live[REQUEST_SEQ] += 1
+    trainer.live[executor.REQUEST_CRC] = crc32(body)
+    trainer.live[executor.REQUEST_SEQ] += 1
 
 
 def test_a_request_goes_out_and_its_result_comes_back(ends, tmp_path):
@@ -161,7 +150,7 @@ def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
 
 
 PLACES = st.one_of(
-    *(st.integers(at, at + size) for at, size in ((LIVE_AT, 103), (HEADER_BYTES, 200), (RESULT_AT, 300)))
+    *(st.integers(at, at + size) for at, size in ((LIVE_AT, 103), (HEADER_BYTES, 200), (executor.RESULT_AT, 300)))
 )
 
 
@@ -220,6 +209,6 @@ def test_a_truncated_mailbox_does_not_grow_again(ends):
 
 def test_a_state_that_is_none_is_refused(ends):
     trainer, client = ends
-    trainer.live[STATE] = 4
+    trainer.live[executor.STATE] = 4
     with pytest.raises(RingError, match="state 4"):
         client.progress()

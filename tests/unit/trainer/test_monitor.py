@@ -66,65 +66,53 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM
 SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
 
 
-RANKS = {
-    "srun": (SLURM, None, (2, 4, 0)),
-    "Open MPI": (OPEN_MPI, None, (5, 8, 1)),
-    "MPICH": ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, (3, 4, 1)),
-    "no local rank": ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, (3, 4, 0)),
-    "mpirun starts a daemon a node by srun": (SLURM | OPEN_MPI, None, (5, 8, 1)),
-    "srun starts torchrun": (SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 2, 1)),
-    "torch goes before SLURM": (SLURM, distributed(), (3, 4, 0)),
-    "a batch script is no task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, (0, 1, 0)),
-    "torch alone": ({}, distributed(), (3, 4, 0)),
-    "torchrun goes before torch": ({"RANK": "1", "WORLD_SIZE": "2"}, distributed(), (1, 2, 0)),
-    "a size alone says no rank": ({"WORLD_SIZE": "4"}, distributed(), (3, 4, 0)),
-    "torch is not initialised": ({}, distributed(initialised=False), (0, 1, 0)),
-    "torch is broken": ({}, distributed(rank=None), (0, 1, 0)),
+ALONE = {"rank": 0, "world_size": 1, "local_rank": 0}
+TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+NAMED = {"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}
+BY_HAND = {"rank": 1, "world_size": 2, "local_rank": 0, "host": "h", "cohort": "c"}
+
+
+def at(rank: int, world_size: int, local_rank: int) -> dict[str, int]:
+    return {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+
+
+# What the environment says, what torch has, and the arguments; whom that is.
+WHO = {
+    "srun": (SLURM, None, {}, at(2, 4, 0)),
+    "Open MPI": (OPEN_MPI, None, {}, at(5, 8, 1)),
+    "MPICH": ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, {}, at(3, 4, 1)),
+    "no local rank": ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, {}, at(3, 4, 0)),
+    "mpirun starts a daemon a node by srun": (SLURM | OPEN_MPI, None, {}, at(5, 8, 1)),
+    "srun starts torchrun": (SLURM | TWO, None, {}, at(1, 2, 1)),
+    "torch goes before SLURM": (SLURM, distributed(), {}, at(3, 4, 0)),
+    "a batch script is no task": ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, {}, ALONE),
+    "torch alone": ({}, distributed(), {}, at(3, 4, 0)),
+    "torchrun goes before torch": (TWO, distributed(), {}, at(1, 2, 1)),
+    "a size alone says no rank": ({"WORLD_SIZE": "4"}, distributed(), {}, at(3, 4, 0)),
+    "torch is not initialised": ({}, distributed(initialised=False), {}, ALONE),
+    "torch is broken": ({}, distributed(rank=None), {}, ALONE),
+    "arguments go first": (TORCHRUN | NAMED | {"SFTRIAGE_JOB": "mine"}, None, BY_HAND, BY_HAND | {"job": "mine"}),
+    "names": (NAMED, None, {}, {"host": "node-3", "cohort": "pp0"}),
+    "an empty argument": (NAMED, None, {"cohort": ""}, {"host": "node-3", "cohort": ""}),
+    "empty variables": (dict.fromkeys(NAMED, ""), None, {}, {"host": os.uname().nodename, "cohort": ""}),
+    "too long": (
+        {"SFTRIAGE_HOST": "n" * 300, "SFTRIAGE_COHORT": "a\nb"},
+        None,
+        {},
+        {"host": "n" * 255, "cohort": "a?b"},
+    ),
 }
 
 
-@pytest.mark.parametrize(("environment", "found", "who"), RANKS.values(), ids=RANKS)
-def test_mpi_slurm_and_torch_say_the_rank_where_torchrun_does_not(tmp_path, monkeypatch, environment, found, who):
-    # GIVEN ranks that were started without torchrun, by what says it in variables of its own
+@pytest.mark.parametrize(("environment", "found", "arguments", "who"), WHO.values(), ids=WHO)
+def test_arguments_say_who_this_is_then_torchrun_torch_mpi_and_slurm(
+    tmp_path, monkeypatch, environment, found, arguments, who
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "torch.distributed", found)
-    # THEN that is who is recorded, and what torch says goes before it
-    with Monitor(rings=tmp_path) as monitor:
-        assert (monitor.info.rank, monitor.info.world_size, monitor.info.local_rank) == who
-
-
-def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
-    for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": "/nowhere", "SFTRIAGE_JOB": "mine"}).items():
-        monkeypatch.setenv(name, value)
-    with Monitor(
-        ("fwd",), ("fwd",), rank=1, world_size=2, local_rank=0, host="h", cohort="c", rings=tmp_path
-    ) as monitor:
-        info = monitor.info
-        assert (info.rank, info.world_size, info.local_rank, info.host, info.cohort) == (1, 2, 0, "h", "c")
-        assert info.job == "mine"
-        assert info.schema.stages == ("fwd", "other")
-
-
-@pytest.mark.parametrize(
-    ("environment", "arguments", "host", "cohort"),
-    [
-        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {}, "node-3", "pp0"),
-        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {"host": "h", "cohort": "c"}, "h", "c"),
-        ({"SFTRIAGE_COHORT": "pp0"}, {"cohort": ""}, os.uname().nodename, ""),
-        ({"SFTRIAGE_HOST": "", "SFTRIAGE_COHORT": ""}, {}, os.uname().nodename, ""),
-        ({"SFTRIAGE_HOST": "n" * 300, "SFTRIAGE_COHORT": "a\nb"}, {}, "n" * 255, "a?b"),
-    ],
-)
-def test_host_and_cohort_come_from_arguments_then_the_environment(
-    tmp_path, monkeypatch, environment, arguments, host, cohort
-):
-    # GIVEN what a launcher, a pod's template, or the script says WHEN a monitor is made
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
     with Monitor(rings=tmp_path, **arguments) as monitor:
-        # THEN the script comes first, and an empty variable says nothing
-        assert (monitor.info.host, monitor.info.cohort) == (host, cohort)
+        assert {name: getattr(monitor.info, name) for name in who} == who
 
 
 @pytest.mark.parametrize(
@@ -135,6 +123,7 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
         ({"stages": ("data", "forward")}, ()),
         ({"stages": iter(("work", "other"))}, ()),
         ({"sync": ()}, ()),
+        ({"stages": ("fwd",), "sync": ("fwd",)}, ("fwd",)),
     ],
 )
 def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said(tmp_path, stages, sync):

@@ -21,78 +21,6 @@ def spend(clock, monitor, name: str, ns: int) -> None:
         clock.passes(ns)
 
 
-def test_an_exception_closes_the_stage_and_the_step_and_goes_on_up(watch, clock):
-    watched = watch()
-
-    def fails() -> None:
-        with watched.monitor.step():
-            clock.passes(1)
-            with watched.monitor.stage("forward"):
-                clock.passes(10)
-                raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    # THEN it is recorded up to there, as incomplete, and nothing was misused
-    record = watched.step()
-    assert (record.durations_ns, record.complete) == ((0, 10, 0, 0, 1), False)
-    assert watched.misuse == 0
-    with watched.monitor.step():
-        clock.passes(3)
-    assert (watched.step().durations_ns, record.step) == ((0, 0, 0, 0, 3), 0)
-
-
-def test_an_unknown_stage_leaves_its_time_where_it_was(watch, clock, caplog):
-    # GIVEN stages with names nobody declared, by themselves and inside another
-    watched = watch()
-    with watched.monitor.step():
-        spend(clock, watched.monitor, "loss", 5)
-        with watched.monitor.stage("forward"):
-            spend(clock, watched.monitor, "lr", 7)
-        with watched.monitor.stage(["unhashable"]):
-            clock.passes(1)
-    # THEN the enclosing stage, or other, has it; each is counted; the warning comes once
-    assert watched.step().durations_ns == (0, 7, 0, 0, 6)
-    assert watched.misuse == 3
-    assert [record.getMessage().count("'loss'") for record in caplog.records] == [1]
-
-
-def test_a_step_begun_inside_a_step_closes_the_open_one_as_incomplete(watch, clock):
-    # GIVEN a step that was never left, as with callbacks, in the middle of a stage
-    watched = watch()
-    monitor = watched.monitor
-    monitor.step().__enter__()
-    abandoned = monitor.stage("forward")
-    abandoned.__enter__()
-    clock.passes(10)
-    # WHEN the next one begins, ends properly, and the old stage and step are then left as well
-    with monitor.step():
-        clock.passes(3)
-    abandoned.__exit__(None, None, None)
-    monitor.step().__exit__(None, None, None)
-    # THEN both are recorded, the first as incomplete, and the strays are only counted
-    first, second = watched.steps()
-    assert (first.step, first.durations_ns, first.complete) == (0, (0, 10, 0, 0, 0), False)
-    assert (second.step, second.durations_ns, second.complete) == (1, (0, 0, 0, 0, 3), True)
-    assert watched.misuse == 3
-
-
-def test_time_outside_steps_is_between(watch, clock):
-    watched = watch()
-    with watched.monitor.step():
-        clock.passes(5)
-    clock.passes(30)
-    spend(clock, watched.monitor, "data", 12)
-    with watched.monitor.step():
-        clock.passes(5)
-    # THEN its time is part of the second step's between_ns, and it counts as misuse
-    first, second = watched.steps()
-    assert (first.between_ns, second.between_ns) == (0, 42)
-    assert second.start_ns == first.start_ns + 5 + 42
-    assert second.durations_ns == (0, 0, 0, 0, 5)
-    assert watched.misuse == 2
-
-
 def test_steps_have_the_jobs_own_numbers(watch):
     # GIVEN a job that resumes at step 1000 WHEN later steps give no number, or none that could be one
     watched = watch()
@@ -146,42 +74,52 @@ def test_the_header_says_where_the_rank_is_now(watch, clock):
     assert (status().stage, status().stage_age_ns, status().step, status().published) == (None, 0, 7, 1)
 
 
-operations = st.lists(
-    st.tuples(st.sampled_from(["enter", "leave"]), st.sampled_from((*STAGES, "other")), st.integers(0, 1000)),
-    max_size=25,
+NAMES = st.sampled_from((*STAGES, "other", "nowhere"))
+OPERATIONS = st.one_of(
+    st.tuples(st.sampled_from(["enter", "leave"]), NAMES),
+    st.tuples(st.just("pass"), st.integers(1, 1000)),
+    st.tuples(st.sampled_from(["begin", "end", "fail"]), st.none()),
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(operations, min_size=1, max_size=4))
-@example(steps=[[("enter", "forward", 1), ("enter", "forward", 0), ("leave", "forward", 0)]])
-@example(steps=[[("enter", "forward", 1), ("enter", "data", 5), ("enter", "forward", 0), ("leave", "forward", 3)]])
-def test_whatever_order_stages_come_in_they_sum_to_the_step_exactly(watch, clock, steps):
-    watched, misuse = watch(STAGES, ("backward", "forward")), 0
-    for sequence in steps:
-        account = Account("forward", "backward")
-        start = clock.now_ns
-        with watched.monitor.step():
-            for operation, name, ns in sequence:
-                clock.passes(ns)
-                account.passes(ns)
-                if operation == "enter":
-                    watched.monitor.stage(name).__enter__()
-                    account.open.append(name)
-                else:
-                    watched.monitor.stage(name).__exit__(None, None, None)
-                    account.leave(name)
-            clock.passes(1)
-            account.passes(1)
-        # THEN the record is what a naive account says, and its stages sum to the step
-        record = watched.step()
-        assert (record.durations_ns, record.outside_ns) == account.record()
-        assert sum(record.durations_ns) == clock.now_ns - start
-        assert sum(record.outside_ns) <= record.durations_ns[-1]
-        # AND what was left without being the innermost is counted
-        misuse += account.misuse
-        assert watched.misuse == misuse
-    watched.monitor.close()
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(program=st.lists(OPERATIONS, max_size=60))
+@example(program=[("begin", None), ("enter", "forward"), ("pass", 1), ("enter", "forward"), ("leave", "forward")])
+@example(program=[("begin", None), ("enter", "forward"), ("pass", 9), ("begin", None), ("leave", "forward")])
+def test_whatever_a_script_does_its_steps_are_what_a_naive_account_says(watch, clock, program):
+    # GIVEN stages in any order, in steps that end, are left by an exception, or begin within one another, and outside
+    watched = watch(STAGES, ("backward", "forward"))
+    monitor, account, expected, misuse, between_ns, ended_ns = watched.monitor, None, [], 0, 0, 0
+    for operation, value in [*program, ("end", None)]:
+        if operation == "pass":
+            clock.passes(value)
+            if account is not None:
+                account.passes(value)
+        elif operation in ("enter", "leave"):
+            stage = monitor.stage(value)
+            stage.__enter__() if operation == "enter" else stage.__exit__(None, None, None)
+            if account is None or value == "nowhere":
+                misuse += 1
+            else:
+                account.open.append(value) if operation == "enter" else account.leave(value)
+        else:
+            # (a step within a step, and the end of none)
+            misuse += (account is None) == (operation != "begin")
+            if account is not None:
+                expected.append((*account.record(), between_ns, operation == "end"))
+                misuse, account, ended_ns = misuse + account.misuse, None, clock.now_ns
+            if operation == "begin":
+                between_ns = clock.now_ns - ended_ns if expected else 0
+                account = Account("forward", "backward")
+                monitor.step().__enter__()
+            else:
+                monitor.step().__exit__(KeyError if operation == "fail" else None, None, None)
+    # THEN each step has its times, and all that made no sense is counted
+    steps = watched.steps()
+    assert [(one.durations_ns, one.outside_ns, one.between_ns, one.complete) for one in steps] == expected
+    assert [one.step for one in steps] == list(range(len(expected)))
+    assert watched.misuse == misuse
+    monitor.close()
 
 
 def test_an_error_inside_turns_the_recorder_off_and_training_goes_on(watch, clock, caplog, monkeypatch):
