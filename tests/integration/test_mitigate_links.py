@@ -103,14 +103,6 @@ def test_pipelines_whose_stages_share_gradients_are_told_apart_and_each_has_its_
     wait_until(lambda: in_force(run) == {(0, 1): True, (0, 2): False, (1, 3): False, (2, 3): True})
 
 
-def test_where_there_is_no_room_the_link_is_named_and_nothing_is_tried(begin):
-    # GIVEN the same, but stages that have no room for more activations than 1F1B needs
-    run, _ = begin(POLICY + MITIGATE, [0.0, DELAY_S, 0.0], most=1)
-    wait_until(lambda: len(on_record(run, "window")) >= 8)
-    # THEN it is said, and the order stays as it is
-    assert states(run) == [("advised", "no_room", 1)]
-
-
 @pytest.mark.parametrize("once", ["voted", "switched"])
 def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tmp_path, once):
     # GIVEN the ranks of a pipeline, with nobody to end them but themselves, one of which is killed where all switch

@@ -56,35 +56,41 @@ def test_what_leaves_from_the_host_holds_nothing_up_that_is_computed_next(enviro
     assert own["sent_from"] == [["MainThread"]] * 4
 
 
-@pytest.mark.parametrize("name", ["get_fwd_send_ops", "get_bwd_recv_ops"])
-def test_a_torch_whose_stages_send_in_another_way_is_left_alone(name):
-    stage = SimpleNamespace(**{one: lambda number: [] for one in (*_SENDS, *_RECEIVES) if one != name})
-    with pytest.raises(UsageError, match="sends activations in another way"):
-        HostTransfers(stage)
+CALLS = {one: lambda number: [] for one in (*_SENDS, *_RECEIVES)}
 
 
-def test_a_stage_on_a_device_is_refused():
-    calls = {one: lambda number: [] for one in (*_SENDS, *_RECEIVES)}
-    with pytest.raises(UsageError, match="a stage on cuda:0"):
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        ("get_fwd_send_ops", "sends activations in another way"),
+        ("get_bwd_recv_ops", "sends activations in another way"),
+        (None, "a stage on cuda:0"),
+    ],
+)
+def test_a_stage_on_a_device_or_of_an_unknown_torch_is_refused(lacks, message):
+    calls = {name: call for name, call in CALLS.items() if name != lacks}
+    with pytest.raises(UsageError, match=message):
         HostTransfers(SimpleNamespace(**calls, device=torch.device("cuda:0")))
 
 
-@pytest.mark.parametrize("name", ["_PipelineScheduleRuntime", "_Action", "_ComputationType"])
-def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (schedules, "_PipelineScheduleRuntime"),
+        (schedules, "_Action"),
+        (schedules, "_ComputationType"),
+        (schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms"),
+    ],
+)
+def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, owner, name):
     # GIVEN a torch without something of its own that this stands on
     assert is_known()
-    monkeypatch.delattr(schedules, name)
+    monkeypatch.delattr(owner, name)
     # THEN nothing is taken in, and where a schedule is asked for that is said
     assert not is_known()
     if name != "_ComputationType":
         with pytest.raises(UsageError, match="runs pipelines in another way"):
             adapted_schedule(None, 4, lambda *_: None, (1,))
-
-
-def test_a_runtime_of_another_shape_is_left_alone(monkeypatch):
-    monkeypatch.delattr(schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms")
-    with pytest.raises(UsageError, match="runs pipelines in another way"):
-        adapted_schedule(None, 4, lambda *_: None, (1,))
 
 
 class Foreign:

@@ -77,16 +77,12 @@ def spool(tmp_path):
     return directory
 
 
-@pytest.fixture(params=["forked"])
-def job(request, train, fork_trainer, rings, spool):
-    """A trainer; a process of its own from the start where a test looks at the process itself (`as_started`)."""
-    made = Job(train if request.param == "started" else fork_trainer, rings, spool)
+@pytest.fixture
+def job(train, rings, spool):
+    made = Job(train, rings, spool)
     yield made
     made.client.close()
     made.reader.close()
-
-
-as_started = pytest.mark.parametrize("job", ["started"], indirect=True)
 
 
 def names(path: Path) -> list[str]:
@@ -97,7 +93,6 @@ def steps_in(path: Path) -> list[int]:
     return sorted(int(name.partition("#")[2]) for name in names(path) if name.startswith("ProfilerStep#"))
 
 
-@as_started
 def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spool):
     # GIVEN a job at step 1005 that is not torch.distributed WHEN three steps are asked for after two of warm-up
     job.does("steps 5")
@@ -290,7 +285,6 @@ SETTLED, IN_A_ROW, MOST_GROWTH_KIB = 5, 20, 1024
 """The first captures fill caches, 1.4 MiB of them. The 20 after these grew the process by 0.1 MiB at the most."""
 
 
-@as_started
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(job, spool, options):
     proc = Path(f"/proc/{job.trainer.process.pid}")
@@ -324,14 +318,12 @@ def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(jo
     assert status("VmRSS") - resident_kib < MOST_GROWTH_KIB < sum(sizes) / 1024 / 2
 
 
-@as_started
 def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     # GIVEN a capture of more steps than are left
     job.client.post(CaptureRequest("cap-1", 2, "torch", 50, 1, 60.0, 50_000_000))
     # (one step beforehand, one to warm up, and three)
     job.does("steps 5")
     # WHEN the script simply ends
-    assert job.trainer.process.stdin is not None
     job.trainer.process.stdin.close()
     assert job.trainer.ends() == 0
     # THEN the trace of the steps that there were is whole
@@ -350,7 +342,6 @@ def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(j
     assert (info["backend"], info["rank"], info["world_size"]) == ("gloo", 0, 1)
 
 
-@as_started
 def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool):
     # GIVEN a capture under way, and a child forked there that takes steps of its own
     job.client.post(REQUEST)
