@@ -17,18 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.mitigate.advice import (
-    MIN_SHARE,
-    Straggler,
-    around,
-    as_measured,
-    one_f_one_b,
-    pipeline_seen,
-    planned,
-    slow_link,
-    step_s,
-    undelayed,
-)
+from sftriage.mitigate import advice
+from sftriage.mitigate.advice import Straggler
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.events import Pipeline, RemedyChanged, RemedyReason, RemedyState
 from sftriage.policy.schema import Mitigate
@@ -194,7 +184,7 @@ class RemedyLoop:
             allowed, expected = now.allowed, told.numbers["expected_s"] / of_step
             if told.reason == "no_room" or allowed is None or told.remedy not in allowed.remedies:
                 about = now.attempt, *_subject_of(told)
-                if (told.reason == "no_room" or expected >= MIN_SHARE) and about not in self.advised:
+                if (told.reason == "no_room" or expected >= advice.MIN_SHARE) and about not in self.advised:
                     return self._advising(told), told
                 continue
             waits = now.time_s < self.undone_s.get(_subject_of(told), float("-inf")) + allowed.cooldown_s
@@ -233,8 +223,8 @@ def _subject_of(told: RemedyChanged) -> tuple[str, int]:
 def _slow_since(now: JobNow, before: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
     found = {}
     for switch in now.switches:
-        pipeline = pipeline_seen(switch)
-        link = None if pipeline is None else slow_link(pipeline)
+        pipeline = advice.pipeline_seen(switch)
+        link = None if pipeline is None else advice.slow_link(pipeline)
         if link is not None:
             slow = switch.name, switch.ranks[link]
             # (the steps of a new attempt may be fewer)
@@ -254,13 +244,13 @@ def _found(
             yield _around(straggler, switch, advised), straggler.step_s
         for rank in switch.ranks:
             slow_for = now.last_step - slow_since.get((switch.name, rank), now.last_step)
-            pipeline = pipeline_seen(switch) if slow_for >= SLOW_STEPS else None
+            pipeline = advice.pipeline_seen(switch) if slow_for >= SLOW_STEPS else None
             if pipeline is not None and ("pipeline", rank) not in looked:
                 yield _ahead(pipeline, switch.ranks.index(rank), switch, advised)
 
 
 def _around(straggler: Straggler, switch: SwitchStatus, advised: Callable[..., RemedyChanged]) -> RemedyChanged:
-    remedy = around(straggler, as_measured(len(switch.ranks), switch.exchange_s))
+    remedy = advice.around(straggler, advice.as_measured(len(switch.ranks), switch.exchange_s))
     numbers = {"late_s": straggler.late_s, "step_s": straggler.step_s, "ring_s": switch.exchange_s}
     numbers |= {"break_even_s": remedy.pays_from_s or 0.0, "expected_s": remedy.saves_s or 0.0}
     numbers |= {"ring_bytes": switch.exchanged_bytes, "ring_ranks": len(switch.ranks)}
@@ -271,13 +261,13 @@ def _around(straggler: Straggler, switch: SwitchStatus, advised: Callable[..., R
 def _ahead(
     pipeline: Pipeline, link: int, switch: SwitchStatus, advised: Callable[..., RemedyChanged]
 ) -> tuple[RemedyChanged, float]:
-    ahead_S, now_s = planned(pipeline), step_s(pipeline, one_f_one_b(pipeline))
-    saves_s = now_s - step_s(pipeline, ahead_S)
-    costs_s = now_s - step_s(undelayed(pipeline), one_f_one_b(pipeline))
+    ahead_S, now_s = advice.planned(pipeline), advice.step_s(pipeline, advice.one_f_one_b(pipeline))
+    saves_s = now_s - advice.step_s(pipeline, ahead_S)
+    costs_s = now_s - advice.step_s(advice.undelayed(pipeline), advice.one_f_one_b(pipeline))
     told = advised(
         remedy="pipeline",
         # (it is a straggler even where nothing can be done about it)
-        reason="no_room" if saves_s < MIN_SHARE * now_s <= costs_s else "not_allowed",
+        reason="no_room" if saves_s < advice.MIN_SHARE * now_s <= costs_s else "not_allowed",
         rank=switch.ranks[link],
         who=f"the link between ranks {switch.ranks[link]} and {switch.ranks[link + 1]}",
         where="the pipeline",

@@ -316,30 +316,24 @@ def hosts(tmp_path):
     ("before", "asked", "after"),
     [
         # what is in force; what the first host is asked for, and the second; what is in force then
-        (0, (2, 2), 2),
-        (0, (2, 0), 0),
-        (0, (0, 2), 0),
-        (0, (2, 1), 0),
-        (2, (2, 2), 2),
-        (2, (0, 0), 0),
-        (2, (0, 2), 2),
-        (2, (2, 0), 2),
-        (2, (1, 1), 1),
+        *((0, [asked], after) for asked, after in (((2, 2), 2), ((2, 0), 0), ((0, 2), 0), ((2, 1), 0))),
+        *((2, [asked], after) for asked, after in (((2, 2), 2), ((0, 0), 0), ((0, 2), 2), ((2, 0), 2), ((1, 1), 1))),
         # more than there are ranks, and a pipeline's plan: no rank can do that
-        (0, (4, 4), 0),
-        (2, (4, 4), 2),
-        (2, (Setting.of_plan((3, 2, 1)).value,) * 2, 2),
-        (0, (4, 2), 0),
+        *((before, [asked], before) for before, asked in ((0, (4, 4)), (2, (4, 4)), (0, (4, 2)))),
+        (2, [(Setting.of_plan((3, 2, 1)).value,) * 2], 2),
+        # withdrawn before all have seen it
+        (0, [(3, None), (0, 3), (None, 0)], 0),
     ],
 )
 def test_what_all_hosts_are_asked_for_is_in_force_and_else_what_was(hosts, before, asked, after):
     # GIVEN something in force WHEN hosts are asked for something THEN it is in force once all ranks have seen it
     hosts.ask(before, before)
     hosts.rounds(3)
-    hosts.ask(*asked)
-    # (in the round that begins, all vote)
-    hosts.rounds(3)
-    assert hosts.values == [[0, before, before, before, after, after]] * 3
+    for words in asked:
+        hosts.ask(*words)
+        # (in the round that begins, all vote)
+        hosts.rounds(3)
+    assert hosts.values == [[0, before, before, before, *[after] * (3 * len(asked) - 1)]] * 3
     assert {file.status().value for file in hosts.files} == {after}
 
 
@@ -362,17 +356,6 @@ def test_it_comes_into_force_a_round_after_the_last_host_has_seen_it(hosts):
     assert (status.value, status.since_step, status.round, status.all_begun) == (3, 105, 6, 6)
     assert status.next_request(3) is None
     assert status.next_request(0) == Request(0, 0, 0)
-
-
-def test_what_is_withdrawn_before_all_have_seen_it_never_comes(hosts):
-    hosts.ask(3, None)
-    hosts.rounds(2)
-    hosts.ask(0, 3)
-    hosts.rounds(2)
-    hosts.ask(None, 0)
-    hosts.rounds(2)
-    assert hosts.values == [[0] * 6] * 3
-    assert hosts.status().next_request(0) is None
 
 
 @pytest.mark.parametrize(

@@ -167,15 +167,6 @@ def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_
     assert FakeSession.log[:2] == ["prepare", f"start {recorded[0]}"]
 
 
-def test_what_is_waited_for_longer_than_the_time_box_was_not_recorded(rig):
-    rig.ask(period_steps=20, phase=15)
-    rig.step(5)
-    rig.now_s[0] += 31.0
-    rig.step(20)
-    assert rig.outcome() == ("failed", "time-box reached before a step was recorded")
-    assert rig.touched in ([], [5])
-
-
 STACKS = {"profiler": "stacks", "options": {"sample_stacks": True}, "warmup_steps": 0, "max_bytes": 10**6}
 
 
@@ -271,46 +262,59 @@ def test_a_request_that_comes_before_the_export_is_quite_done_is_heard(rig, monk
     assert rig.client.progress().state == "armed"
 
 
-@pytest.mark.parametrize("within", [False, True], ids=["between two steps", "in a step"])
-@pytest.mark.parametrize(
-    ("warmup", "before_time_is_up", "recorded"), [(5, 2, 0), (0, 1, 1), (1, 3, 2)], ids=["warm-up", "one", "two"]
-)
-def test_a_capture_is_bounded_in_seconds_warm_up_included(rig, session, warmup, before_time_is_up, recorded, within):
-    rig.ask(steps=9, warmup_steps=warmup)
-    rig.step(before_time_is_up - within)
-    # WHEN the time is up THEN it stops at the next boundary
-    if within:
-        rig.step(1, lambda: rig.now_s.__setitem__(0, 200.0))
+def time_is_up(rig) -> None:
     rig.now_s[0] = 200.0
-    rig.step()
-    if recorded:
-        rig.exported()
-        assert rig.outcome() == ("stored", f"time-box reached after {recorded} of 9 steps")
+
+
+def is_called_off(rig) -> None:
+    rig.client.cancel("c-1")
+
+
+def makes_way(rig) -> None:
+    rig.guard._on_job_profiler()
+
+
+def training_ends(rig) -> None:
+    rig.recording.close()
+
+
+NINE, WARMING = {"steps": 9, "warmup_steps": 0}, {"steps": 9, "warmup_steps": 5}
+UNRECORDED = "before a step was recorded"
+EARLY = {
+    "in its warm-up": (WARMING, 2, time_is_up, ("failed", f"time-box reached {UNRECORDED}")),
+    "after one step": (NINE, 1, time_is_up, ("stored", "time-box reached after 1 of 9 steps")),
+    "after two": ({"steps": 9}, 3, time_is_up, ("stored", "time-box reached after 2 of 9 steps")),
+    "waiting": ({"period_steps": 20, "phase": 15}, 5, time_is_up, ("failed", f"time-box reached {UNRECORDED}")),
+    "called off": (NINE, 2, is_called_off, ("failed", "cancelled")),
+    "the job's own profiler": (NINE, 2, makes_way, ("failed", "the job started a profiler of its own")),
+    "the end": (NINE, 2, training_ends, ("stored", "training ended after 2 of 9 steps")),
+    "the end in its warm-up": (WARMING, 2, training_ends, ("failed", f"training ended {UNRECORDED}")),
+    "the end before it began": ({}, 0, training_ends, ("refused", "training ended")),
+}
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["between two steps", "in a step"])
+@pytest.mark.parametrize(("changes", "steps", "ends", "outcome"), EARLY.values(), ids=EARLY)
+def test_a_capture_that_ends_early_keeps_the_steps_it_has(rig, session, within, changes, steps, ends, outcome):
+    # GIVEN a capture under way WHEN it is to end before it has all its steps, between two steps or in one
+    within &= ends is not training_ends
+    rig.ask(**changes)
+    rig.step(steps - within)
+    if within:
+        rig.step(1, lambda: ends(rig))
     else:
-        assert rig.outcome() == ("failed", "time-box reached before a step was recorded")
-    assert session.log.count("stop") == 1
-    rig.step(2)
-    assert rig.touched == list(range(before_time_is_up + 1))
-
-
-@pytest.mark.parametrize(
-    ("calls_off", "reason"),
-    [
-        (lambda rig: rig.client.cancel("c-1") and None, "cancelled"),
-        (lambda rig: rig.guard._on_job_profiler(), "the job started a profiler of its own"),
-    ],
-)
-def test_a_capture_that_is_called_off_or_makes_way_is_stopped_and_discarded(rig, session, calls_off, reason):
-    # GIVEN a capture under way WHEN it is called off, or the job starts a profiler, in the middle of a step
-    rig.ask(steps=9, warmup_steps=0)
+        ends(rig)
     rig.step()
-    rig.step(1, lambda: calls_off(rig))
+    if rig.executor._export is not None:
+        rig.exported()
+    # THEN it stops at the next boundary, and keeps steps where they are worth it, or leaves nothing
+    assert rig.outcome() == outcome
+    assert (rig.client.progress().answered, session.log.count("stop") <= 1) == (True, True)
+    assert (rig.spool / "c-1.json").exists() == bool(list(rig.spool.iterdir())) == (outcome[0] == "stored")
     rig.step(2)
-    # THEN ours is stopped, has failed, and leaves nothing
-    assert rig.outcome() == ("failed", reason)
-    assert session.log[-1] == "stop"
-    assert list(rig.spool.iterdir()) == []
-    assert rig.touched == [0, 1, 2]
+    touched = [] if "period_steps" in changes else list(range(steps + (ends is not training_ends)))
+    assert rig.touched in (touched, [*touched, steps])
+    assert outcome[1] == "training ended" or "period_steps" in changes or session.log.count("stop") == 1
 
 
 @pytest.mark.parametrize("where", ["prepare", "start", "begin", "end", "stages", "stop", "export"])
@@ -387,29 +391,6 @@ def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, m
     assert (result.state, result.capture_id) == ("refused", "unreadable" if spoil is damaged else "c-1")
     assert reason in result.detail
     assert (session.log, rig.touched) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("warmup", "outcome"),
-    [
-        (0, ("stored", "training ended after 2 of 9 steps")),
-        (5, ("failed", "training ended before a step was recorded")),
-    ],
-)
-def test_a_training_that_ends_keeps_the_steps_it_has(rig, session, warmup, outcome):
-    rig.ask(steps=9, warmup_steps=warmup)
-    rig.step(2)
-    rig.recording.close()
-    assert rig.outcome() == outcome
-    assert session.log.count("stop") == 1
-    assert (rig.spool / "c-1.json").exists() == (outcome[0] == "stored")
-
-
-def test_a_request_that_comes_too_late_is_answered(rig):
-    rig.step()
-    rig.ask()
-    rig.recording.close()
-    assert (rig.result().state, rig.client.progress().answered) == ("refused", True)
 
 
 @pytest.mark.parametrize(
