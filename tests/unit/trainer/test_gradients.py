@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -144,15 +144,6 @@ def test_under_no_sync_all_of_backward_is_the_ranks_own(watched, clock, group):
     assert train(watched, clock, model) == [42]
 
 
-@pytest.mark.parametrize("waits_ns", [0, WAIT_NS])  # with ``no_sync`` in all but the last, and without
-def test_accumulation_leaves_out_what_each_backward_waits(watched, clock, model, waits_ns):
-    # GIVEN three backwards in a step, with time outside before each and a wait after it
-    moments = train(watched, clock, model, model, model, steps=2 * LEARNING_STEPS, waits_ns=waits_ns)
-    # THEN the moment is in the last one, and tells the work of all three: no other rank's delay is in it
-    assert hooked(model) == KEPT
-    assert moments == [3 * (2 + 40)] * 2 * LEARNING_STEPS
-
-
 def test_two_models_with_a_backward_each_are_both_followed_to_their_last_gradient(watched, clock):
     # GIVEN two models, watched as one, each with a backward of its own that ends with a wait
     models = nn.ModuleList([Chain(clock, 6), Chain(clock, 3)])
@@ -168,44 +159,50 @@ def test_two_models_with_a_backward_each_are_both_followed_to_their_last_gradien
     assert moments[-1] == 52 + 32
 
 
-def test_a_visit_that_only_exchanges_is_a_wait(watched, clock, model):
-    # GIVEN an exchange of its own in the sync stage, before the backward
-    with watched.monitor.step():
-        clock.passes(1)
-        with watched.monitor.stage("backward"):
-            clock.passes(WAIT_NS)
-        with watched.monitor.stage("backward"):
-            backward(model)
-            clock.passes(WAIT_NS)
-    assert watched.step().ready_ns == 40
+ACTIONS = st.one_of(
+    st.tuples(st.just("visit"), st.sampled_from(["data", "forward", "backward"])),
+    st.tuples(st.just("leave"), st.none()),
+    st.tuples(st.just("pass"), st.integers(1, 1000)),
+    st.tuples(st.just("gradients"), st.booleans()),
+)
 
 
-def test_a_stage_inside_the_sync_stage_stops_its_clock_here_too(watch, clock):
-    # GIVEN a backward in which the job measures a stage of its own, in which the last gradient comes
-    watched, model = watch(("data", "backward"), ("backward",)), Chain(clock)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.lists(ACTIONS, max_size=15), max_size=LEARNING_STEPS))
+@example(steps=[[("visit", "backward"), ("pass", 1000), ("leave", None), ("visit", "backward"), ("gradients", True)]])
+@example(steps=[[("visit", "backward"), ("pass", 2), ("visit", "data"), ("gradients", False), ("pass", 5)]])
+@example(steps=[[("visit", "backward"), ("gradients", False), ("leave", None), ("gradients", False)]] * LEARNING_STEPS)
+def test_what_a_visit_does_until_its_last_gradient_is_the_ranks_own(watch, clock, steps):
+    # GIVEN visits to the sync stage that compute, wait or both, and backwards there and elsewhere, some of them in a
+    # thread of autograd's
+    watched, model, expected = watch(), Chain(clock), []
     watched.monitor.watch(model)
-    for _ in range(2):
-        with watched.monitor.step(), watched.monitor.stage("backward"):
-            clock.passes(2)
-            with watched.monitor.stage("data"):
-                backward(model)
-            clock.passes(5)
-    assert [record.ready_ns for record in watched.steps()] == [2, 2]
-
-
-def test_a_backward_elsewhere_is_none_of_the_sync_stages(watched, clock, model):
-    # GIVEN backwards in another stage, outside every stage, and outside every step
-    assert train(watched, clock, model, stage="forward") == [None]
-    with watched.monitor.step():
-        backward(model)
-    backward(model)
-    assert watched.step().ready_ns is None
-    # AND one elsewhere after the sync stage, which leaves that one's moment as it was
-    with watched.monitor.step():
-        for stage in ("backward", "optimizer"):
-            with watched.monitor.stage(stage):
-                backward(model)
-    assert watched.step().ready_ns == 40
+    for actions in steps:
+        opened, own_ns, ready_ns = [], 0, []
+        with watched.monitor.step():
+            for action, value in [*actions, *[("leave", None)] * len(actions)]:
+                before_ns = clock.now_ns
+                if action == "visit" and value not in opened:
+                    opened.append(value)
+                    watched.monitor.stage(value).__enter__()
+                    if value == "backward":
+                        own_ns = 0
+                        ready_ns.append(None)
+                elif action == "leave" and opened:
+                    watched.monitor.stage(opened.pop()).__exit__(None, None, None)
+                elif action == "pass":
+                    clock.passes(value)
+                elif action == "gradients":
+                    in_a_thread(backward, model) if value else backward(model)
+                own_ns += (clock.now_ns - before_ns) * (opened[-1:] == ["backward"])
+                if action == "gradients" and "backward" in opened:
+                    ready_ns[-1] = own_ns
+        known_ns = [ns for ns in ready_ns if ns is not None]
+        expected.append(sum(known_ns) if known_ns else None)
+    # THEN the moment is how long they were at it together, without any wait
+    assert [record.ready_ns for record in watched.steps()] == expected
+    assert watched.misuse == 0
+    watched.monitor.close()
 
 
 def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(watched, clock, model, caplog):
@@ -367,16 +364,6 @@ def test_a_step_left_half_way_teaches_nothing(watched, clock, model):
     # THEN all hooks are still on, and the first whole step is the first lesson
     assert hooked(model) == 8
     assert train(watched, clock, model) == [42]
-
-
-def test_a_hook_on_another_thread_is_this_steps(watched, clock, model):
-    # GIVEN a backward that runs in another thread while this one waits for it, as on a CUDA device
-    for _ in range(2 * LEARNING_STEPS):
-        with watched.monitor.step(), watched.monitor.stage("backward"):
-            in_a_thread(backward, model)
-            clock.passes(WAIT_NS)
-    assert [record.ready_ns for record in watched.steps()] == [40] * 2 * LEARNING_STEPS
-    assert watched.misuse == 0
 
 
 def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(watch, clock):
