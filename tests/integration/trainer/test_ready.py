@@ -1,32 +1,21 @@
 """The moment the last gradient is ready, in real DDP jobs: one rank is slow inside its backward pass."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from sftriage.model.windows import StepRecord
 from sftriage.windows.rings import Ring
+from tests.integration.conftest import own_environment
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
-from tests.integration.processes import DEADLINE_S, FORKED, ended
-
-JOBS = Path(__file__).parents[1] / "jobs"
+from tests.integration.processes import FORKED, JOBS, ROOT, output_of
 
 
-def run_ranks(job: str, *arguments: object) -> str:
-    command = [*FORKED, "2", str(JOBS / job), *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")}
-    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(JOBS.parents[2])}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        with ended(process):
-            said, errors = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, errors
-    return said
+def run_ranks(job: str, directory: Path, *arguments: object) -> str:
+    environment = own_environment(directory) | {"PYTHONPATH": str(ROOT)}
+    return output_of(*FORKED, 2, JOBS / job, directory, *arguments, env=environment)
 
 
 def ready_at_ns(record: StepRecord) -> int:
