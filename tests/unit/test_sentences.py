@@ -482,18 +482,14 @@ def remedies() -> Rows:
     """Advice on a straggler, and on a pipeline: worth the trouble or not, of known messages or not."""
     late = Straggler("rank 3", "data", (3,), 8, 0.05, 0.25)
     messages = Messages(10**9, 1e-5, 1e-10)
-    pipeline = Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 0.02, 0.0), 16)
+    pipeline, absorbed = (Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, delay_s, 0.0), 16) for delay_s in (0.02, 1e-6))
     asked = {
         "a late rank": (late, messages, None),
         "of messages that nobody knows": (late, None, None),
         "hardly late": (replace(late, late_s=1e-4), messages, None),
         "one of two": (replace(late, n_ranks=2, ranks=(1,)), messages, None),
         "a slow link": (None, None, pipeline),
-        "a link of which nothing is left to absorb": (
-            None,
-            None,
-            Pipeline((0.01,) * 4, (0.02,) * 4, (0.0, 1e-6, 0.0), 16),
-        ),
+        "a link of which nothing is left to absorb": (None, None, absorbed),
     }
     for what, given in asked.items():
         for line in advice_lines(advice_of(*given)):
