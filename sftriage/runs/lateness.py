@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
 from sftriage.trainer.layout import RingInfo
-from sftriage.verdict.accounting import by_step, segments
+from sftriage.verdict.accounting import anchored, segments
 from sftriage.verdict.units import system_counts
-from sftriage.windows.logs import StepFile, StepLogs, Thinning, counted_steps, windows
+from sftriage.windows.logs import LogReader, StepLogs, Thinning, counted_steps, windows
 from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 
 MAX_ROWS = 128
@@ -211,20 +211,20 @@ class HeatSource:
         map_ = heat_map(means_CX[:, :n_ranks], starts, each, sampled, last_step, infos, thinned)
         return replace(map_, stages=stages, advances_CS=means_CX[:, n_ranks:])
 
-    def lateness(self, ranks: Mapping[int, StepFile], first_step: int, n_steps: int) -> dict[int, float]:
+    def lateness(self, ranks: Mapping[int, LogReader], first_step: int, n_steps: int) -> dict[int, float]:
         """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""
         (late_X,) = self._means(ranks, [(first_step, n_steps)])
         late_R = late_X[: len(ranks)]
         return {rank: float(late_s) for rank, late_s in zip(ranks, late_R, strict=True) if np.isfinite(late_s)}
 
-    def _means(self, ranks: Mapping[int, StepFile], runs: list[tuple[int, int]]) -> list[SingleArray]:
+    def _means(self, ranks: Mapping[int, LogReader], runs: list[tuple[int, int]]) -> list[SingleArray]:
         """The mean lateness of the ranks over each run of steps, and after these (X) the mean advance of each stage."""
         means: list[SingleArray] = []
         for window in windows(ranks, [(first - 1, n_steps + 1) for first, n_steps in runs], MAX_VECTORS):
             self.read += window.durations_NRS.shape[0] * window.durations_NRS.shape[1]
             # The step before opens the first segment of the first one, and has no lateness of its own.
-            advances_NS, complete_N = by_step(window)
-            advances_NS = np.where(complete_N[:, None], advances_NS, np.nan)
+            found = anchored(window)
+            advances_NS = np.where(found.complete_N[:, None], found.advances_NS, np.nan)
             means.append(_mean(np.hstack([lateness_of(window), advances_NS])[1:]))
         return means
 

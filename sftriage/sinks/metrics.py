@@ -47,7 +47,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
-from sftriage.verdict.accounting import by_step
+from sftriage.verdict.accounting import anchored
 from sftriage.verdict.judging import on_device
 from sftriage.words.decisions import reasons_of
 
@@ -135,7 +135,7 @@ class StepTally:
         return self._last.last_step if self._last is not None and attempt == self._attempt else None
 
     def take(self, window: Window, clock: Clock = "host") -> tuple[NDArray[np.float64], NDArray[np.bool_]] | None:
-        """What `by_step` says of the last steps of a window, which none before it had; None where there are none.
+        """The advances of the last steps of a window, which none before it had, and which are complete; None of none.
 
         ``clock`` is the one that it was judged on.
         """
@@ -158,9 +158,8 @@ class StepTally:
         if whole is window and next_step > window.first_step:
             # The step before the first new one is in the window.
             whole = window.steps(next_step - 1, window.last_step)
-        advances_NS, complete_N = by_step(whole)
-        new = next_step - whole.first_step
-        return advances_NS[new:], complete_N[new:]
+        found, new = anchored(whole), next_step - whole.first_step
+        return found.advances_NS[new:], found.complete_N[new:]
 
 
 MAX_STAGE_LABELS = 64

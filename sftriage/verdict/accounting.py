@@ -1,13 +1,10 @@
 """Where a window's exposed time went: the *frontier*, an exact, additive accounting, segment by segment.
 
-A window is cut at the ends of its sync stages, where the ranks are together by construction. A segment runs from the
-end of one sync stage to the end of the next. Stages after the last sync of step t-1 open the first segment of step t: a
-rank late there is late at the next sync, and cutting anywhere else would show that as its peers' slow sync stage.
-
-At a stage boundary the frontier is the cumulative time of whichever rank is furthest along; a stage's advance is the
-frontier's increment over it. Advances are never negative and sum to the exposed time (StageFrontier, arXiv 2606.06751).
-
-Axes are in the names of arrays: N steps, R ranks, S stages, M rows.
+A segment runs from the end of one sync stage, where the ranks are together by construction, to the end of the next.
+Stages after the last sync of step t-1 open the first segment of step t: cut anywhere else, a rank that is late there
+would show as its peers' slow sync stage. At a stage boundary the frontier is the cumulative time of whichever rank is
+furthest along; a stage's advance is its increment. Advances are never negative and sum to the exposed time
+(StageFrontier, arXiv 2606.06751). Axes: N steps, R ranks, S stages, M rows.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ def medians(values: FloatArray, axis: int = -1) -> FloatArray:
 
 
 def known_medians(values_NXC: FloatArray) -> FloatArray:
-    """The medians over ranks of those that are known, as `np.nanmedian` has them, at a fraction of its cost."""
+    """The medians over ranks of what is known, as `np.nanmedian` has them, at a fraction of its cost."""
     # What is not known comes last: of a row of which nothing is, at -1 and 0, too.
     ordered_NXC, known_NC = np.sort(values_NXC, axis=1), (~np.isnan(values_NXC)).sum(axis=1)
     lower_NC, upper_NC = (
@@ -53,14 +50,11 @@ Index = slice | tuple[slice | RankArray, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumn:
-    """One stage's part of a segment: N steps × R ranks, seconds.
-
-    It is computed when it is used, so that a large job's window is not copied.
+    """One stage's part of a segment: N steps × R ranks, seconds; computed when used, so that no large window is copied.
 
     Attributes:
         offset: step n is in row ``n + offset`` of the segment: what came after the last sync is in the next step's row.
-        over_NR: only time over this is in the column, if given.
-        up_to_NR: only time up to this is in the column, if given.
+        over_NR, up_to_NR: only time over this, and up to this, is in the column, if given.
         valid_NR: where False, the time is 0.
     """
 
@@ -101,9 +95,9 @@ class SegmentColumn:
 class Segment:
     """One kind of segment over all steps of a window, in M rows × R ranks; row m ends in step m's sync.
 
-    The ranks go through the ``local`` columns in order without waiting for anybody; ``own`` is the sync stage, or None
-    where nothing synchronises. The opening segment begins with the stages that came after the last sync of the step
-    before, and has one row more than the window has steps: what came after the last step's last sync.
+    The ranks go through the ``local`` columns without waiting for anybody; ``own`` is the sync stage, or None where
+    nothing synchronises. The opening segment begins with the stages after the last sync of the step before, and has one
+    row more than the window has steps: what came after the last step's last sync.
     """
 
     local: tuple[SegmentColumn, ...]
@@ -133,9 +127,9 @@ def complete_steps(window: Window) -> BoolArray:
 
 
 def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
-    """The window's segments in the order of a step.
+    """The window's segments in the order of a step; without a sync stage one, the step itself.
 
-    Without a sync stage there is one segment, the step itself. Steps that are not complete contribute nothing.
+    Steps that are not complete contribute nothing.
     """
     valid_N = complete_steps(window) if valid_N is None else valid_N
     n_steps, n_ranks, _ = window.durations_NRS.shape
@@ -195,16 +189,22 @@ def _ready(window: Window) -> FloatArray | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accounting:
-    """Where a window's exposed time went, in seconds over all its complete steps.
+    """Where a window's exposed time went, in seconds over all its complete steps (``complete_N``).
 
     ``advances_S.sum() == exposed_s`` to floating-point precision. ``leaders_S`` is the rank that led each stage's
-    boundary, weighted by what the frontier advanced there while it led (None where the frontier never advanced).
+    boundary, weighted by what the frontier advanced there while it led (None where it never advanced). ``advances_NS``
+    has what came after a step's last sync in that step.
     """
 
     exposed_s: float
     advances_S: FloatArray
     leaders_S: tuple[int | None, ...]
-    n_steps: int
+    advances_NS: FloatArray
+    complete_N: BoolArray
+
+    @property
+    def n_steps(self) -> int:
+        return int(self.complete_N.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,8 +213,8 @@ class Walk:
 
     Attributes:
         arrivals_M: for each row the time at which each rank (R) was through with the local columns.
-        leader_M: the rank that arrived last, at ``last_M``.
-        runner_up_M: the second last, at ``second_M`` (0 if there is one rank).
+        leader_M, runner_up_M: the ranks that arrived last, at ``last_M``, and second last, at ``second_M`` (0 of one
+            rank).
         end_M: the end of the segment, which is its exposed time.
         advance_KM, ahead_KM: for each column the frontier's advance over it, and the rank in front after it.
         some_KNX: for each local column the times of some ranks, in single precision.
@@ -291,24 +291,8 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
     )
 
 
-def joined_walks(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
-    """The walk through a segment, put together from rows of other walks, in order."""
-    names = ("leader_M", "last_M", "runner_up_M", "second_M", "end_M", "advance_KM", "ahead_KM")
-    some_KNX = []
-    for k, column in enumerate(segment.local):
-        # A column's steps are ``offset`` rows later.
-        steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
-        some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
-    return Walk(
-        segment=segment,
-        arrivals_M=tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows]),
-        some_KNX=tuple(some_KNX),
-        **{name: np.concatenate([getattr(one, name)[..., rows] for one, rows in parts], axis=-1) for name in names},
-    )
-
-
 def _overlap(column: SegmentColumn, rows: slice) -> tuple[slice, slice]:
-    """The part of some rows that a column has: relative to the first of these rows, and as steps of the column."""
+    """The part of some rows that a column has: relative to the first of them, and as steps of the column."""
     first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
     start = first + column.offset - rows.start
     return slice(start, start + last - first), slice(first, last)
@@ -335,7 +319,7 @@ def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, Ra
 def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], BoolArray]:
     """The walks through a window's segments, with the times of some ranks, and its complete steps (N).
 
-    First all steps are taken to be complete, which saves a pass: a missing time is NaN, and shows in the frontier.
+    At first all steps are taken to be complete, which saves a pass: a missing time is NaN, and shows in the frontier.
     """
     complete_N = np.ones(len(window.durations_NRS), dtype=np.bool_)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -348,37 +332,20 @@ def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], Bo
 
 def anchored(window: Window) -> Accounting:
     """The accounting cut at the end of each sync stage, so that a delay after the last sync keeps its stage."""
-    walks, complete_N = walked(window)
-    return account(walks, window, int(complete_N.sum()))
+    return account(*walked(window), window)
 
 
-def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
-    """Each step's (N) advances by stage (S) in seconds, and which steps are complete; the others have none.
-
-    They sum to those of `anchored`. What came after a step's last sync belongs to that step.
-    """
-    walks, complete_N = walked(window)
-    return advances_by_step(walks, window), complete_N
-
-
-def advances_by_step(walks: list[Walk], window: Window) -> FloatArray:
-    """The advances of walks through a window's segments, by step and stage (N × S), in seconds."""
-    advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
-    for one in walks:
-        for column, advance_M, _ in one.boundaries:
-            advances_NS[:, column.stage] += advance_M[column.offset : column.offset + column.n_steps]
-    return advances_NS
-
-
-def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
-    """The sums of the walks through a window's segments, over ``n_steps`` complete steps."""
-    _, n_ranks, n_stages = window.durations_NRS.shape
-    advances_S, led_SR = np.zeros(n_stages), np.zeros((n_stages, n_ranks))
+def account(walks: Sequence[Walk], complete_N: BoolArray, window: Window) -> Accounting:
+    """The sums of the walks through a window's segments, of which some steps are complete."""
+    n_steps, n_ranks, n_stages = window.durations_NRS.shape
+    advances_NS, advances_S = np.zeros((n_steps, n_stages)), np.zeros(n_stages)
+    led_SR = np.zeros((n_stages, n_ranks))
     for one in walks:
         for column, advance_M, ahead_M in one.boundaries if n_ranks else ():
+            advances_NS[:, column.stage] += advance_M[column.offset : column.offset + n_steps]
             advances_S[column.stage] += advance_M.sum()
             led_SR[column.stage] += np.bincount(ahead_M, advance_M, n_ranks)
     exposed_s = sum(float(one.end_M.sum()) for one in walks)
     # The lowest rank of equals.
     leaders_S = tuple(int(led_R.argmax()) if led_R.any() else None for led_R in led_SR)
-    return Accounting(exposed_s, advances_S, leaders_S, n_steps)
+    return Accounting(exposed_s, advances_S, leaders_S, advances_NS, complete_N)

@@ -25,7 +25,6 @@ from sftriage.verdict.accounting import (
     BoolArray,
     FloatArray,
     Segment,
-    advances_by_step,
     medians,
     segments,
     walked,
@@ -88,11 +87,9 @@ def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> Ke
     """What is kept for the next window; None for a small job, where replaying again is faster."""
     if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
         return None
-    emptied = [
-        replace(one, walk=replace(one.walk, segment=replace(one.walk.segment, local=(), own=None))) for one in replays
-    ]
-    found = [one.walk.segment for one in replays]
-    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), tuple(emptied))
+    emptied = tuple(replace(one, segment=replace(one.segment, local=(), own=None)) for one in replays)
+    found = [one.segment for one in replays]
+    return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), emptied)
 
 
 def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
@@ -121,7 +118,7 @@ def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[Seg
             [
                 (one_step[k], slice(0, 1)),
                 (before.replays[k], slice(ahead + 1, ahead + n_shared)),
-                (new[k], slice(1, new[k].walk.segment.n_rows)),
+                (new[k], slice(1, new[k].segment.n_rows)),
             ],
             segment,
             len(window.schema.stages),
@@ -296,15 +293,14 @@ class WindowEvidence:
         self.before, self.settings = past, settings
         self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
         self.step_N = window.first_step + np.arange(self.n_steps)
-        walks = [one.walk for one in replays]
         self.whole = profile(replays, self.n_steps, roles)
         # What came after a step's last sync is that step's, as in a candidate's gain.
-        self.exposed_N = advances_by_step(walks, window).sum(axis=1)
-        self.measures = measured(window, walks, self.whole, valid_N)
+        self.exposed_N = accounting.advances_NS.sum(axis=1)
+        self.measures = measured(window, self.exposed_N, self.whole, valid_N)
         used_N = ordinary_steps(steps_of_a_kind(window, valid_N), self.whole, self.exposed_N, settings)
         moved_N = used_N & ~paused_steps(self.measures, settings)
         self.used_N = used_N = moved_N if moved_N.any() else used_N
-        leader_GN = np.stack([one.walk.leader_M[: self.n_steps] for one in replays])
+        leader_GN = np.stack([one.leader_M[: self.n_steps] for one in replays])
         gain_GN = np.stack([one.whole_gain_M[: self.n_steps] for one in replays])
         self.gain_R = np.bincount(leader_GN[:, used_N].ravel(), gain_GN[:, used_N].ravel(), self.n_ranks)
         # The length of a step that no rank delays.

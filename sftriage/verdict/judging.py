@@ -37,7 +37,7 @@ from sftriage.verdict.units import stage_of, with_system
 from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, roles_of
 
 
-def roles_differ(window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
+def roles_differ(window: Window, walks: Sequence[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
     """Whether ranks are late because they do different work, and no cohorts are declared.
 
     A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
@@ -89,11 +89,12 @@ def assess_times(
     """
     roles = roles_of(window)
     replays = resumed(window, roles, past.replayed)
+    walks: Sequence[Walk]
     if replays is None:
         walks, valid_N = walked(window, roles.some_X)
     else:
-        walks, valid_N = [one.walk for one in replays], np.ones(len(window.durations_NRS), dtype=np.bool_)
-    accounting = account(walks, window, int(valid_N.sum()))
+        walks, valid_N = replays, np.ones(len(window.durations_NRS), dtype=np.bool_)
+    accounting = account(walks, valid_N, window)
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}

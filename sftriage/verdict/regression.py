@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sftriage.model.events import JobPaused, PauseReason
 from sftriage.model.verdicts import Regression, Settings
 from sftriage.model.windows import Window
-from sftriage.verdict.accounting import BoolArray, FloatArray, Walk, advances_by_step, medians
+from sftriage.verdict.accounting import BoolArray, FloatArray, medians
 from sftriage.verdict.whatif import MAD_TO_SIGMA, MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 
 FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6
@@ -141,13 +141,13 @@ class StepMeasures:
     work_N: FloatArray | None = None
 
 
-def measured(window: Window, walks: list[Walk], whole: Profile, valid_N: BoolArray) -> StepMeasures:
-    """The measures of a window's steps, from its walks, the profile of all steps, and which steps are complete.
+def measured(window: Window, step_N: FloatArray, whole: Profile, valid_N: BoolArray) -> StepMeasures:
+    """The measures of a window's steps, from their exposed times, their profile, and which of them are complete.
 
     What came after a step's last sync belongs to that step. The slowest cohort counts. A step of another kind than the
     one before it does not count, for it begins with what that one left behind.
     """
-    step_N, level_NS = advances_by_step(walks, window).sum(axis=1), whole.common_NCS.max(axis=1)
+    level_NS = whole.common_NCS.max(axis=1)
     queued_NR = window.counted("queued_s")
     queued_N = np.zeros(len(step_N)) if queued_NR is None else np.nan_to_num(np.fmax.reduce(queued_NR, axis=1))
     common_N = level_NS.sum(axis=1) + whole.sync_NS.sum(axis=1)

@@ -385,7 +385,7 @@ class Arrivals:
 
 def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrivals:
     """The arrivals of ranks."""
-    return Arrivals(range(n_ranks), tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
+    return Arrivals(range(n_ranks), tuple((one.leader_M, one.whole_gain_M) for one in replays))
 
 
 def arrivals_of_hosts(
@@ -397,9 +397,9 @@ def arrivals_of_hosts(
     """
     last = []
     for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
-        gain_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
+        gain_M = np.minimum(one.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
         alone_M = one.margin_M >= settings.most_fraction * gain_M
-        last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, gain_M)))
+        last.append((places.role_R[one.leader_M], np.where(alone_M, 0.0, gain_M)))
     return Arrivals(places.names, tuple(last))
 
 

@@ -1,11 +1,9 @@
 """Ranks and hosts as units that may be slow: what mending each alone would have saved, and what the system caused.
 
 Only the rank that arrives last can have a gain, so that only units that did are examined. The ranks of a slow host are
-late together: mending one of them alone saves nothing.
-
-A rank whose core another process has, that its cgroup throttles, or that is stopped by a signal, is late through no
-fault of its code. It delays the job all the same and stays a suspect, but the remedy is on its host, and no profiler of
-the rank would show the cause. So the kernel's counters are held against the time that was lost.
+late together: mending one of them alone saves nothing. A rank that is kept from its CPU, throttled or stopped delays
+the job and stays a suspect, but no profiler of it would show the cause: the kernel's counters are held against the time
+that was lost.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Ro
     over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
     units = []
     for x, rank in enumerate(ranks):
-        led = [one.walk.leader_M == rank for one in replays]
+        led = [one.leader_M == rank for one in replays]
         gains = [
             np.column_stack([one.gain_MS, one.whole_gain_M]) * led_M[:, None]
             for one, led_M in zip(replays, led, strict=True)
@@ -110,10 +108,7 @@ def host_units(
     n_steps: int,
     alike_fraction: float,
 ) -> list[Unit]:
-    """The units of those of some ``hosts`` that have several ranks, of which ``alike_fraction`` at least are slow.
-
-    ``elsewhere`` is `last_elsewhere` of each segment.
-    """
+    """The units of those of some ``hosts`` that have several ranks, of which ``alike_fraction`` at least are slow."""
     units = []
     for h in hosts:
         ranks = places.members[h]
@@ -128,7 +123,7 @@ def host_units(
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= alike_fraction):
             continue
-        led = [places.role_R[one.walk.leader_M] == h for one in replays]
+        led = [places.role_R[one.leader_M] == h for one in replays]
         gains = [_gains(*parts, ranks, roles) for parts in zip(replays, peers, led, elsewhere, strict=True)]
         over_NS = medians(over_NXS.swapaxes(1, 2))
         units.append(_unit(places.names[h], tuple(ranks.tolist()), over_NS, zip(replays, led, gains, strict=True)))
@@ -138,11 +133,11 @@ def host_units(
 def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
     """The last arrival of each row (M) on any host but the leader's, which is the only one with a gain in that row.
 
-    It is mostly the second last of all ranks; where that is on the leader's host too, the host is masked meanwhile.
+    Mostly the second last of all ranks; where that is on the leader's host too, the host is masked meanwhile.
     """
-    host_M, last_M = places.role_R[one.walk.leader_M], one.walk.second_M.copy()
-    for m in np.flatnonzero(places.role_R[one.walk.runner_up_M] == host_M):
-        arrival_R, ranks = one.walk.arrivals_M[m], places.members[host_M[m]]
+    host_M, last_M = places.role_R[one.leader_M], one.second_M.copy()
+    for m in np.flatnonzero(places.role_R[one.runner_up_M] == host_M):
+        arrival_R, ranks = one.arrivals_M[m], places.members[host_M[m]]
         arrival_X = arrival_R[ranks]
         arrival_R[ranks] = -np.inf
         last_M[m] = arrival_R.max()
@@ -169,7 +164,7 @@ def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
 
 def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Peers:
     peers = [median_NC.copy() for median_NC in one.references(n_steps)]
-    for column, median_NC in zip(one.walk.segment.local, peers, strict=True):
+    for column, median_NC in zip(one.segment.local, peers, strict=True):
         for c, ranks in apart.items():
             times_NX = column.of(ranks)
             median_NC[:, c] = medians(times_NX if len(ranks) < SAMPLE_RANKS else times_NX.astype(np.float32))
@@ -179,14 +174,11 @@ def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Pee
 def _gains(
     one: SegmentReplay, peers: Peers, led_M: BoolArray, second_M: FloatArray, ranks: RankArray, roles: Roles
 ) -> FloatArray:
-    """What mending each stage of a host, and in the last column all of them, would have saved in the rows it led.
-
-    M × (S + 1), seconds; X are the host's ranks, L the rows that it led.
-    """
+    """What mending each stage of a host, and last all, would have saved in the rows (L) that it led; M × (S + 1)."""
     led_L, n_stages = np.flatnonzero(led_M), one.excess_MS.shape[1]
-    arrival_LX = np.array([one.walk.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))
+    arrival_LX = np.array([one.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))
     excess_LXS = np.zeros((len(led_L), len(ranks), n_stages + 1))
-    for column, median_NC in zip(one.walk.segment.local, peers, strict=True):
+    for column, median_NC in zip(one.segment.local, peers, strict=True):
         step_L = led_L - column.offset
         there_L = (step_L >= 0) & (step_L < len(median_NC))
         step_L = step_L[there_L]
@@ -194,7 +186,7 @@ def _gains(
         excess_LXS[there_L, :, column.stage] += over_LX
     excess_LXS[:, :, -1] = excess_LXS.sum(axis=2)
     left_LS = (arrival_LX[:, :, None] - np.maximum(excess_LXS, 0.0)).max(axis=1)
-    saved_LS = one.walk.last_M[led_L, None] - np.maximum(second_M[led_L, None], left_LS)
+    saved_LS = one.last_M[led_L, None] - np.maximum(second_M[led_L, None], left_LS)
     gain_MS = np.zeros((len(led_M), n_stages + 1))
     gain_MS[led_L] = np.maximum(saved_LS, 0.0)
     return gain_MS
@@ -221,12 +213,11 @@ class SystemCounts:
 
     Attributes:
         late_s: by how much a rank's time before the syncs was over its peers'.
-        over: by how much it was over the peers', in the part of the step before the syncs.
-        waited_s: by how much longer it waited for a CPU than its peers, without what its cgroup's limit kept it
-            waiting, in the whole step or in that part; NaN if that is not known.
-        ran_s: by how much longer it ran than its peers, in the whole step; NaN if that is not known.
-        local_S: its peers' time in each stage before the syncs.
-        over_S: by how much its own was over that.
+        over: by how much its counters were over the peers', in the part of the step before the syncs.
+        waited_s: by how much longer it waited for a CPU than its peers, without waits for its cgroup's limit, in the
+            whole step or in that part; NaN if not known.
+        ran_s: by how much longer it ran than its peers, in the whole step; NaN if not known.
+        local_S, over_S: its peers' time in each stage before the syncs, and by how much its own was over that.
     """
 
     late_s: float
@@ -241,8 +232,8 @@ class SystemCounts:
     def descheduled_fraction(self) -> float | None:
         """The part of the lateness that was waiting for a CPU; None if it was not late.
 
-        A step takes all ranks as long. If a rank waits for a CPU longer than its peers, that is when they wait for it:
-        before the syncs as far as it is late there. It is not taken to be spread evenly, as other counters are.
+        A step takes all ranks as long: if a rank waits for a CPU longer than its peers, that is when they wait for it,
+        before the syncs as far as it is late there.
         """
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
@@ -251,14 +242,12 @@ class SystemCounts:
     def contended_fraction(self, usual_queued_s: float | None, stage: int | None) -> float | None:
         """The part of the lateness that contention for CPUs may explain; None if that was not counted.
 
-        Of who was not late, as in a window in which others have become later, any of it explains all.
-
-        A wait for a CPU delays the others only where they are not waiting, too, and counters do not say where in a step
-        it was: of two ranks that wait as long, the one that does so before the syncs is late. So all of the rank's own
-        waiting counts that is more than its peers', or than ``usual_queued_s``, if that is known. A core that is shared
-        with another one (as two hardware threads share it) or clocked down runs everything more slowly, up to half as
-        fast. So of a rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its
-        peers counts as well.
+        Of a unit that was not late, as in a window in which others have become later, any of it explains all. Of two
+        ranks that wait as long, the one that does so before the syncs is late, and counters do not say where in a step
+        it was: so all of the rank's own waiting counts that is more than its peers', or than ``usual_queued_s``, if
+        that is known. A core that is shared or clocked down runs everything more slowly, up to half as fast: so of a
+        rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its peers counts as
+        well.
         """
         waited_s = self.waited_s
         if math.isnan(waited_s):
@@ -271,10 +260,7 @@ class SystemCounts:
         return min(1.0, contended_s / self.late_s) if self.late_s > 0.0 else float(contended_s > 0.0)
 
     def _as_slow_elsewhere(self, stage: int) -> bool:
-        """Whether it is at least half as slow in what else it does, for what that is; also if there is nothing else.
-
-        Either in its other stages before the syncs, or in all that it runs, inside the syncs too.
-        """
+        """Whether it is at least half as slow, in proportion, in its other local stages or in all that it runs."""
         over_s, local_s = float(self.over_S[stage]), float(self.local_S[stage])
         elsewhere = [(float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s)]
         if not math.isnan(self.ran_s) and (run_s := self.own["run_s"] - self.ran_s - local_s) > 0.0:
@@ -292,13 +278,7 @@ class SystemCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBack:
-    """What kept ranks from running, in seconds a step.
-
-    Attributes:
-        stopped_NR: for how long each rank was stopped.
-        waited_NR: for how long its training thread stood in the run queue.
-        ready_NR: the same, and for how long it ran.
-    """
+    """What kept ranks from running, in seconds a step: stopped, in the run queue, and there or running (N × R each)."""
 
     stopped_NR: FloatArray
     waited_NR: FloatArray
@@ -316,8 +296,8 @@ class HeldBack:
     def of_ranks(self, ranks: Sequence[int], step_N: FloatArray) -> tuple[FloatArray, FloatArray]:
         """For how long some ranks were held back beyond any other (N): as counted, and in all of the step's work.
 
-        The threads that exchange gradients for them wait as they do: of what was left of the step (``step_N``), as much
-        of it as the training threads waited of the time in which they would have run.
+        The threads that exchange gradients for them wait as they do: for the same part of the rest of the step
+        (``step_N``) as the training threads waited of the time in which they would have run.
         """
         mine = np.asarray(ranks)
         stopped_N, waited_N = (
@@ -340,10 +320,10 @@ def charged(
 ) -> Unit:
     """The unit, with what it adds to the sync stages while something keeps it from running.
 
-    Before the syncs a rank that has no CPU is late; inside them all ranks wait for it alike, and no duration shows for
-    whom. So what it was held back and was not late by is that, as far as the sync stages took longer than they would by
-    themselves (``longer_NS``, N × S), and the step (``step_N``) longer than a healthy one (``usual_s``). It counts if
-    what was counted is most of its lateness.
+    Inside the syncs all ranks wait alike for a rank that has no CPU, and no duration shows for whom. So what it was
+    held back and not late by is charged, as far as the sync stages took longer than by themselves (``longer_NS``), and
+    the step (``step_N``) longer than a healthy one (``usual_s``). It counts if what was counted is most of its
+    lateness.
     """
     local_N, late_s = unit.gain_NS[:, -1], float(unit.over_NS[used_N].sum(axis=1).mean())
     own_NX = held.stopped_NR[:, unit.ranks] + held.waited_NR[:, unit.ranks]
@@ -360,12 +340,10 @@ def charged(
 
 
 def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> SystemCounts | None:
-    """The counters of some ranks in some steps (N), against the medians of their peers: the rest of their cohort.
+    """The counters of some ranks in some steps (N), against the medians of the rest of their cohort.
 
-    A counter is known by step and not by stage. It is taken to be spread evenly over the step, and only the part before
-    the syncs counts: what happens inside a sync stage delays all ranks alike.
-
-    Sums over all of the steps are compared, because two readings of a counter may be several steps apart
+    A counter is known by step and not by stage: it is taken to be spread evenly over the step, and only the part before
+    the syncs counts. Sums over all of the steps are compared, because two readings may be several steps apart
     (`sftriage.windows.logs`). Of many ranks, and of many peers, some are looked at.
 
     Returns:
@@ -403,9 +381,9 @@ def _waited_s(over: Mapping[str, float]) -> float:
 
 
 _Sums = tuple[int, float, FloatArray, FloatArray, FloatArray]
-"""Sums over the ranks in question of one cohort, and over steps: how many vectors, their lateness, a peer's time in
-each stage before the syncs (once for each vector), by how much their own was over that, all in seconds; and their
-counters (3 x C): their own, those over their peers, and those in the part of the step before the syncs."""
+"""Sums over ranks of one cohort and steps: how many vectors, their lateness, a peer's time in each stage before the
+syncs (once for each vector), by how much their own was over that; and their counters (3 x C): their own, those over
+their peers, and the latter in the part of the step before the syncs."""
 
 
 def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
@@ -448,7 +426,7 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:
-    """The ratio of a counter of a rank to its peers', 1 at least and `MOST_TIMES` at most; 1 if it is not known.
+    """How many times as much of a counter a rank has as its peers, from 1 to `MOST_TIMES`; 1 if that is not known.
 
     On a busy host, a rank that runs more or is woken more often waits for a CPU in proportion.
     """
@@ -475,10 +453,10 @@ def with_system(
 ) -> Verdict:
     """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
 
-    ``window`` has the times of the verdict's clock, and ``usual_queued_s`` is for how long a rank waits for a CPU in a
-    usual step. ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the
-    verdict's numbers: ``queued_s`` and ``preempted`` a step, and those of any other cause. A rank that does something
-    alone by its own note is late for that, and waits longer for a CPU because it has more to do.
+    ``window`` has the times of the verdict's clock, ``usual_queued_s`` is a rank's wait for a CPU in a usual step, and
+    ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the verdict's
+    numbers. A rank that does something alone by its own note is late for that, and waits for a CPU because it has more
+    to do.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict

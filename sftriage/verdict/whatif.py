@@ -1,23 +1,19 @@
 """What-if replay: the exposed time that would be saved if one suspect were as its reference.
 
-After "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv 2505.05713): replace the
-suspect's durations by its reference, let every wait shrink to what is left to wait for, and compare. In a segment all
-ranks leave together, so the replay is short: the last arrival moves, the sync stage's own work stays. Only the rank
-that arrives last can have a gain by itself, so a step costs one look at its leader and not R replays.
+After arXiv 2505.05713: replace the suspect's durations by the median of its cohort, let every wait shrink to what is
+left to wait for, and compare. In a segment all ranks leave together, so the last arrival moves and the sync stage's own
+work stays; only the rank that arrives last can have a gain by itself.
 
-Ranks that do the same work are compared with each other: within their cohort, or all where none are declared.
-
-A window's profile is what its steps take by stage where no rank is late, and how late the last rank is. Peers in the
-same step are no reference for what they all share; the job's past is. The baseline is the job's healthy profile, one
-for each regime (kind of step, and size of its work): a median over healthy windows spread evenly over the whole past,
-so that a creeping slowdown does not become the norm.
+Peers in the same step are no reference for what they all share; the job's past is. The baseline is a median over
+healthy windows spread evenly over that past, one for each regime (kind of step, and size of its work), so that a
+creeping slowdown does not become the norm.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -33,29 +29,21 @@ from sftriage.verdict.accounting import (
     Segment,
     SingleArray,
     Walk,
-    joined_walks,
     medians,
 )
 
 SAMPLE_RANKS = 512
-"""Ranks of a large cohort that its medians are taken from, drawn once.
-
-The error of such a median is 1.25 / √512, 6 %, of one rank's jitter; and numpy sorts up to this many single-precision
-numbers several times faster than a few more (x86-simd-sort)."""
+"""Ranks of a large cohort that its medians are taken from, drawn once. The error of such a median is 6 % of one rank's
+jitter (1.25 / √512), and numpy sorts up to this many single-precision numbers several times faster than a few more."""
 
 ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 1024, 64
-"""The most ranks of all samples together, and the fewest of one cohort: enough that neither one rank more or less nor
-single precision moves the median."""
+"""The most ranks of all samples together, and the fewest of one cohort: neither a rank more or less nor single
+precision moves such a median."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """The ranks that stand for their cohorts; of cohorts whose samples have the same size.
-
-    Attributes:
-        ranks_CX: the ranks of each.
-        whole: whether these are all of their ranks.
-    """
+    """The ranks that stand for cohorts whose samples have the same size; ``whole`` if they are all of their ranks."""
 
     roles_C: RankArray
     ranks_CX: RankArray
@@ -64,12 +52,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """A grouping of a window's ranks, into cohorts or hosts.
-
-    Attributes:
-        role_R: the number of each rank's group.
-        samples: the ranks that stand for each group.
-    """
+    """A window's ranks grouped into cohorts or hosts: each rank's group (``role_R``), and who stands for each group."""
 
     names: tuple[str, ...]
     role_R: RankArray
@@ -90,10 +73,7 @@ def roles_of(window: Window) -> Roles:
 
 @lru_cache(maxsize=8)
 def grouped(names: tuple[str, ...]) -> Roles:
-    """The ranks grouped by name, in the order in which the names appear.
-
-    Cached, because all windows of a job have the same names.
-    """
+    """The ranks grouped by name, in the order of the names; cached, as all windows of a job have the same."""
     number: dict[str, int] = {}
     role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
     by_role_R = np.argsort(role_R, kind="stable")
@@ -130,20 +110,18 @@ JITTER_RANKS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentReplay:
-    """One kind of segment, row by row (M rows; a row is a step, see `Segment`), in seconds.
+class SegmentReplay(Walk):
+    """A walk through one kind of segment with its replay, row by row, in seconds.
 
     Attributes:
         lateness_M: the last arrival less the median arrival of the leader's peers.
         reference_KMC: for each local column, the median of each cohort, the leader left out.
-        common_KMC: for each local column, what three quarters of each cohort's ranks at least take: it rises only if
-            the whole group is slower.
-        excess_KM: the leader's time in each local column over its peers' median (negative where it was faster).
-        excess_MS: the same by stage.
+        common_KMC: what three quarters of each cohort's ranks at least take: it rises only if the whole group is
+            slower.
+        excess_KM, excess_MS: the leader's time over its peers' median, by local column and by stage.
         offset_S: the row offset of each stage: 1 for what came after the last sync.
     """
 
-    walk: Walk
     lateness_M: FloatArray
     reference_KMC: FloatArray
     common_KMC: FloatArray
@@ -154,7 +132,7 @@ class SegmentReplay:
     @property
     def margin_M(self) -> FloatArray:
         """The last arrival less the second last: no single rank can save more."""
-        return self.walk.last_M - self.walk.second_M
+        return self.last_M - self.second_M
 
     @property
     def gain_MS(self) -> FloatArray:
@@ -168,7 +146,7 @@ class SegmentReplay:
 
     def references(self, n_steps: int) -> list[FloatArray]:
         """For each local column the medians of its steps, by cohort (N × C)."""
-        columns = zip(self.walk.segment.local, self.reference_KMC, strict=True)
+        columns = zip(self.segment.local, self.reference_KMC, strict=True)
         return [reference_MC[column.offset : column.offset + n_steps] for column, reference_MC in columns]
 
     def over_NXS(
@@ -177,12 +155,12 @@ class SegmentReplay:
         """Time of some ranks over the references of their cohorts, by step, rank and stage."""
         references = self.references(n_steps) if references is None else references
         over_NXS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
-        for column, reference_NC in zip(self.walk.segment.local, references, strict=True):
+        for column, reference_NC in zip(self.segment.local, references, strict=True):
             over_NXS[:, :, column.stage] += column.of(ranks) - reference_NC[:, roles.role_R[ranks]]
         return over_NXS
 
 
-def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
+def replay(walks: Sequence[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
     """The replay of each of a window's segments, in the order of a step."""
     return [_replay_segment(walk, roles, n_stages) for walk in walks]
 
@@ -201,31 +179,40 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     excess_KM -= reference_KMC[:, rows, roles.role_R[leader_M]]
     arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
     lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
-    return _by_stage(walk, n_stages, lateness_M, (reference_KMC, common_KMC, excess_KM))
+    whole = {one.name: getattr(walk, one.name) for one in fields(walk)}
+    by_stage = _by_stage(segment, excess_KM, n_stages)
+    return SegmentReplay(**whole, **by_stage, lateness_M=lateness_M, reference_KMC=reference_KMC, common_KMC=common_KMC)
 
 
 def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_stages: int) -> SegmentReplay:
     """The replay of a segment, put together from rows of other replays, in order."""
-    walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
-    lateness_M = np.concatenate([one.lateness_M[rows] for one, rows in parts])
-    columns = [
-        np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
-        for name in ("reference_KMC", "common_KMC", "excess_KM")
-    ]
-    return _by_stage(walk, n_stages, lateness_M, columns)
+    names = ("leader_M", "last_M", "runner_up_M", "second_M", "end_M", "advance_KM", "ahead_KM", "lateness_M")
+    whole = {
+        name: np.concatenate([getattr(one, name)[..., rows] for one, rows in parts], axis=-1)
+        for name in (*names, "excess_KM")
+    }
+    for name in ("reference_KMC", "common_KMC"):
+        whole[name] = np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
+    some_KNX = []
+    for k, column in enumerate(segment.local):
+        # A column's steps are ``offset`` rows later.
+        steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
+        some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
+    arrivals_M = tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows])
+    by_stage = _by_stage(segment, whole.pop("excess_KM"), n_stages)
+    return SegmentReplay(segment=segment, arrivals_M=arrivals_M, some_KNX=tuple(some_KNX), **whole, **by_stage)
 
 
-def _by_stage(walk: Walk, n_stages: int, lateness_M: FloatArray, columns: Sequence[FloatArray]) -> SegmentReplay:
-    """The replay from its columns. A stage may have two in one segment; its offset is that of the larger one."""
-    reference_KMC, common_KMC, excess_KM = columns
+def _by_stage(segment: Segment, excess_KM: FloatArray, n_stages: int) -> dict[str, Any]:
+    """What a replay has of the leader's excess. A stage may have two columns; its offset is that of the larger one."""
     excess_MS = np.zeros((excess_KM.shape[1], n_stages))
     weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
-    for column, excess_M in zip(walk.segment.local, excess_KM, strict=True):
+    for column, excess_M in zip(segment.local, excess_KM, strict=True):
         excess_MS[:, column.stage] += excess_M
         weight = float(np.abs(excess_M).sum())
         if weight > weight_S[column.stage]:
             weight_S[column.stage], offset_S[column.stage] = weight, column.offset
-    return SegmentReplay(walk, lateness_M, reference_KMC, common_KMC, excess_KM, excess_MS, offset_S)
+    return {"excess_KM": excess_KM, "excess_MS": excess_MS, "offset_S": offset_S}
 
 
 SampleTimes = list[NDArray[Any]]
@@ -275,7 +262,7 @@ def _levels(times: SampleTimes, own_N: FloatArray, leader_N: RankArray, roles: R
 def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) -> FloatArray:
     """The medians along the last axis; where ``leave_out``, of all but the value ``own`` (itself where alone).
 
-    Leaving the suspect out matters in small groups: in two ranks, the median of both is half the straggler.
+    In two ranks, the median of both would be half the straggler.
     """
     n_ranks = sorted_X.shape[-1]
     if n_ranks == 1:
@@ -290,10 +277,7 @@ def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) 
 
 
 def jitter_s(times: SampleTimes) -> float:
-    """Scale (σ) of arrivals without the level of each step and of each rank; robust to rare large delays.
-
-    Empty rows (steps left out) do not count.
-    """
+    """Scale (σ) of arrivals without each step's and each rank's level; rare delays and empty rows do not count."""
     residuals = []
     for arrival_MCX in times:
         _, n_cohorts, n_ranks = arrival_MCX.shape
@@ -308,16 +292,14 @@ def jitter_s(times: SampleTimes) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """The times of a window's steps, in seconds. N steps, C cohorts, S stages.
-
-    (Without slots, for the cached property.)
+    """The times of a window's steps, in seconds; N steps, C cohorts, S stages. Without slots, for `typical`.
 
     Attributes:
         level_NCS: local time by stage of the median rank, without the one that arrived last.
         common_NCS: local time by stage that three quarters of the ranks at least take.
         sync_NS: the sync stages' own work, past the last arrival.
         lateness_N: the last arrival past the median one, summed over the step's segments.
-        jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
+        jitter_s: scale of a rank's ordinary jitter in arrival, summed alike.
         own_NR: each rank's local time, if there is a cohort of two ranks; otherwise of no ranks.
     """
 
@@ -364,17 +346,17 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
     level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
     sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
     for one in replays:
-        for k, column in enumerate(one.walk.segment.local):
+        for k, column in enumerate(one.segment.local):
             rows = slice(column.offset, column.offset + n_steps)
             level_NCS[:, :, column.stage] += one.reference_KMC[k][rows]
             common_NCS[:, :, column.stage] += one.common_KMC[k][rows]
         lateness_N += one.lateness_M[:n_steps]
-        own = one.walk.segment.own
+        own = one.segment.own
         if own is not None:
-            sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
+            sync_NS[:, own.stage] += (one.end_M - one.last_M)[:n_steps]
     pairs = any(len(ranks) == 2 for ranks in roles.members)
-    own_NR = sum(one.walk.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
-    jitter_total_s = sum(jitter_s(arrivals(one.walk, roles)) for one in replays)
+    own_NR = sum(one.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
+    jitter_total_s = sum(jitter_s(arrivals(one, roles)) for one in replays)
     return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_total_s, np.asarray(own_NR))
 
 
@@ -385,7 +367,7 @@ MAX_REGIMES = 64
 """Regimes that are kept: those met last."""
 
 BUCKETS_AN_OCTAVE = 4
-"""Buckets of work size: steps whose work is within about a fifth of each other are in one regime."""
+"""Steps whose work is within about a fifth of each other are in one regime."""
 
 Regime = tuple[str, int | None]
 """Steps that can be compared: their kind, and the bucket of their work (None if no work was given)."""
@@ -397,17 +379,14 @@ Value = TypeVar("Value")
 
 
 def met(known: Mapping[Key, Value], key: Key, value: Value) -> dict[Key, Value]:
-    """What is known by regime, or by kind of step, with one that was met now; of `MAX_REGIMES` at most."""
+    """What is known by regime, or by kind of step, with the one that was met now; `MAX_REGIMES` at most."""
     others = [one for one in known.items() if one[0] != key]
     return dict([*others, (key, value)][-MAX_REGIMES:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples(Generic[Sampled]):
-    """Samples spread evenly over all that was ``seen``: every ``stride``-th is ``kept``.
-
-    Beyond `MAX_SAMPLES`, every second one is dropped and the stride doubles.
-    """
+    """Samples spread evenly over all that was ``seen``: every ``stride``-th is ``kept``, `MAX_SAMPLES` at most."""
 
     kept: tuple[Sampled, ...] = ()
     seen: int = 0
@@ -432,7 +411,7 @@ class OwnTimes:
     def known(self, regime: Regime, n_ranks: int, onset: int | None = None) -> FloatArray:
         """The local times by window and rank (K × R); of no windows if none are known.
 
-        Of those before an ``onset`` alone, if there are any: a fault is not likely at once.
+        Only of those before an ``onset``, if there are any: a fault is not likely at once.
         """
         known = [(last_step, one) for last_step, one in self.samples.get(regime, ()) if len(one) == n_ranks]
         before = [one for last_step, one in known if onset is None or last_step < onset]
@@ -483,7 +462,7 @@ def regimes_of(window: Window) -> tuple[Regime, ...]:
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
     """The baseline after one more window of the job: learned from healthy windows only.
 
-    Those that are only ``roaming`` teach too: a job that jitters from its first step on gets a baseline.
+    Those that only roam teach too, so that a job that jitters from its first step on gets a baseline.
     """
     if verdict.label != "healthy" and verdict.reasons != ("roaming",):
         return baseline
@@ -499,8 +478,7 @@ class Excess:
         group_s: local stages of the median rank over the baseline, in the cohort with the most.
         sync_s: the sync stages' own work over the baseline.
         from_baseline: whether these two are against a baseline; otherwise, against the window's earlier steps.
-        usual_late_s: lateness that is nobody's fault: that of jitter. (Not that of the job's healthy windows: each may
-            be a little later than the one before.)
+        usual_late_s: lateness that jitter explains; not that of healthy windows, which may be ever a little later.
     """
 
     late_s: float
@@ -533,8 +511,8 @@ def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int
 def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     """By how much the later part of a window is slower than its earlier part: (local level, sync work), seconds.
 
-    The cut is the one with the largest rise between the medians of its two sides. A rise that the spread of the steps
-    explains does not count, and neither does a fall: jobs warm up.
+    The cut is the one with the largest rise between the medians of its sides. A rise within the spread of the steps
+    does not count, and neither does a fall: jobs warm up.
     """
     local_N, sync_N = seen.level_NCS.sum(axis=2).max(axis=1), seen.sync_NS.sum(axis=1)
     total_N = local_N + sync_N

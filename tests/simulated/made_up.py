@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sftriage.model.verdicts import Suspect
-from sftriage.verdict.accounting import by_step
+from sftriage.verdict.accounting import anchored
 from tests.scenario import Fault, Job, gaussian, heavy_tailed, verdicts
 
 COURSES = ("constant", "intermittent", "bursts", "recurring", "growing")
@@ -85,7 +85,7 @@ def namings(one: MadeUp, seed: int) -> list[Naming]:
     """The verdicts that name the slow rank for its stage, once it has been slow often enough."""
     window = one.job.run(one.fault, *one.others, seed=seed, split=one.split)
     without = one.job.run(*one.others, seed=seed, split=one.split)
-    cost_N = by_step(window)[0].sum(axis=1) - by_step(without)[0].sum(axis=1)
+    cost_N = anchored(window).advances_NS.sum(axis=1) - anchored(without).advances_NS.sum(axis=1)
     found = []
     for verdict in verdicts(window):
         first = verdict.first_step

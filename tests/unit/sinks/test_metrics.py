@@ -30,7 +30,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
 from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics, StepTally
-from sftriage.verdict.accounting import anchored, by_step
+from sftriage.verdict.accounting import anchored
 from sftriage.windows.rings import status_of
 from sftriage.words.verdicts import RESOLVES
 
@@ -332,7 +332,7 @@ def test_exemplars_name_the_capture():
     (exemplar,) = [s.exemplar for s in families["sftriage_step_exposed_seconds"].samples if s.exemplar]
     assert exemplar.labels == {"capture_id": ID}
     run = window(10, seed=1)
-    advances_NS, _ = by_step(replace(run, durations_NRS=run.durations_NRS[9:]))
+    advances_NS = anchored(replace(run, durations_NRS=run.durations_NRS[9:])).advances_NS
     assert exemplar.value == pytest.approx(advances_NS[1:].sum(axis=1).max())
 
 
@@ -440,8 +440,8 @@ def test_a_step_that_opens_a_window_is_accounted_with_the_one_before_it(stride, 
 
 @given(window=windows())
 def test_the_steps_of_a_window_sum_to_the_window(window):
-    advances_NS, complete_N = by_step(window)
     whole = anchored(window)
+    advances_NS, complete_N = whole.advances_NS, whole.complete_N
     np.testing.assert_allclose(advances_NS.sum(axis=0), whole.advances_S, rtol=1e-9, atol=1e-9 * whole.exposed_s)
     assert complete_N.sum() == whole.n_steps
     # AND a step that is not complete has no time

@@ -86,6 +86,6 @@ def test_what_is_kept_does_not_keep_the_window():
     window = Job(n_ranks=N_RANKS).run()
     kept = judge(window, None, SETTINGS)[1].replayed
     # THEN what is kept of it has no part of its durations
-    arrays = [kept.some_NXS, *(arrival_R for one in kept.replays for arrival_R in one.walk.arrivals_M)]
+    arrays = [kept.some_NXS, *(arrival_R for one in kept.replays for arrival_R in one.arrivals_M)]
     assert not any(np.shares_memory(window.durations_NRS, array) for array in arrays)
-    assert all(one.walk.segment.columns == () for one in kept.replays)
+    assert all(one.segment.columns == () for one in kept.replays)

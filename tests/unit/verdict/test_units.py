@@ -23,7 +23,7 @@ SETTINGS = Settings()
 def replayed_hosts(window):
     roles, n_steps = roles_of(window), len(window.durations_NRS)
     replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
-    before = [one.walk.arrival_MR.copy() for one in replays]
+    before = [one.arrival_MR.copy() for one in replays]
     places = places_of(window.hosts)
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
     units = []
@@ -32,7 +32,7 @@ def replayed_hosts(window):
             replays, places, elsewhere, range(len(places.names)), roles, n_steps, SETTINGS.larger_part_fraction
         )
     for one, arrival_MR in zip(replays, before, strict=True):
-        assert (one.walk.arrival_MR == arrival_MR).all()
+        assert (one.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}
 
 
@@ -51,9 +51,9 @@ def the_long_way(replays, window, name):
     n_steps, _, n_stages = window.durations_NRS.shape
     over_NXS, gains = np.zeros((n_steps, len(mine), n_stages)), []
     for one in replays:
-        n_rows = one.walk.segment.n_rows
+        n_rows = one.segment.n_rows
         excess_MXS = np.zeros((n_rows, len(mine), n_stages))
-        for k, column in enumerate(one.walk.segment.local):
+        for k, column in enumerate(one.segment.local):
             peers = {role: peers_N(one, k, column, role, mine, roles) for role in {roles.role_R[rank] for rank in mine}}
             for x, rank in enumerate(mine):
                 excess_N = column.values_NR[:, rank] - peers[roles.role_R[rank]]
@@ -62,9 +62,9 @@ def the_long_way(replays, window, name):
         gain_MS = np.zeros((n_rows, n_stages + 1))
         for s in range(n_stages + 1):
             excess_MX = excess_MXS[:, :, s] if s < n_stages else excess_MXS.sum(axis=2)
-            mended_MX = one.walk.arrival_MR[:, mine] - np.maximum(excess_MX, 0.0)
-            left_M = np.maximum(mended_MX.max(axis=1), one.walk.arrival_MR[:, theirs].max(axis=1))
-            gain_MS[:, s] = np.maximum(one.walk.arrival_MR.max(axis=1) - left_M, 0.0)
+            mended_MX = one.arrival_MR[:, mine] - np.maximum(excess_MX, 0.0)
+            left_M = np.maximum(mended_MX.max(axis=1), one.arrival_MR[:, theirs].max(axis=1))
+            gain_MS[:, s] = np.maximum(one.arrival_MR.max(axis=1) - left_M, 0.0)
         gains.append(gain_MS)
     over_X = over_NXS.sum(axis=2).mean(axis=0)
     alike = over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= SETTINGS.larger_part_fraction

@@ -93,10 +93,10 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
                     columns = [k for k in range(n_columns) if stage_K[k] == stage]
                     naive_s = max(0.0, saved_s(local_MRK[m], rank, columns))
                     # THEN the leader's gain is that, and there is nothing to gain from anybody else
-                    ours_s = gain_MS[m, stage] if rank == seen.walk.leader_M[m] else 0.0
+                    ours_s = gain_MS[m, stage] if rank == seen.leader_M[m] else 0.0
                     assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
                 naive_s = max(0.0, saved_s(local_MRK[m], rank, range(n_columns)))
-                ours_s = whole_gain_M[m] if rank == seen.walk.leader_M[m] else 0.0
+                ours_s = whole_gain_M[m] if rank == seen.leader_M[m] else 0.0
                 assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
 
 
@@ -125,8 +125,8 @@ def test_of_very_many_ranks_a_sample_tells_the_median():
     # GIVEN a job of more ranks than are sorted, one of them late
     window = Job(n_ranks=2 * SAMPLE_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
     seen = replayed(window)[0]
-    assert seen.walk.segment.local
-    for column, reference_MC in zip(seen.walk.segment.local, seen.reference_KMC, strict=True):
+    assert seen.segment.local
+    for column, reference_MC in zip(seen.segment.local, seen.reference_KMC, strict=True):
         reference_N = reference_MC[column.offset : column.offset + 4, 0]
         jitter_N = column.values_NR.std(axis=1)
         assert (
