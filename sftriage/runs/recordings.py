@@ -23,7 +23,7 @@ from sftriage.trainer.layout import RingInfo, find_rings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import LEAST_WINDOW_STEPS, Gatherer, Shape, pace_s
 from sftriage.windows.log_files import LogFiles, find_logs
-from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, kept_readings, thinning_of
+from sftriage.windows.logs import LOG_KIND, LogReader, Thinning, kept_readings, thinning_of
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import Ring, Rows
 from sftriage.windows.steplog import COUNTERS_KIND, stay
@@ -54,7 +54,7 @@ class RankSteps:
         """
         last: int | None = None
         if self.log is not None:
-            log = LogReader(*self.log.segments, kind=LOG_KIND if self.of_device else "steps")
+            log = LogReader(self.log, LOG_KIND if self.of_device else "steps")
             readings = kept_readings(self.readings, self.info)
             while steps := log.read(at_a_time):
                 last = int(steps.step_B[-1])
@@ -157,7 +157,7 @@ def _load_run(path: Path) -> RecordedRun:
             info = LogReader(log.newest).info
             host[info.attempt][info.rank] = RankSteps(info, log, readings.get((log.attempt, log.rank)))
         for log in found[LOG_KIND]:
-            info = LogReader(log.newest, kind=LOG_KIND).info
+            info = LogReader(log.newest, LOG_KIND).info
             device[info.attempt][info.rank] = RankSteps(info, log, of_device=True)
         for ring_path in find_rings(directory) if directory.is_dir() else ():
             with Ring(ring_path) as ring:
@@ -174,8 +174,8 @@ def _load_run(path: Path) -> RecordedRun:
             raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
     thinned = {}
     for attempt, ranks in host.items():
-        logs = [StepFile(steps.info, steps.log) for steps in ranks.values() if steps.log is not None]
-        if (gone := thinning_of(logs)) is not None:
+        logs = [steps.log for steps in ranks.values() if steps.log is not None and not steps.log.all_there]
+        if (gone := thinning_of([LogReader(log) for log in logs])) is not None:
             thinned[attempt] = gone
     return RecordedRun(path, None, host, device, thinned)
 

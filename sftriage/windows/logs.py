@@ -185,29 +185,32 @@ LOG_KIND = "device-steps"
 
 
 class LogReader:
-    """Reads a step log from its beginning to its end, a bounded number of steps at a time.
+    """Reads one rank's step log: from its beginning to its end, or some of its steps by number.
 
-    No file is open between two reads: the logs of a job's every rank can be read side by side.
+    A bounded number of steps is read at a time, and no file is open in between: the logs of a job's every rank can be
+    read side by side.
 
     Args:
-        segments: its files, oldest first. One that has gone since is no longer kept, and passed over.
+        log: its files, or the only one. One that has gone since is no longer kept, and passed over.
         kind: what it holds.
 
     Attributes:
         info: who wrote the ring that it was taken from.
-        skipped: slots so far that were damaged, half-written or out of order.
+        files: the files.
+        skipped: slots so far that `read` has found damaged, half-written or out of order.
 
     Raises:
         RingError: a header cannot be read: foreign, truncated, of another version or byte order, or damaged.
     """
 
-    def __init__(self, *segments: Path, kind: str = "steps") -> None:
-        self._segments = list(segments)
-        with OpenFile(segments[-1], os.O_RDONLY) as newest:
+    def __init__(self, log: LogFiles | Path, kind: str = "steps") -> None:
+        self.files = LogFiles(0, 0, (log,)) if isinstance(log, Path) else log
+        with OpenFile(self.files.newest, os.O_RDONLY) as newest:
             self.info = newest.checked_header(MAGICS[kind]).info
-        self.skipped = 0
-        self._last_seq = 0
-        self._at = HEADER_BYTES
+        self._slot_bytes = slot_bytes(self.info.schema)
+        self._unread, self._at = list(self.files.segments), HEADER_BYTES
+        self.skipped = self._last_seq = 0
+        self._first_steps: dict[Path, int] = {}
 
     def read(self, n_steps: int = STEPS_AT_A_TIME) -> StepArrays:
         """The next steps, at most so many; none once all have been read.
@@ -215,96 +218,34 @@ class LogReader:
         Raises:
             RingError: the file has gone, or the file system answered with an error.
         """
-        wanted = n_steps * slot_bytes(self.info.schema)
-        while self._segments:
-            data = self._next(wanted)
-            half = len(data) % slot_bytes(self.info.schema)
+        while self._unread:
+            data = self._next(n_steps * self._slot_bytes)
             steps, sound_B = checked(self.info.rank, data, self.info.schema)
             # What comes twice, or late, is not taken again: only what is beyond all before it.
             seq_B = np.concatenate([[self._last_seq], np.where(sound_B, steps.seq_B, 0)])
             highest_B = np.maximum.accumulate(seq_B)
             self._last_seq = int(highest_B[-1])
             new_B = seq_B[1:] > highest_B[:-1]
-            self.skipped += int((~new_B).sum()) + bool(half)
+            self.skipped += int((~new_B).sum()) + bool(len(data) % self._slot_bytes)
             if new_B.any():
                 return steps if new_B.all() else steps[new_B]
         return decode([(self.info.rank, b"")], self.info.schema)
 
     def _next(self, wanted: int) -> bytes:
         """The next bytes, at most so many, of the oldest segment that has not been read to its end."""
-        path = self._segments[0]
+        path = self._unread[0]
         try:
             with OpenFile(path, os.O_RDONLY) as file:
                 data = file.read_at(wanted, self._at)
         except RingError:
-            if len(self._segments) == 1 or path.exists():
+            if len(self._unread) == 1 or path.exists():
                 raise
             data = b""
         self._at += len(data)
         if len(data) < wanted:
-            del self._segments[0]
+            del self._unread[0]
             self._at = HEADER_BYTES
         return data
-
-
-class _Slots(OpenFile):
-    """The slots of one segment."""
-
-    def __init__(self, path: Path, info: RingInfo) -> None:
-        super().__init__(path, os.O_RDONLY)
-        self._info, self._size = info, slot_bytes(info.schema)
-
-    def read(self, runs: Iterable[Run]) -> tuple[StepArrays, BoolArray]:
-        """The slots of runs of them, by their places, and which of them (B) were written whole."""
-        raw = b"".join(self.read_at(count * self._size, HEADER_BYTES + at * self._size) for at, count in runs)
-        return checked(self._info.rank, raw, self._info.schema)
-
-    def find(
-        self, first_step: int, starts_X: IntArray, lengths_X: IntArray, bases_X: IntArray
-    ) -> tuple[IntArray, StepArrays]:
-        """The complete steps of runs, and their places (B); the places of a run begin at its base.
-
-        Mostly no step is missing, so that its place follows from its number: all runs are read and checked at once.
-        What is not there is searched for.
-        """
-        n_slots = (self.length_bytes() - HEADER_BYTES) // self._size
-        at_X = starts_X - first_step
-        right_X = (at_X >= 0) & (at_X + lengths_X <= n_slots)
-        steps, whole_B = self.read(zip(at_X[right_X].tolist(), lengths_X[right_X].tolist(), strict=True))
-        if len(steps) != int(lengths_X[right_X].sum()):
-            right_X[:] = False
-            steps, whole_B = steps[:0], whole_B[:0]
-        whole_B &= steps.complete_B
-        runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
-        ends_B = np.cumsum(lengths_X[right_X])
-        within_B = np.arange(len(steps)) - np.repeat(ends_B - lengths_X[right_X], lengths_X[right_X])
-        # What is damaged says nothing of where the others are.
-        right_X[runs_B[whole_B & (steps.step_B != starts_X[runs_B] + within_B)]] = False
-        keep_B = whole_B & right_X[runs_B]
-        places_B = bases_X[runs_B] + within_B
-        if keep_B.all() and right_X.all():
-            return places_B, steps
-        places, found = [places_B[keep_B]], [steps[keep_B]]
-
-        def step_at(index: int) -> int:
-            return int(next(iter(self.read([(index, 1)])[0].step_B), MAX_COUNT))
-
-        for first, count, base in zip(starts_X[~right_X], lengths_X[~right_X], bases_X[~right_X], strict=True):
-            at = bisect_left(range(n_slots), first, key=step_at)
-            steps, whole_B = self.read([(at, int(count))])
-            steps = steps[whole_B & steps.complete_B & (steps.step_B >= first) & (steps.step_B < first + count)]
-            places.append(base + steps.step_B - first)
-            found.append(steps)
-        return np.concatenate(places), together(found)
-
-
-@dataclass(slots=True)
-class StepFile:
-    """One rank's log."""
-
-    info: RingInfo
-    files: LogFiles
-    _first_steps: dict[Path, int] = field(default_factory=dict)
 
     def steps(self, runs: Sequence[Run]) -> tuple[IntArray, StepArrays]:
         """The complete steps of some runs of them that are there whole.
@@ -324,8 +265,8 @@ class StepFile:
             if here_X.any():
                 bases_here_X = (bases_X + starts_X - runs_X2[:, 0])[here_X]
                 # (a segment that has gone is passed over)
-                with contextlib.suppress(RingError), _Slots(path, self.info) as slots:
-                    places_B, steps = slots.find(first, starts_X[here_X], lengths_X[here_X], bases_here_X)
+                with contextlib.suppress(RingError), OpenFile(path, os.O_RDONLY) as file:
+                    places_B, steps = self._find(file, first, starts_X[here_X], lengths_X[here_X], bases_here_X)
                     places.append(places_B)
                     found.append(steps)
         return np.concatenate(places), together(found)
@@ -340,11 +281,55 @@ class StepFile:
     def first_step(self, path: Path) -> int | None:
         """The number of the first step in a segment; None where it has none, or has gone."""
         if path not in self._first_steps:
-            with contextlib.suppress(RingError), _Slots(path, self.info) as slots:
-                steps, whole_B = slots.read([(0, LOOKED_AT)])
+            with contextlib.suppress(RingError), OpenFile(path, os.O_RDONLY) as file:
+                steps, whole_B = self._slots(file, [(0, LOOKED_AT)])
                 if whole_B.any():
                     self._first_steps[path] = int(steps.step_B[whole_B.argmax()])
         return self._first_steps.get(path)
+
+    def _slots(self, file: OpenFile, runs: Iterable[Run]) -> tuple[StepArrays, BoolArray]:
+        """The slots of runs of them, by their places in a segment, and which of them (B) were written whole."""
+        size = self._slot_bytes
+        raw = b"".join(file.read_at(count * size, HEADER_BYTES + at * size) for at, count in runs)
+        return checked(self.info.rank, raw, self.info.schema)
+
+    def _find(
+        self, file: OpenFile, first_step: int, starts_X: IntArray, lengths_X: IntArray, bases_X: IntArray
+    ) -> tuple[IntArray, StepArrays]:
+        """The complete steps of runs in a segment, and their places (B); the places of a run begin at its base.
+
+        Mostly no step is missing, so that its place follows from its number: all runs are read and checked at once.
+        What is not there is searched for.
+        """
+        n_slots = (file.length_bytes() - HEADER_BYTES) // self._slot_bytes
+        at_X = starts_X - first_step
+        right_X = (at_X >= 0) & (at_X + lengths_X <= n_slots)
+        steps, whole_B = self._slots(file, zip(at_X[right_X].tolist(), lengths_X[right_X].tolist(), strict=True))
+        if len(steps) != int(lengths_X[right_X].sum()):
+            right_X[:] = False
+            steps, whole_B = steps[:0], whole_B[:0]
+        whole_B &= steps.complete_B
+        runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
+        ends_B = np.cumsum(lengths_X[right_X])
+        within_B = np.arange(len(steps)) - np.repeat(ends_B - lengths_X[right_X], lengths_X[right_X])
+        # What is damaged says nothing of where the others are.
+        right_X[runs_B[whole_B & (steps.step_B != starts_X[runs_B] + within_B)]] = False
+        keep_B = whole_B & right_X[runs_B]
+        places_B = bases_X[runs_B] + within_B
+        if keep_B.all() and right_X.all():
+            return places_B, steps
+        places, found = [places_B[keep_B]], [steps[keep_B]]
+
+        def step_at(index: int) -> int:
+            return int(next(iter(self._slots(file, [(index, 1)])[0].step_B), MAX_COUNT))
+
+        for first, count, base in zip(starts_X[~right_X], lengths_X[~right_X], bases_X[~right_X], strict=True):
+            at = bisect_left(range(n_slots), first, key=step_at)
+            steps, whole_B = self._slots(file, [(at, int(count))])
+            steps = steps[whole_B & steps.complete_B & (steps.step_B >= first) & (steps.step_B < first + count)]
+            places.append(base + steps.step_B - first)
+            found.append(steps)
+        return np.concatenate(places), together(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,9 +352,8 @@ class Thinning:
         return thinning(self.whole_from_step, self.first_step, BLOCK_STEPS, PERIOD_STEPS)
 
 
-def thinning_of(logs: Iterable[StepFile]) -> Thinning | None:
-    """What is no longer there of the steps of an attempt's ranks; None where all are."""
-    thinned = [one for one in logs if not one.files.all_there]
+def thinning_of(thinned: Sequence[LogReader]) -> Thinning | None:
+    """What is no longer there of the steps of an attempt, by the logs that are not all there; None where all are."""
     wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
     # (0 where some of the first ones are there)
     firsts = [(one.first_step(one.files.segments[0]) or 0) if one.files.oldest_seq else 0 for one in thinned]
@@ -386,7 +370,7 @@ class StepLogs:
 
     directory: Path
     attempts: dict[int, dict[int, LogFiles]] = field(default_factory=dict)
-    _opened: dict[tuple[int, int], StepFile] = field(default_factory=dict)
+    _opened: dict[tuple[int, int], LogReader] = field(default_factory=dict)
     _seen: frozenset[str] = frozenset()
 
     def look(self) -> None:
@@ -402,9 +386,9 @@ class StepLogs:
 
     def thinning(self, attempt: int) -> Thinning | None:
         thinned = [rank for rank, log in self.attempts.get(attempt, {}).items() if not log.all_there]
-        return thinning_of(filter(None, (self._file(attempt, rank) for rank in thinned)))
+        return thinning_of([log for rank in thinned if (log := self._file(attempt, rank)) is not None])
 
-    def of(self, attempt: int, ranks: Collection[int] | None = None) -> Mapping[int, StepFile]:
+    def of(self, attempt: int, ranks: Collection[int] | None = None) -> Mapping[int, LogReader]:
         """The logs of one attempt's ranks, or some of them, that recorded the same stages as the lowest of all.
 
         One that cannot be read is left out, and looked at again the next time.
@@ -415,18 +399,18 @@ class StepLogs:
         files = {rank: file for rank in wanted if (file := self._file(attempt, rank)) is not None}
         return {rank: file for rank, file in files.items() if lowest and file.info.schema == lowest.info.schema}
 
-    def _file(self, attempt: int, rank: int) -> StepFile | None:
+    def _file(self, attempt: int, rank: int) -> LogReader | None:
         log, known = self.attempts[attempt][rank], self._opened.get((attempt, rank))
         if known is None:
             try:
-                known = self._opened[attempt, rank] = StepFile(LogReader(log.newest).info, log)
+                known = self._opened[attempt, rank] = LogReader(log)
             except RingError:
                 return None
         known.files = log
         return known
 
 
-def windows(ranks: Mapping[int, StepFile], runs: Sequence[Run], max_vectors: int) -> Iterator[Window]:
+def windows(ranks: Mapping[int, LogReader], runs: Sequence[Run], max_vectors: int) -> Iterator[Window]:
     """Runs of steps of the ranks as windows, in order; few at a time, so that memory stays bounded.
 
     A step that a rank does not have is NaN.

@@ -243,7 +243,7 @@ def here_of(run: Path, attempt: int, n_steps: int) -> NDArray[np.bool_]:
 
 
 def _skipped(log: LogFiles) -> int:
-    reader = LogReader(*log.segments)
+    reader = LogReader(log)
     while len(reader.read()):
         pass
     return reader.skipped

@@ -121,7 +121,7 @@ def generations(run):
     """Of each generation on record, by rank: its process, host, and the first and last step that is kept."""
     found = {}
     for log in find_logs(run / "steps", "steps"):
-        reader = LogReader(*log.segments)
+        reader = LogReader(log)
         steps = reader.read(1 << 20).step_B
         if not len(steps):
             continue

@@ -249,7 +249,7 @@ def test_what_a_rank_declares_and_joins_late_is_in_what_is_kept(places, tmp_path
     assert caplog.text.count("declared exchange after it had begun to record") == 1
     # AND whoever reads the logs later knows both, and has every step once
     logs = find_logs(places["steps"])
-    readers = [LogReader(*log.segments) for log in logs]
+    readers = [LogReader(log) for log in logs]
     assert [reader.info.cohort for reader in readers] == ["stage-0", "stage-1"]
     for reader in readers:
         assert [step for steps in _read_all(reader) for step in steps.step_B.tolist()] == list(range(6))

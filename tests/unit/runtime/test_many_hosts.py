@@ -164,7 +164,7 @@ class Kept:
 
     def steps_of(self, rank, kind="steps"):
         (log,) = (one for one in find_logs(self.directory, kind) if one.rank == rank)
-        return LogReader(*log.segments, kind=kind).read().step_B.tolist()
+        return LogReader(log, kind).read().step_B.tolist()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def write_rank(folder: Path, rank: int, numbers: Iterable[int]) -> Path:
 
 def read(folder: Path) -> StepArrays:
     (log,) = find_logs(folder)
-    reader, parts = LogReader(*log.segments), []
+    reader, parts = LogReader(log), []
     while len(steps := reader.read(100)):
         parts.append(steps)
     assert reader.skipped == 0
@@ -240,7 +240,7 @@ def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monke
 def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path, logs):
     write(tmp_path, STEPS[:500])
     (log,) = find_logs(tmp_path)
-    reader = LogReader(*log.segments)
+    reader = LogReader(log)
     first = reader.read(10)
     # WHEN the oldest segment is removed by whoever writes THEN the rest is read
     log.segments[0].unlink()
