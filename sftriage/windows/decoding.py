@@ -3,24 +3,17 @@
 ``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.trainer.layout`) and slots in a line, ``.device-steps`` the
 same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
 
-    seq           1 for the first step that this writer published, and one more for each one after it
-    step          the job's own number of the step
-    start_ns      start, monotonic clock
-    between_ns    from the end of the previous step to this start; 0 where that is not known
-    flags         1: the step was left half-way; 2: a heavy profiler touched it
-    kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
-    work          how much of it: tokens or samples, as the job counts them; 0 where unknown
-    ready_ns      of the split sync stage's own time, until the last gradient was ready; -1 where that is not known
-    durations_ns  S words
-    outside_ns    G words, sync stages in the order of the step
-    crc           CRC-32 of all the bytes before it
+seq           1 for the first step that this writer published, and one more for each one after it step          the
+job's own number of the step start_ns      start, monotonic clock between_ns    from the end of the previous step to
+this start; 0 where that is not known flags         1: the step was left half-way; 2: a heavy profiler touched it kind
+what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one work          how much
+of it: tokens or samples, as the job counts them; 0 where unknown ready_ns      of the split sync stage's own time,
+until the last gradient was ready; -1 where that is not known durations_ns  S words outside_ns    G words, sync stages
+in the order of the step crc           CRC-32 of all the bytes before it
 
-Everything that a boundary does not say of itself is worked out here, of all steps at once: what each stage took by
-itself, with those inside it taken out; what passed outside them; until when the last gradient was ready. Steps in which
-stages were left that were not open, or in another order than they were entered, are gone through one by one.
-
-Axes: B steps of single ranks, S stages, G sync stages, W words of a slot, M words of a ring, C cuts (moments at which
-another stage begins to run). Times of moments are nanoseconds since the ring's start.
+Steps in which stages were left that were not open, or not in their order, are gone through one by one; all others at
+once. Axes: B steps of single ranks, S stages, G sync stages, W words of a slot, M words of a ring, C cuts (moments at
+which another stage begins to run). Times of moments are nanoseconds since the ring's start.
 """
 
 from __future__ import annotations

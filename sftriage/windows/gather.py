@@ -31,14 +31,9 @@ _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 class StepRows:
     """A ring of rows, one a step: all ranks' values in seconds, NaN where nothing has come.
 
-    A step's row is its number modulo the number of rows. Axes: C rows, V values (a duration for each stage, an outside
-    time for each sync stage, and the time between), R ranks, B steps of single ranks that come together.
-
-    Args:
-        capacity_steps: rows: steps that are in the store at the same time lie within this many of each other.
-
-    Attributes:
-        n_rows: the rows that there are by now.
+    A step's row is its number modulo the number of rows (``n_rows``): steps in the store lie within this many of each
+    other. Axes: C rows, V values (a duration for each stage, an outside time for each sync stage, and the time
+    between), R ranks, B steps of single ranks that come together.
     """
 
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
@@ -201,9 +196,9 @@ QUICK_WINDOW_S, MOST_WINDOW_STEPS = 0.5, 2000
 class Shape:
     """How windows are cut: N steps, one every so many steps, after the job's own warm-up steps.
 
-    The numbers in ``shrinks`` are for steps that are neither long nor quick. Where steps are long they become smaller,
-    in the proportion in which a whole window would last longer than `LONG_WINDOW_S`, down to windows of
-    `LEAST_WINDOW_STEPS`. Where steps are quick, windows grow until they last `QUICK_WINDOW_S`, and lie end to end.
+    The numbers in ``shrinks`` are for steps that are neither long nor quick. Where a whole window would last longer
+    than `LONG_WINDOW_S`, they shrink in proportion, down to windows of `LEAST_WINDOW_STEPS`. Where steps are quick,
+    windows grow until they last `QUICK_WINDOW_S`, and lie end to end.
     """
 
     window_steps: int
@@ -252,14 +247,13 @@ def pace_s(durations_NRS: RefinedArray) -> float:
 class Gatherer:
     """Windows of one attempt of a job from its ranks' steps, in whatever order they come.
 
-    A window is ready when every rank has passed its last step. A rank that stays away does not hold the others up: once
-    another rank is a whole window further, the window goes out with the missing vectors missing. What comes for it
-    later counts in the windows after it, or not at all. Nothing that was handed out changes, and the store holds two
-    windows' steps at most. `ready` hands out the windows that a call of `add` completes.
+    A window is ready when every rank has passed its last step, or another rank is a whole window further: then it goes
+    out with missing vectors. What comes for it later counts in the windows after it, or not at all. Nothing that was
+    handed out changes, and the store holds two windows' steps at most.
 
     Of a resumed attempt, ``due`` is the first step of the window after those that were judged: windows begin where they
     would have. The time of a window's first steps says how many it has (`Shape.at`), that of the job's how many are
-    warm-up: the same windows, then, in whatever pieces the steps come.
+    warm-up: the same windows, in whatever pieces the steps come.
     """
 
     def __init__(
@@ -333,8 +327,8 @@ class Gatherer:
     def take(self, sent: Sequence[Rows]) -> StepArrays:
         """Take rows of all hosts at once, so that of many steps, too, every window has both times; their host steps.
 
-        No more than a window's steps at a time, and before them the device times of all steps that went before: no
-        window is given up for steps that are there. Away ranks do not hold windows up until steps of theirs come.
+        No more than a window's steps at a time, after the device times of all steps before, so that no window is given
+        up for steps that are there. Away ranks do not hold windows up until steps of theirs come.
         """
         for rows in sent:
             for rank, ring in rows.ranks.items():

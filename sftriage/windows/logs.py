@@ -1,11 +1,11 @@
-"""A run's step logs as they are read: from beginning to end, or by position, some steps of some ranks.
+"""A run's step logs as they are read: from beginning to end, or by number, some steps of some ranks.
 
-A log that is written to meanwhile, has gaps, or is damaged in places gives the steps that are whole. Axes: N steps,
-R ranks, B slots, X runs of steps.
+A log that is written to meanwhile, has gaps, or is damaged in places gives the steps that are whole. Axes: N steps, R
+ranks, B slots, X runs of steps.
 
-What passed between two readings is spread evenly over the time between them: a wait is known about as exactly as
-readings lie apart (a quarter of a second to a second, or a step where that is longer). Over all steps the sum is exact.
-A counter that is read less often than the others stands still meanwhile, and counts late by up to some seconds.
+What passed between two readings of counters is spread evenly over the time between them: over all steps the sum is
+exact, and a wait is known about as exactly as readings lie apart (a quarter of a second to a second, or a step where
+that is longer). A counter that is read less often counts late by up to some seconds.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def of_ranks_laid_over(readings_RTK: IntArray, row_B: IntArray, steps: StepArray
 def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> FloatArray:
     """What was counted from some times to others, in seconds or as counts (B × C).
 
-    NaN where no reading was taken before or after it, or none near enough; and of the counters of a thread where that
-    did not run meanwhile: then it is another one that trains.
+    NaN where no reading was taken before or after it, or none near enough; and for the counters of a thread that did
+    not run meanwhile: then it is another one that trains.
     """
     if len(readings_TK) < 2:
         return np.full((len(begin_ns_B), len(COUNTERS)), np.nan)
@@ -106,23 +106,11 @@ def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
     return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
 
 
+@dataclass(frozen=True, slots=True)
 class KeptReadings:
-    """A rank's log of readings, of which those of some time are read. It is not open in between.
+    """A rank's log of readings, by its files, oldest first. None is open in between."""
 
-    Args:
-        segments: its files, oldest first, as they are named.
-
-    Raises:
-        RingError: the header of the newest one cannot be read.
-    """
-
-    def __init__(self, segments: Sequence[Path]) -> None:
-        self._segments = segments
-        names = [segment_name(path.name) for path in segments]
-        # Of each the time of its first reading.
-        self._first_ns = [0 if name is None else name.first for name in names]
-        with OpenFile(segments[-1], os.O_RDONLY) as file:
-            self.info = file.checked_header(COUNTERS_MAGIC).info
+    segments: Sequence[Path]
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
         """Steps of the rank with what each has of what passed between readings.
@@ -134,22 +122,24 @@ class KeptReadings:
             return steps
         begin_ns_B, end_ns_B = _times_ns(steps)
         begin_ns, end_ns = int(begin_ns_B.min()), int(end_ns_B.max())
-        # From the last reading before them to the first one after.
-        before, after = max(0, bisect_right(self._first_ns, begin_ns) - 1), bisect_left(self._first_ns, end_ns)
-        found = [_between(path, begin_ns, end_ns) for path in self._segments[before : after + 1]]
+        # Of each file the time of its first reading: from the last one before the steps to the first one after.
+        firsts_ns = [name.first if (name := segment_name(path.name)) else 0 for path in self.segments]
+        before, after = max(0, bisect_right(firsts_ns, begin_ns) - 1), bisect_left(firsts_ns, end_ns)
+        found = [_between(path, begin_ns, end_ns) for path in self.segments[before : after + 1]]
         return laid_over(np.concatenate(found), steps)
 
 
 def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
     """The readings of the process that has recorded a rank's steps, by the log of them; None where none are kept.
 
-    A run from before they were has none, and a file that cannot be read is no reason not to judge its steps.
+    A file that cannot be read is no reason not to judge its steps.
     """
-    try:
-        found = None if log is None else KeptReadings(log.segments)
-    except RingError:
-        return None
-    return found if found is not None and same_writer(found.info, info) else None
+    with contextlib.suppress(RingError):
+        if log is not None:
+            with OpenFile(log.newest, os.O_RDONLY) as file:
+                if same_writer(file.checked_header(COUNTERS_MAGIC).info, info):
+                    return KeptReadings(log.segments)
+    return None
 
 
 def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:

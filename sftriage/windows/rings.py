@@ -38,9 +38,8 @@ class Rows:
             on a device that its host does not wait for.
         device_over: the ranks that will have no device times any more.
         away: silent ranks, which windows do not wait for until they report again.
-        wall_ns: what is to be added to the times of these steps to have nanoseconds since the epoch.
-        agent: whose stream of rows they are of.
-        position: where that stream has got to with these.
+        wall_ns: added to the times of these steps, it makes nanoseconds since the epoch.
+        agent, position: whose stream of rows they are of, and where that has got to with these.
     """
 
     generation: int

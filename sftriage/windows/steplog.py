@@ -1,17 +1,16 @@
 """Logs on disk: segments of records, and the step log, the newest steps of one rank whole and older ones thinned.
 
-Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and records in a line: 64-bit words in
-native order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
+Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and records in a line: 64-bit words in native
+order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
 
-The agent appends to them; the trainer never touches them, so that they may lie on a disk. A segment of steps that is
-beyond what is kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every
-rank, and enough in a row that windows can be judged over them.
+The agent appends to them; the trainer never touches them, so that they may lie on a disk. Of a segment of steps beyond
+what is kept whole, some steps stay in a log beside it, ``thinned-steps``: the same ones of every rank, and enough in a
+row that windows can be judged over them.
 
 What the kernel counted of a rank is kept in a log named ``counters``. A reading is a record::
 
-    at_ns       when it was taken, on the host's monotonic clock
-    ...         the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
-    crc         CRC-32 of the bytes before it
+at_ns       when it was taken, on the host's monotonic clock ...         the counters in the order of
+`counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown crc         CRC-32 of the bytes before it
 """
 
 from __future__ import annotations
@@ -44,18 +43,31 @@ _WORD = struct.Struct("=q")
 
 
 @dataclass(frozen=True, slots=True)
-class LogLimits:
-    """How much of a log is kept: bytes of all its segments, and how much earlier than its newest record others may be.
+class KeptSteps:
+    """How much is kept of a job's steps: bytes for all its ranks together, and for how long; or of one log of a rank.
 
-    Of a log that has just begun another segment, up to a quarter less is there.
+    Each rank has its share: a quarter of it for whole steps, an eighth for thinned ones, the same again for device
+    times, and a quarter for readings of its counters. Of a log that has just begun another segment, up to a quarter
+    less is there.
     """
 
     max_bytes: int
-    age_ns: int
+    age_s: float
+
+    def whole(self, world_size: int) -> KeptSteps:
+        """What is kept of the steps of one rank as they are, or of the readings of its counters."""
+        return replace(self, max_bytes=self.max_bytes // (4 * world_size))
+
+    @property
+    def age_ns(self) -> int:
+        return round(self.age_s * 1e9)
 
     @property
     def segment_bytes(self) -> int:
         return max(MIN_SEGMENT_BYTES, min(self.max_bytes // SEGMENTS, MAX_SEGMENT_BYTES))
+
+
+EVERYTHING = KeptSteps(1 << 62, 1e9)
 
 
 class _Segment(OpenFile):
@@ -138,7 +150,7 @@ class SegmentedLog:
         magic: bytes,
         record_bytes: Callable[[StageSchema], int],
         time_word: int,
-        limits: LogLimits,
+        limits: KeptSteps,
         there: Sequence[Path] | None = None,
     ) -> None:
         self._directory, self._kind, self._magic, self._time_word = directory, kind, magic, time_word
@@ -238,10 +250,9 @@ class SegmentedLog:
         if len(found) == HEADER_BYTES:
             self.info = self._of_this_writer(self._newest.path, found)
             return
-        for path in reversed(before):
-            with _Segment(path, os.O_RDONLY) as segment:
-                self.info = self._of_this_writer(path, segment.read_at(HEADER_BYTES, 0))
-            break
+        if before:
+            with _Segment(before[-1], os.O_RDONLY) as segment:
+                self.info = self._of_this_writer(before[-1], segment.read_at(HEADER_BYTES, 0))
         header = layout.encode_header(self._magic, self.info)
         if not header.startswith(found):
             self._of_this_writer(self._newest.path, found)
@@ -291,25 +302,6 @@ BLOCKS_A_PERIOD = 8
 """Where steps are thinned, one of so many blocks of so many steps is kept, counted from step 0: the first one."""
 
 PERIOD_STEPS = BLOCK_STEPS * BLOCKS_A_PERIOD
-
-
-@dataclass(frozen=True, slots=True)
-class KeptSteps:
-    """How much is kept of a job's steps: bytes for all its ranks together, and for how long.
-
-    Each rank has its share: a quarter of it for whole steps, an eighth for thinned ones, the same again for device
-    times, and a quarter for readings of its counters.
-    """
-
-    max_bytes: int
-    age_s: float
-
-    def whole(self, world_size: int) -> LogLimits:
-        """What is kept of the steps of one rank as they are, or of the readings of its counters."""
-        return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * 1e9))
-
-
-EVERYTHING = KeptSteps(1 << 62, 1e9)
 
 
 def blocks_of(steps: StepArrays) -> set[int]:
@@ -414,7 +406,7 @@ class CountersLog(SegmentedLog):
         RingError: the log cannot be written, or is that of another writer.
     """
 
-    def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
+    def __init__(self, directory: Path, info: RingInfo, limits: KeptSteps | None = None) -> None:
         limits = limits or EVERYTHING.whole(1)
         super().__init__(directory, info, COUNTERS_KIND, COUNTERS_MAGIC, lambda _: READING_BYTES, 0, limits)
 
