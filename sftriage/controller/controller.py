@@ -32,7 +32,7 @@ from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.verdict.accounting import FloatArray, medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
-from sftriage.verdict.stalls import StallSettings, Watch, look, on_clock, still_ranks
+from sftriage.verdict.stalls import Watch, look, on_clock, still_ranks
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import where, who
 
@@ -181,7 +181,7 @@ class Controller:
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
-        verdict, self._watch = look(since, self._watch, self._stall_settings, now_ns, capturing)
+        verdict, self._watch = look(since, self._watch, self._stall_floor_s, now_ns, capturing)
         if verdict is None:
             return None
         # No window comes while the job stands still.
@@ -266,7 +266,7 @@ class Controller:
     def _adopt(self, policies: PolicySet) -> None:
         self.policies = policies
         self._settings = settings_of(policies.detection)
-        self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
+        self._stall_floor_s = policies.detection.stalled_after_s
 
     def _follow(self, now_s: float) -> None:
         change = self._policy.poll(now_s) if isinstance(self._policy, PolicyFiles) else None

@@ -1,8 +1,8 @@
 """Stalls: a step in progress that does not end, from what each rank is doing now and since when (docs/verdicts.md).
 
-A job stands still as long as no rank enters or leaves a stage or a step. That time, and not the length of the step, is
-compared with the thresholds: a long step in which ranks still move is slow, which windows show. What is normal for a
-job, the length of its steps and how long it may stand still, is learned from the ranks' status and from windows.
+A job stands still as long as no rank enters or leaves a stage or a step; that time, and not the length of the step, is
+compared with the thresholds. What is normal for a job, the length of its steps and how long it may stand still, is
+learned from the ranks' status and from windows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import OTHER, JobStatus, RankStatus, Window
+from sftriage.verdict.accounting import BoolArray, RankArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ KINDS_KEPT = 32
 """Bounds the memory of a job that keeps inventing kinds of steps."""
 
 Wait = Literal["step", "outside", "start", "idle"]
-"""Kinds of waits: for a rank in an ordinary stage or a sync stage; for one outside of them, as in an evaluation or a
+"""Kinds of waits: for a rank in an ordinary stage or a sync stage; outside of them, as in an evaluation or a
 checkpoint; for the job's first steps; or idle, with no rank in a step."""
 
 
@@ -109,11 +110,11 @@ class Pace:
             return self
         return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
 
-    def with_pause(self, pause: StepPause, min_s: float, memory_s: float) -> Pace:
-        """The pace with a pause, unless it is under ``min_s``; pauses older than ``memory_s`` are dropped."""
+    def with_pause(self, pause: StepPause, min_s: float) -> Pace:
+        """The pace with a pause, unless it is under ``min_s``; those older than `MEMORY_S` are dropped."""
         if pause.seconds < min_s:
             return self
-        fresh = [one for one in self.pauses if (pause.ended_ns - one.ended_ns) * NS <= memory_s]
+        fresh = [one for one in self.pauses if (pause.ended_ns - one.ended_ns) * NS <= MEMORY_S]
         return replace(self, pauses=(*fresh, pause)[-PAUSES_KEPT:])
 
     def with_window(self, window: Window) -> Pace:
@@ -133,50 +134,36 @@ class Pace:
         return replace(self, unused=unused, kinds_s=kinds_s)
 
 
-BoolArray = NDArray[np.bool_]
-RankArray = NDArray[np.intp]
-
 MAX_NAMED = 16
 """The most suspects that a verdict lists; ``missing_ranks`` is the number of all."""
 
 
-@dataclass(frozen=True, slots=True)
-class StallSettings:
-    """When standing still becomes a stall: after the floor, and after what is normal for the job.
+OUTSIDE_FACTOR, OUTSIDE_FLOOR_S = 5.0, 300.0
+"""The floor where the missing ranks are outside the ordinary stages (between steps, in ``other``, in a stage that most
+steps do not enter, in a step with a kind), or where no rank waits: for evaluations and checkpoints of one rank, or a
+compilation on all. It is this multiple of the policy's, up to half of NCCL's timeout."""
 
-    Attributes:
-        floor_s: where ranks wait for others in an ordinary stage, or all for each other (60: a storage hiccup or a
-            network retry is over by then; collectives time out after 600 or 1800).
-        outside_factor: multiple of ``floor_s``, up to ``outside_floor_s``, where a policy asks for less (5: 300 of 60).
-        outside_floor_s: where the missing ranks are outside the ordinary stages (between steps, in ``other``, in a
-            stage that most steps do not enter, in a step with a kind), or where no rank waits (300: for evaluations and
-            checkpoints of one rank, or a compilation on all; half of NCCL's timeout).
-        start_floor_s: until every rank has ended its first step and a second one has shown the job's pace (1800: large
-            models compile and load for many minutes).
-        idle_floor_s: where no rank is in a step (3600: a full evaluation).
-        typical_factor: multiple of the job's typical step (10: steps vary by batch, but not tenfold).
-        longest_factor: multiple of the longest that the job has stood still in the same way before (3: the next
-            evaluation may find a busier file system).
-        memory_s: how far back that goes (7200: evaluations and checkpoints come back within two hours, and one long
-            pause must not hide stalls for the rest of the job).
-        max_gap_s: the longest gap between two looks; after a longer one, time counts from anew (10: looks come once a
-            second, so that the agent, or the whole machine, was stopped).
-    """
+START_FLOOR_S, IDLE_FLOOR_S = 1800.0, 3600.0
+"""The floor until a second step has shown the job's pace (large models compile and load for many minutes), and where no
+rank is in a step (a full evaluation)."""
 
-    floor_s: float = 60.0
-    outside_factor: float = 5.0
-    outside_floor_s: float = 300.0
-    start_floor_s: float = 1800.0
-    idle_floor_s: float = 3600.0
-    typical_factor: float = 10.0
-    longest_factor: float = 3.0
-    memory_s: float = 7200.0
-    max_gap_s: float = 10.0
+TYPICAL_FACTOR, LONGEST_FACTOR = 10.0, 3.0
+"""A stall is as many times the job's typical step (steps vary by batch, but not tenfold), and the longest that it has
+stood still in the same way before (the next evaluation may find a busier file system)."""
 
-    def floor_of(self, wait: Wait) -> float:
-        outside_s = min(self.outside_floor_s, self.outside_factor * self.floor_s)
-        floors = {"outside": outside_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
-        return max(self.floor_s, floors.get(wait, 0.0))
+MEMORY_S = 7200.0
+"""How far back that goes: evaluations and checkpoints come back within two hours, and one long pause must not hide
+stalls for the rest of the job."""
+
+MAX_GAP_S = 10.0
+"""After a longer gap between two looks time counts from anew: they come once a second, so that the agent, or the whole
+machine, was stopped."""
+
+
+def floor_of(wait: Wait, floor_s: float) -> float:
+    """For how long a job may stand still in a wait, where a policy says so of ordinary ones (``floor_s``)."""
+    outside_s = min(OUTSIDE_FLOOR_S, OUTSIDE_FACTOR * floor_s)
+    return max(floor_s, {"outside": outside_s, "start": START_FLOOR_S, "idle": IDLE_FLOOR_S}.get(wait, 0.0))
 
 
 NOBODY = np.zeros(0, dtype=np.intp)
@@ -213,23 +200,22 @@ def stall_verdict(
     standing: WaitState | None,
     job: JobSince,
     pace: Pace,
-    settings: StallSettings,
+    policy_floor_s: float,
     now_ns: int,
     watched_since_ns: int,
     capturing: Collection[int],
 ) -> Verdict | None:
-    """The verdict on the step in progress, if it is a stall.
+    """The verdict on the step in progress, if it is a stall; time before ``watched_since_ns`` does not count.
 
-    Time before ``watched_since_ns`` does not count. Ranks that are ``capturing`` may be delayed by the profiler, for as
-    long as its time-box lasts.
+    Ranks that are ``capturing`` may be delayed by the profiler, for as long as its time-box lasts.
     """
     if standing is None or np.isin(job.status.rank_R[standing.missing_M], list(capturing)).any():
         return None
     still_s = standing.still_s(now_ns, watched_since_ns)
-    floor_s = settings.floor_of(standing.wait)
+    floor_s = floor_of(standing.wait, policy_floor_s)
     typical_s = pace.typical_s
-    longest_s = pace.longest_s(standing.wait, now_ns - int(settings.memory_s / NS))
-    threshold_s = max(floor_s, settings.typical_factor * typical_s, settings.longest_factor * longest_s)
+    longest_s = pace.longest_s(standing.wait, now_ns - int(MEMORY_S / NS))
+    threshold_s = max(floor_s, TYPICAL_FACTOR * typical_s, LONGEST_FACTOR * longest_s)
     if still_s < threshold_s:
         return None
     lasted_s = max(still_s, (now_ns - standing.lasts_since_ns) * NS)
@@ -295,8 +281,8 @@ def _in_stages(job: JobStatus, names: Collection[str]) -> BoolArray:
 def _waited_for(job: JobStatus, seen_R: BoolArray, waiting_R: BoolArray) -> tuple[RankArray, tuple[str, ...]]:
     """The ranks that have not arrived where the others wait, and why it is these.
 
-    No rank leaves a blocking exchange before all have entered it. So a rank that is not inside has not arrived,
-    wherever its stage is in the order: stages may repeat within a step.
+    No rank leaves a blocking exchange before all have entered it: a rank that is not inside has not arrived, wherever
+    its stage is in the order, as stages may repeat within a step.
     """
     here_R = seen_R & (job.closed_R == 0)
     died_M = np.flatnonzero(here_R & (job.alive_R == 0))
@@ -395,7 +381,7 @@ class Watch:
 
 
 def look(
-    job: JobSince, watch: Watch, settings: StallSettings, now_ns: int, capturing: Collection[int] = ()
+    job: JobSince, watch: Watch, floor_s: float, now_ns: int, capturing: Collection[int] = ()
 ) -> tuple[Verdict | None, Watch]:
     """The verdict if a stall has begun or its suspects have changed, and the state for the next look.
 
@@ -403,15 +389,15 @@ def look(
     """
     if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
-    if watch.job is None or (now_ns - watch.looked_ns) * NS > settings.max_gap_s:
+    if watch.job is None or (now_ns - watch.looked_ns) * NS > MAX_GAP_S:
         watch = replace(watch, since_ns=now_ns)
-    pace = _learned(job, watch, settings)
+    pace = _learned(job, watch, floor_s)
     standing = wait_state_of(job, pace, now_ns)
     reported = watch.reported
     ended, before = (int(some.status.published_R.sum()) for some in (job, watch.job or job))
     if ended > before:
         reported = None
-    verdict = stall_verdict(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
+    verdict = stall_verdict(standing, job, pace, floor_s, now_ns, watch.since_ns, capturing)
     if verdict is None or standing is None or (reported is not None and _identity(verdict) == _identity(reported[0])):
         return None, Watch(pace, job, standing, now_ns, watch.since_ns, reported, watch.reported_ns)
     return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)
@@ -422,20 +408,16 @@ STILL_S = 5.0
 
 
 def still_ranks(job: JobStatus, typical_s: float) -> frozenset[int]:
-    """The ranks that take no steps now, of which a capture of the next steps would never begin.
+    """The ranks that take no steps now, so that a capture of the next ones would never begin.
 
-    That is known far sooner than a stall.
-
-    Args:
-        job: what the ranks are doing.
-        typical_s: a typical step of the job, in seconds; 0 if it is not known.
+    ``typical_s`` is a typical step of the job, in seconds; 0 if it is not known.
     """
-    longest_ns = max(STILL_S, StallSettings().typical_factor * typical_s) / NS
+    longest_ns = max(STILL_S, TYPICAL_FACTOR * typical_s) / NS
     in_step_R = np.where(job.stage_R < 0, job.stage_age_ns_R, job.step_age_ns_R)
     return frozenset(job.rank_R[in_step_R > longest_ns].tolist())
 
 
-def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
+def _learned(job: JobSince, watch: Watch, floor_s: float) -> Pace:
     """The pace after a look: with the steps that have ended since the last one, and a pause that is over."""
     pace, was = watch.pace, watch.standing
     if watch.job is None:
@@ -450,7 +432,7 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
     if watch.reported is not None and watch.reported[1] == "step":
         return pace
     pause = StepPause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
-    return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
+    return pace.with_pause(pause, floor_of(was.wait, floor_s) / LONGEST_FACTOR)
 
 
 def _identity(verdict: Verdict) -> tuple[object, ...]:

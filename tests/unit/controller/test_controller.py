@@ -15,7 +15,7 @@ from sftriage.model.verdicts import Settings
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.verdict.stalls import StallSettings
+from sftriage.verdict.stalls import floor_of
 from sftriage.windows.rings import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.unit.policy.making import make_policy
@@ -205,5 +205,5 @@ def test_a_stage_that_the_windows_show_unused_is_given_more_time(stepping):
 
 
 def test_the_policys_time_is_the_floor_and_never_above_the_others():
-    settings = StallSettings(floor_s=Detection(stalled_after="20m").stalled_after_s)
-    assert (settings.floor_of("step"), settings.floor_of("outside"), settings.floor_of("start")) == (1200, 1200, 1800)
+    floor_s = Detection(stalled_after="20m").stalled_after_s
+    assert [floor_of(wait, floor_s) for wait in ("step", "outside", "start")] == [1200, 1200, 1800]

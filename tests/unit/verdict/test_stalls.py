@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from sftriage.model.windows import RankStatus, StageSchema, Window
 from sftriage.verdict import stalls
-from sftriage.verdict.stalls import Pace, StallSettings, StepPause, Watch
+from sftriage.verdict.stalls import Pace, StepPause, Watch
 from sftriage.windows.rings import status_of
 
 S = 1_000_000_000
 NOW = 100_000 * S
+FLOOR_S = 60.0
 SCHEMA = StageSchema(("data", "forward", "backward", "optimizer", "save", "other"), ("backward",))
 TWO_SYNCS = StageSchema(("data", "forward", "backward", "optimizer", "other"), ("forward", "backward"))
-SETTINGS = StallSettings()
 STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
 
 
-def stalled(status, pace=STEADY, settings=SETTINGS, capturing=()):
-    return stalls.stall_verdict(stalls.wait_state_of(status, pace, NOW), status, pace, settings, NOW, 0, capturing)
+def stalled(status, pace=STEADY, floor_s=FLOOR_S, capturing=()):
+    return stalls.stall_verdict(stalls.wait_state_of(status, pace, NOW), status, pace, floor_s, NOW, 0, capturing)
 
 
 def rank(number, what, still_s, host="h"):
@@ -126,36 +126,35 @@ def test_a_job_that_has_ended_or_is_about_to_is_not_a_stall(ranks):
 
 
 BEHIND = "backward@50, backward@50, forward@50"
-EIGHT_S = replace(SETTINGS, floor_s=8.0)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "pace", "settings", "threshold_s"),
+    ("ranks", "pace", "floor_s", "threshold_s"),
     [
-        (BEHIND, Pace(periods_s=(0.1,) * 3), SETTINGS, 60),
+        (BEHIND, Pace(periods_s=(0.1,) * 3), FLOOR_S, 60),
         # A checkpoint among the steps is not the typical step.
-        (BEHIND, Pace(periods_s=(0.1, 0.1, 900.0)), SETTINGS, 60),
-        (BEHIND, Pace(periods_s=(20.0,) * 3), SETTINGS, 200),
-        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), SETTINGS, 150),
+        (BEHIND, Pace(periods_s=(0.1, 0.1, 900.0)), FLOOR_S, 60),
+        (BEHIND, Pace(periods_s=(20.0,) * 3), FLOOR_S, 200),
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 60 * S),)), FLOOR_S, 150),
         # An evaluation says nothing here.
-        (BEHIND, replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), SETTINGS, 60),
+        (BEHIND, replace(STEADY, pauses=(StepPause("outside", 500.0, NOW - 60 * S),)), FLOOR_S, 60),
         # Too long ago
-        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), SETTINGS, 60),
-        (BEHIND, replace(STEADY, kinds_s={"checkpoint": 90.0}), SETTINGS, 270),
+        (BEHIND, replace(STEADY, pauses=(StepPause("step", 50.0, NOW - 7300 * S),)), FLOOR_S, 60),
+        (BEHIND, replace(STEADY, kinds_s={"checkpoint": 90.0}), FLOOR_S, 270),
         # No pace is known yet.
-        (BEHIND, Pace(), SETTINGS, 1800),
+        (BEHIND, Pace(), FLOOR_S, 1800),
         # The floors follow the policy's.
-        (BEHIND, STEADY, EIGHT_S, 8),
+        (BEHIND, STEADY, 8.0, 8),
         # A rank has taken all its steps, and records no more, or still has its monitor open.
-        ("backward@50, backward@50, -@49 closed", STEADY, EIGHT_S, 8),
-        ("backward@50, backward@50, -@49", STEADY, EIGHT_S, 40),
-        ("backward@50, backward@50, other@50", STEADY, EIGHT_S, 40),
+        ("backward@50, backward@50, -@49 closed", STEADY, 8.0, 8),
+        ("backward@50, backward@50, -@49", STEADY, 8.0, 40),
+        ("backward@50, backward@50, other@50", STEADY, 8.0, 40),
     ],
 )
-def test_what_is_long_follows_the_job_and_the_policy(ranks, pace, settings, threshold_s):
-    verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, settings)
+def test_what_is_long_follows_the_job_and_the_policy(ranks, pace, floor_s, threshold_s):
+    verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, floor_s)
     assert verdict.numbers["threshold_s"] == pytest.approx(threshold_s)
-    assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, settings) is None
+    assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, floor_s) is None
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ class Job:
         return stalls.on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
 
     def look(self):
-        verdict, self.watch = stalls.look(self.status(), self.watch, SETTINGS, self.now_ns)
+        verdict, self.watch = stalls.look(self.status(), self.watch, FLOOR_S, self.now_ns)
         self.verdicts += [verdict] if verdict else []
 
     def enter(self, stage, ranks=None):
@@ -401,7 +400,7 @@ def test_what_nobody_watched_does_not_count():
 def test_another_attempt_has_a_pace_of_its_own():
     job = Job()
     job.steps(10)
-    _, watch = stalls.look(job.status(attempt=1), job.watch, SETTINGS, job.now_ns)
+    _, watch = stalls.look(job.status(attempt=1), job.watch, FLOOR_S, job.now_ns)
     assert watch.pace == Pace()
 
 
@@ -472,6 +471,6 @@ def test_a_job_that_moves_within_the_floor_never_stalls(moves):
 
 @given(jobs, jobs)
 def test_any_two_looks_in_a_row_are_taken(first, second):
-    _, watch = stalls.look(first, Watch(), SETTINGS, NOW)
-    verdict, _ = stalls.look(second, watch, SETTINGS, NOW + 60 * S)
+    _, watch = stalls.look(first, Watch(), FLOOR_S, NOW)
+    verdict, _ = stalls.look(second, watch, FLOOR_S, NOW + 60 * S)
     assert verdict is None or verdict.label == "stalled"
