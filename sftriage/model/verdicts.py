@@ -111,6 +111,11 @@ class Suspect:
     on_host: str | None = None
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is one rank or one host, which have peers in the same step."""
+        return self.scope in ("rank", "host")
+
+    @property
     def identity(self) -> tuple[Scope, tuple[int, ...], str | None]:
         """Who and where, however that is worded. A slow host is slow in now one stage, now another: it has none."""
         return self.scope, self.ranks, None if self.scope == "host" else self.stage
@@ -286,6 +291,11 @@ class Settings:
     @property
     def min_event_fraction(self) -> float:
         return self.min_gain_fraction / 2
+
+    @property
+    def event_sizes(self) -> tuple[float, ...]:
+        """The shares of a step from which events count, with as many tests each as there are ``guilty_fractions``."""
+        return (self.min_event_fraction, *self.event_fractions)
 
     @property
     def smaller_part_fraction(self) -> float:

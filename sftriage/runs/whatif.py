@@ -19,8 +19,7 @@ from sftriage.runs.decisions import DISTURBED
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.verdict.accounting import complete_steps, segments
-from sftriage.verdict.judging import timed
+from sftriage.verdict.accounting import complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
 from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
 from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of

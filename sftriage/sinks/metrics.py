@@ -47,8 +47,7 @@ from sftriage.model.events import (
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
-from sftriage.verdict.accounting import anchored
-from sftriage.verdict.judging import on_device
+from sftriage.verdict.accounting import anchored, on_device
 from sftriage.words.decisions import reasons_of
 
 log = logging.getLogger("sftriage")

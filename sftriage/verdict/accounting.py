@@ -1,21 +1,26 @@
-"""Where a window's exposed time went: the *frontier*, an exact, additive accounting, segment by segment.
+"""Where a window's exposed time went: the *frontier*, an exact, additive accounting, segment by segment, on a clock.
 
 A segment runs from the end of one sync stage, where the ranks are together by construction, to the end of the next.
 Stages after the last sync of step t-1 open the first segment of step t: cut anywhere else, a rank that is late there
 would show as its peers' slow sync stage. At a stage boundary the frontier is the cumulative time of whichever rank is
 furthest along; a stage's advance is its increment. Advances are never negative and sum to the exposed time
 (StageFrontier, arXiv 2606.06751). Axes: N steps, R ranks, S stages, M rows.
+
+A host sees launches, and waits for its device in whatever stage it next has to. The device reaches a boundary in its
+own stream when it has finished what was launched before, and not before the host has launched it: a late host shows
+there too, in its own stage, as far as the device had to wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.model.verdicts import Clock, Settings
 from sftriage.model.windows import EXCHANGE, OTHER, Window
 
 FloatArray = NDArray[np.float64]
@@ -104,6 +109,8 @@ class Segment:
     own: SegmentColumn | None
     n_rows: int
     n_ranks: int
+    n_steps: int
+    n_stages: int
 
     @property
     def columns(self) -> tuple[SegmentColumn, ...]:
@@ -132,17 +139,18 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
     Steps that are not complete contribute nothing.
     """
     valid_N = complete_steps(window) if valid_N is None else valid_N
-    n_steps, n_ranks, _ = window.durations_NRS.shape
+    shape = n_steps, n_ranks, n_stages = window.durations_NRS.shape
+    sizes = n_ranks, n_steps, n_stages
     groups = _columns_by_segment(window)
     if not valid_N.all():
-        valid_NR = np.broadcast_to(valid_N[:, None], (n_steps, n_ranks))
+        valid_NR = np.broadcast_to(valid_N[:, None], shape[:2])
         groups = [[replace(column, valid_NR=valid_NR) for column in group] for group in groups]
     tail, synced = groups[-1], groups[:-1]
     if not synced:
-        return [Segment(tuple(tail), None, n_steps, n_ranks)]
+        return [Segment(tuple(tail), None, n_steps, *sizes)]
     late = [replace(column, offset=1) for column in tail]
-    opening = Segment((*late, *synced[0][:-1]), synced[0][-1], n_steps + 1, n_ranks)
-    return [opening, *(Segment(tuple(group[:-1]), group[-1], n_steps, n_ranks) for group in synced[1:])]
+    opening = Segment((*late, *synced[0][:-1]), synced[0][-1], n_steps + 1, *sizes)
+    return [opening, *(Segment(tuple(group[:-1]), group[-1], n_steps, *sizes) for group in synced[1:])]
 
 
 def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
@@ -234,10 +242,6 @@ class Walk:
     @property
     def arrival_MR(self) -> FloatArray:
         return np.stack(self.arrivals_M)
-
-    @property
-    def boundaries(self) -> Iterator[tuple[SegmentColumn, FloatArray, RankArray]]:
-        return zip(self.segment.columns, self.advance_KM, self.ahead_KM, strict=True)
 
 
 NO_RANKS: RankArray = np.zeros(0, dtype=np.intp)
@@ -340,8 +344,8 @@ def account(walks: Sequence[Walk], complete_N: BoolArray, window: Window) -> Acc
     n_steps, n_ranks, n_stages = window.durations_NRS.shape
     advances_NS, advances_S = np.zeros((n_steps, n_stages)), np.zeros(n_stages)
     led_SR = np.zeros((n_stages, n_ranks))
-    for one in walks:
-        for column, advance_M, ahead_M in one.boundaries if n_ranks else ():
+    for one in walks if n_ranks else ():
+        for column, advance_M, ahead_M in zip(one.segment.columns, one.advance_KM, one.ahead_KM, strict=True):
             advances_NS[:, column.stage] += advance_M[column.offset : column.offset + n_steps]
             advances_S[column.stage] += advance_M.sum()
             led_SR[column.stage] += np.bincount(ahead_M, advance_M, n_ranks)
@@ -349,3 +353,68 @@ def account(walks: Sequence[Walk], complete_N: BoolArray, window: Window) -> Acc
     # The lowest rank of equals.
     leaders_S = tuple(int(led_R.argmax()) if led_R.any() else None for led_R in led_SR)
     return Accounting(exposed_s, advances_S, leaders_S, advances_NS, complete_N)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """A window with the times of the ``clock`` that it is judged on as durations.
+
+    ``limited``: it is the host's though the device's would be needed. ``agree``: the clocks do not contradict each
+    other.
+    """
+
+    window: Window
+    clock: Clock = "host"
+    limited: bool = False
+    agree: bool = True
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def timed(window: Window, settings: Settings) -> Timed:
+    """The window on the clock that it is judged on: the device's if it is known in enough steps, else the host's."""
+    least = {"min_device_coverage": settings.most_fraction}
+    if window.device_NRS is None:
+        if not window.on_device:
+            return Timed(window)
+        return Timed(window, limited=True, numbers={**least, "device_coverage": 0.0})
+    device = on_device(window)
+    host_N, both_N = complete_steps(window), complete_steps(device)
+    both_N &= host_N
+    numbers = {**least, "device_coverage": float(both_N.sum()) / max(1.0, float(host_N.sum()))}
+    if not both_N.any() or numbers["device_coverage"] < settings.most_fraction:
+        return Timed(window, limited=True, numbers=numbers)
+    steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
+    shorter_s, longer_s = sorted(steps_s.values())
+    agreement = shorter_s / longer_s if longer_s > 0.0 else 1.0
+    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.most_fraction}
+    if agreement < settings.most_fraction:
+        return Timed(window, limited=True, agree=False, numbers=numbers)
+    return Timed(device, clock="device", numbers=numbers)
+
+
+def on_device(window: Window) -> Window:
+    """The window with the devices' times as durations.
+
+    The time before a step is unknown if the step before is, and a step without it is not complete: no row of the
+    accounting is half there.
+    """
+    assert window.device_NRS is not None
+    between_NR = window.device_between_NR
+    if between_NR is not None:
+        after_gap_NR = np.zeros(between_NR.shape, dtype=np.bool_)
+        after_gap_NR[1:] = ~np.isfinite(window.device_NRS[:-1]).all(axis=2)
+        if after_gap_NR.any():
+            between_NR = np.where(after_gap_NR, np.nan, between_NR)
+    return replace(
+        window,
+        durations_NRS=window.device_NRS,
+        outside_NRG=window.device_outside_NRG,
+        between_NR=between_NR,
+        ready_NR=window.device_ready_NR,
+    )
+
+
+def _step_s(window: Window, steps_N: BoolArray) -> float:
+    """The mean length of some steps over the ranks, with the time between steps."""
+    total_NR = window.durations_NRS[steps_N].sum(axis=2)
+    return float((total_NR if window.between_NR is None else total_NR + window.between_NR[steps_N]).mean())

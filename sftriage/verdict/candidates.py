@@ -1,15 +1,14 @@
 """Candidates for the suspect: ranks, hosts, cohorts and all ranks, in one stage or as a whole, each with its gain.
 
 The course of a fault is its onset, the steps of a window that it fills, and its pattern. The onset is the change point
-in the named unit's own time over its peers, in the stage in question, with the size of each step's excess. What others
-do, what the unit does in other stages, and events of another size do not count.
+in the named unit's own time over its peers, in the stage in question, by the size of each step's excess.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from sftriage.model.verdicts import Pattern, Scope, Settings, Suspect
 from sftriage.verdict.accounting import BoolArray, FloatArray, RankArray, medians
-from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, Recurrence, own_work
+from sftriage.verdict.sequential import HISTORY_STEPS, MAX_PERIOD_STEPS, own_work
 from sftriage.verdict.units import Unit, UnitName
 from sftriage.verdict.whatif import Typical
 
@@ -47,50 +46,44 @@ STEADY_FRACTION, GROWING_FRACTION = 0.5, 0.25
 """Steps hang together, and faults grow as they please: how much of the log likelihood counts for an onset's range."""
 
 
+MAX_TRACKED = 32
+"""Units that are tracked: all of a small job, and of a large one those that were examined last."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Track:
-    """Units' time over their peers, by step, unit and stage (T × U × S), in the last steps that count; NaN: unknown."""
+    """Each unit's time over its peers, by step and stage (T × S), in the last steps that count, up to ``last_step``."""
 
-    step_T: RankArray
-    names: tuple[UnitName, ...]
-    over_TUS: FloatArray
+    units: Mapping[UnitName, tuple[RankArray, FloatArray]] = field(default_factory=dict)
+    last_step: int | None = None
 
     def after(self, step_N: RankArray, over: Mapping[UnitName, FloatArray]) -> Track:
         """The track with a window's steps that count, and for each unit its time over its peers (N × S).
 
-        Of the steps that are known, only the last one is replaced: what came after its last sync was not complete.
+        Of the known steps only the last one is replaced: what came after its last sync was not complete.
         """
         if not len(step_N) or not over:
             return self
-        names = tuple(dict.fromkeys((*over, *self.names)))[: max(len(over), MAX_TRACKED)]
-        n_stages = next(iter(over.values())).shape[1]
-        new_N = step_N >= (self.step_T[-1] if len(self.step_T) else step_N[0])
-        last_step = int(step_N[-1])
-        kept_T = (self.step_T < step_N[new_N][0]) if new_N.any() else np.ones(len(self.step_T), np.bool_)
-        kept_T &= self.step_T > last_step - HISTORY_STEPS
-        step_T = np.concatenate([self.step_T[kept_T], step_N[new_N]])
-        over_TUS = np.full((len(step_T), len(names), n_stages), np.nan)
-        n_kept = int(kept_T.sum())
-        place = {name: u for u, name in enumerate(self.names)}
-        for u, name in enumerate(names):
-            if name in place:
-                over_TUS[:n_kept, u] = self.over_TUS[kept_T, place[name]]
+        last_step = int(step_N[0]) if self.last_step is None else self.last_step
+        new_N = step_N >= last_step
+        first_new = next(iter(step_N[new_N].tolist()), last_step + 1)
+        units = {}
+        for name in tuple(dict.fromkeys((*over, *self.units)))[: max(len(over), MAX_TRACKED)]:
+            step_T, over_TS = self.units.get(name, (step_N[:0], next(iter(over.values()))[:0]))
+            kept_T = (step_T < first_new) & (step_T > step_N[-1] - HISTORY_STEPS)
+            step_T, over_TS = step_T[kept_T], over_TS[kept_T]
             if name in over:
-                over_TUS[n_kept:, u] = over[name][new_N]
-        return Track(step_T, names, over_TUS)
+                step_T = np.concatenate([step_T, step_N[new_N]])
+                over_TS = np.concatenate([over_TS, over[name][new_N]])
+            units[name] = step_T, over_TS
+        return Track(units, max(last_step, int(step_N[-1])))
 
     def of(self, unit: UnitName, stage: int | None) -> tuple[RankArray, FloatArray]:
         """The steps in which a unit's time over its peers is known, and that time in a stage, or in all of them."""
-        over_TS = self.over_TUS[:, self.names.index(unit)]
+        step_T, over_TS = self.units[unit]
         over_T = over_TS.sum(axis=1) if stage is None else over_TS[:, stage]
         known_T = np.isfinite(over_T)
-        return self.step_T[known_T], over_T[known_T]
-
-
-MAX_TRACKED = 32
-"""Units that are tracked: those of small jobs all, and of large ones those that were examined last."""
-
-NO_TRACK = Track(np.zeros(0, np.intp), (), np.zeros((0, 0, 0)))
+        return step_T[known_T], over_T[known_T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,7 @@ class Onset:
     known_through: int = 0
 
     def is_settled(self, top_s: float, first_known: int) -> bool:
-        """Whether the onset stays: more steps of a fault of this excess, known from a step on, do not change it."""
+        """Whether more steps of a fault of this excess, known from a step on, leave the onset as it is."""
         base_s = self.there_s - self.size_s / 2
         same = self.size_s / 2 <= top_s - base_s <= 2 * self.size_s
         forgotten = self.earliest < first_known + MAX_PERIOD_STEPS
@@ -128,8 +121,8 @@ class Onset:
 class Course:
     """The pattern of a suspect's fault, the steps of the window that it fills (N), and its onset.
 
-    ``lasts_N`` are all steps from the onset to the end, of a fault that comes and goes; else those that it fills.
-    ``own_steps`` are of a fault that its rank marked by a note the last ones in the run.
+    ``lasts_N``: of a fault that comes and goes, all steps from the onset to the end. ``own_steps``: of a fault that its
+    rank marked by a note, the last marked steps in the run.
     """
 
     pattern: Pattern
@@ -222,8 +215,8 @@ def _usual_size(over_E: FloatArray) -> float:
 def _domain(there_T: BoolArray, first: int) -> tuple[int, int]:
     """The steps that an onset is looked for in: from the end of the fault before, if there was one, to the last of it.
 
-    A fault that is away for `MAX_PERIOD_STEPS` has ended. In these steps there may be hiccups of its size, at most a
-    quarter as often as since the ``first`` of its events.
+    A fault that is away for `MAX_PERIOD_STEPS` has ended; hiccups of its size are then at most a quarter as frequent as
+    since the ``first`` of its events.
     """
     end = len(there_T) - int(there_T[::-1].argmax()) if there_T.any() else len(there_T)
     often = float(there_T[first:end].mean()) if first < end else 1.0
@@ -250,7 +243,7 @@ def _log_gammas(prior: float) -> FloatArray:
 def _log_odds_of_onsets(scaled_T: FloatArray, away_T: FloatArray | Sequence[float]) -> FloatArray:
     """The log likelihood of each step as the first of the fault, by the sizes before it and from it on.
 
-    Of the steps that are ``away_T`` from it in any case, sizes count as those before it.
+    Sizes of steps that are ``away_T`` from it count as those before it.
     """
     n_sizes = len(SIZE_EDGES) + 1
     size_T, away_B = (np.searchsorted(SIZE_EDGES, one, side="right") for one in (scaled_T, away_T))
@@ -320,7 +313,7 @@ def course_of(
     """The course of a suspect over the steps of a window that count; None if it is present in none of them.
 
     ``present_N``: whether it had a gain. The fault is over once it has been absent for `min_away_steps`, and for twice
-    as long as it ever was while it lasted. One that comes and goes fills the steps in which it is ``there_N``.
+    as long as ever while it lasted. One that comes and goes fills the steps in which it is ``there_N``.
     """
     step_N = np.arange(len(present_N))
     since_N = step_N >= onset.step - first_step
@@ -334,28 +327,17 @@ def course_of(
     return Course("one-off" if over else "chronic", filled_N, lasts_N, onset)
 
 
-def recurring_course(
-    recurrence: Recurrence, there_N: BoolArray, first_step: int, onset: Onset, used_N: BoolArray
-) -> Course:
-    """The course of a recurring fault over the steps of a window that count."""
-    step_N = first_step + np.arange(len(used_N))
-    filled_N = used_N & (step_N % recurrence.period == recurrence.phase) & (step_N >= onset.step)
-    if onset.has_gaps:
-        filled_N = filled_N & there_N
-    return Course("recurring", filled_N, filled_N, onset, recurrence.period)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A possible suspect.
 
     Attributes:
-        gain_N: what mending it would have saved in each step, in seconds.
+        gain_N: what mending it would have saved in each step, in seconds; ``total_s`` is the sum.
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others, in seconds.
-        total_s: the sum of ``gain_N``.
         course: when it was present; None if the evidence of the run has not named it.
         lasting_share: what it adds to the steps from its onset to its end, as a fraction of their exposed time.
         exposed_s: the mean exposed time of the steps that it fills.
+        unit: the rank or host; None of a cohort or all ranks.
         dominant_stage: of a whole unit whose fault is recurring, the stage that has most of what comes back, if any.
     """
 
@@ -367,6 +349,7 @@ class Candidate:
     lasting_share: float
     exposed_s: float
     dominant_stage: str | None = None
+    unit: UnitName | None = None
 
 
 OnsetKey: TypeAlias = "tuple[UnitName, str | None, int | None]"
@@ -376,9 +359,8 @@ OnsetKey: TypeAlias = "tuple[UnitName, str | None, int | None]"
 def candidates_of(unit: Unit, evidence: WindowEvidence) -> list[Candidate]:
     """A unit's candidates: each stage with a gain, and the unit as a whole where no stage dominates.
 
-    Whether one dominates is judged by the local time over all steps that it fills. Gains would mislead: they end at the
-    next rank's arrival, so that two slow stages look alike, and jitter does not cancel in the rows that a rank happened
-    to lead.
+    Whether one dominates is judged by the local time over all steps that it fills, and not by gains: these end at the
+    next rank's arrival, so that two slow stages look alike.
     """
     found = []
     course = _course(unit, None, evidence)
@@ -431,11 +413,14 @@ def _course(unit: Unit, stage: str | None, evidence: WindowEvidence) -> Course |
         times = step_T[own_T & (step_T >= recurrence.onset)].tolist()
         onset = onset_of(step_T[own_T], over_T[own_T], times, known, settings, over_T[~own_T])
         if onset is not None:
-            there_N = used_N & (over_N >= onset.there_s)
-            back = recurring_course(recurrence, there_N, evidence.window.first_step, onset, used_N)
-            between_N = used_N & ~back.filled_N & (unit.gain_NS[:, -1] >= evidence.present_s)
-            if 2 * between_N.sum() <= (used_N & ~back.filled_N).sum():
-                return back if back.filled_N.any() else None
+            step_N = evidence.step_N
+            filled_N = used_N & (step_N % recurrence.period == recurrence.phase) & (step_N >= onset.step)
+            if onset.has_gaps:
+                filled_N &= over_N >= onset.there_s
+            between_N = used_N & ~filled_N
+            if 2 * (between_N & (unit.gain_NS[:, -1] >= evidence.present_s)).sum() <= between_N.sum():
+                back = Course("recurring", filled_N, filled_N, onset, recurrence.period)
+                return back if filled_N.any() else None
     if events is None:
         return None
     onset = onset_of(step_T, over_T, events, evidence.after.onsets.get((unit.name, stage, None)), settings)
@@ -496,7 +481,7 @@ def _candidate(
         elif course.pattern == "recurring" and stage is None:
             dominant = _dominant_stage(unit, course, evidence)
     total_s = float(gain_N.sum())
-    return Candidate(suspect, gain_N, unit.lateness_N, total_s, course, lasting_share, exposed_s, dominant)
+    return Candidate(suspect, gain_N, unit.lateness_N, total_s, course, lasting_share, exposed_s, dominant, unit.name)
 
 
 def _added_s(
@@ -504,8 +489,8 @@ def _added_s(
 ) -> float:
     """What a suspect adds to a step that it fills, in seconds: its gain.
 
-    The jitter of others hides part of the gain. So if the unit is steadily over its peers, this is its time over them,
-    up to what is just worth a capture.
+    The jitter of others hides part of it: of a unit that is steadily over its peers, its time over them counts, up to
+    what is just worth a capture.
     """
     worth_s = evidence.settings.min_gain_fraction * exposed_s
     hidden = evidence.settings.smaller_part_fraction * worth_s <= gain_s < worth_s
@@ -525,8 +510,8 @@ def one_stage_dominates(over_S: FloatArray, settings: Settings) -> bool:
 def group_candidates(normal: Typical, evidence: WindowEvidence) -> list[Candidate]:
     """Candidates of scope cohort and all: local stages that are slower than the baseline on (nearly) all their ranks.
 
-    Levels are medians over the window's steps; ``persistence`` is the fraction of steps whose own level is nearer to
-    the window's than to the baseline's. ``normal`` is a typical healthy step of the job in the same regime.
+    Levels are medians over the window's steps; ``persistence`` is the fraction of steps nearer to the window's level
+    than to the baseline's. ``normal`` is a typical healthy step of the job in the same regime.
     """
     seen, roles, exposed_s = evidence.like, evidence.roles, evidence.exposed_s
     level_CS = seen.typical.level_CS

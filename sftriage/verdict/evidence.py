@@ -1,25 +1,24 @@
 """The evidence for a verdict: what a window shows, beside the state of the run.
 
 A window's complete steps of one kind are compared, without special and disturbed ones; its replay is made, and the
-tests of the run are advanced by its new steps.
-
-Of large jobs, two overlapping windows share the replay of their common steps. A row of a replay depends on its own
-step, and on what came after the last sync of the step before. So the rows of shared steps are the same in both windows,
-except the first: the step before it is not part of the window.
+tests of the run are advanced by its new steps. Of large jobs, two overlapping windows share the replay of their common
+steps. A row of a replay depends on its own step and on what came after the last sync of the step before: so the rows of
+shared steps are the same in both windows, except the first.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from sftriage.model.events import JobPaused
 from sftriage.model.verdicts import Settings, Suspect
 from sftriage.model.windows import StageSchema, Window
-from sftriage.verdict import sequential
+from sftriage.verdict import sequential, whatif
 from sftriage.verdict.accounting import (
     Accounting,
     BoolArray,
@@ -27,21 +26,9 @@ from sftriage.verdict.accounting import (
     Segment,
     medians,
     segments,
-    walked,
 )
-from sftriage.verdict.candidates import NO_TRACK, Candidate, Onset, OnsetKey, Track, candidates_of, group_candidates
+from sftriage.verdict.candidates import Candidate, Onset, OnsetKey, Track, candidates_of, group_candidates
 from sftriage.verdict.regression import OwnBest, measured, paused_steps
-from sftriage.verdict.sequential import (
-    MAX_KNOWN,
-    Alone,
-    Arrivals,
-    ClearEvent,
-    Evidence,
-    Known,
-    Recurrence,
-    is_marked,
-    named_alone,
-)
 from sftriage.verdict.units import (
     HeldBack,
     Unit,
@@ -53,24 +40,11 @@ from sftriage.verdict.units import (
     places_of,
     rank_units,
 )
-from sftriage.verdict.whatif import (
-    SAMPLE_RANKS,
-    Baseline,
-    OwnTimes,
-    Profile,
-    Roles,
-    SegmentReplay,
-    excess_of,
-    joined,
-    profile,
-    regimes_of,
-    replay,
-)
 
 TOLD_BY_RANKS = 8
 """Ranks whose times are compared to check that two windows agree in the steps that they share."""
 
-Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
+Parts = tuple[StageSchema, int, whatif.Roles, tuple[tuple[object, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,22 +54,22 @@ class KeptReplay:
     first_step: int
     parts: Parts
     some_NXS: FloatArray
-    replays: tuple[SegmentReplay, ...]
+    replays: tuple[whatif.SegmentReplay, ...]
 
 
-def remembered(window: Window, roles: Roles, replays: list[SegmentReplay]) -> KeptReplay | None:
+def remembered(window: Window, roles: whatif.Roles, replays: list[whatif.SegmentReplay]) -> KeptReplay | None:
     """What is kept for the next window; None for a small job, where replaying again is faster."""
-    if window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+    if window.durations_NRS.shape[1] <= whatif.SAMPLE_RANKS:
         return None
     emptied = tuple(replace(one, segment=replace(one.segment, local=(), own=None)) for one in replays)
     found = [one.segment for one in replays]
     return KeptReplay(window.first_step, _parts(window, roles, found), _some(window), emptied)
 
 
-def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[SegmentReplay] | None:
+def resumed(window: Window, roles: whatif.Roles, before: KeptReplay | None) -> list[whatif.SegmentReplay] | None:
     """The replays of a complete window, reusing those of the one before; None if they cannot be reused."""
     n_steps = len(window.durations_NRS)
-    if before is None or window.durations_NRS.shape[1] <= SAMPLE_RANKS:
+    if before is None or window.durations_NRS.shape[1] <= whatif.SAMPLE_RANKS:
         return None
     ahead = window.first_step - before.first_step
     last_known = before.first_step + len(before.some_NXS) - 1
@@ -108,26 +82,25 @@ def resumed(window: Window, roles: Roles, before: KeptReplay | None) -> list[Seg
         return None
     found = []
     for first, last in ((window.first_step, window.first_step), (last_known, window.last_step)):
-        walks, complete_N = walked(window.steps(first, last), roles.some_X)
+        replays, complete_N = whatif.replayed(window.steps(first, last), roles)
         if not complete_N.all():
             return None
-        found.append(replay(walks, roles, len(window.schema.stages)))
+        found.append(replays)
     one_step, new = found
     return [
-        joined(
+        whatif.joined(
             [
                 (one_step[k], slice(0, 1)),
                 (before.replays[k], slice(ahead + 1, ahead + n_shared)),
                 (new[k], slice(1, new[k].segment.n_rows)),
             ],
             segment,
-            len(window.schema.stages),
         )
         for k, segment in enumerate(whole)
     ]
 
 
-def _parts(window: Window, roles: Roles, found: list[Segment]) -> Parts:
+def _parts(window: Window, roles: whatif.Roles, found: list[Segment]) -> Parts:
     """What two windows must have in common for their rows to be the same: ranks and columns."""
     columns = tuple(
         (column.stage, column.offset, column.over_NR is None, column.up_to_NR is None)
@@ -141,11 +114,6 @@ def _some(window: Window) -> FloatArray:
     return window.durations_NRS[:, :: window.durations_NRS.shape[1] // TOLD_BY_RANKS].copy()
 
 
-def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
-    """The complete steps in which no profiler ran, nor in the step before."""
-    return valid_N if window.capturing_N is None else valid_N & ~_with_next(window.capturing_N)
-
-
 def steps_of_a_kind(window: Window, valid_N: BoolArray) -> BoolArray:
     """The complete steps of the most frequent kind, without those right after a step of another kind.
 
@@ -156,15 +124,15 @@ def steps_of_a_kind(window: Window, valid_N: BoolArray) -> BoolArray:
     kinds_N = np.asarray(window.kinds)
     main = Counter(kinds_N[valid_N].tolist()).most_common(1)[0][0]
     same_N: BoolArray = np.asarray(kinds_N == main)
-    used_N: BoolArray = valid_N & ~_with_next(~same_N)
+    used_N: BoolArray = valid_N & ~with_next(~same_N)
     return used_N if used_N.any() else valid_N & same_N
 
 
-def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
+def ordinary_steps(used_N: BoolArray, whole: whatif.Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
     """The steps without *special* ones, which do other work though no kind was given, and those right after them.
 
-    In a special step (nearly) all ranks spend time in a stage that the other steps do not have: an evaluation, a
-    checkpoint, garbage collection. If many steps are like that, they are ordinary.
+    In a special step (nearly) all ranks spend time in a stage that the other steps do not have, as in an evaluation. If
+    many steps are like that, they are ordinary.
     """
     common_NS = whole.common_NCS.min(axis=1)
     usual_S = medians(common_NS[used_N], axis=0)
@@ -174,17 +142,18 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
     special_N = used_N & ((over_NS > usual_S) & (over_NS > least_N1)).any(axis=1)
     if not special_N.any() or special_N.sum() > settings.smaller_part_fraction * used_N.sum():
         return used_N
-    ordinary_N: BoolArray = used_N & ~_with_next(special_N)
+    ordinary_N: BoolArray = used_N & ~with_next(special_N)
     return ordinary_N if ordinary_N.any() else used_N
 
 
-def _with_next(steps_N: BoolArray) -> BoolArray:
+def with_next(steps_N: BoolArray) -> BoolArray:
+    """Some steps, and those right after them."""
     return np.asarray(steps_N | np.concatenate([[False], steps_N[:-1]]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """The state that is carried from window to window: all that a verdict depends on besides the window itself.
+    """All that a verdict depends on besides the window itself: the state that is carried from window to window.
 
     Attributes:
         ranks, hosts: the sequential tests of all of them.
@@ -192,7 +161,7 @@ class Past:
         onsets: when the fault of each named unit began, by stage.
         recurrences: the periods of recurring faults, by unit.
         alone: what ranks have done alone by their own notes.
-        first_step: the first step of the job that was looked at.
+        first_step: the first step of the job that was judged.
         own: the local times of the two ranks of each cohort of two.
         named: the suspect of the window before.
         own_best: the test of the job against its own best.
@@ -204,15 +173,15 @@ class Past:
         rest, rest_ranks: the state of the ranks that recorded the last window, where some did not.
     """
 
-    baseline: Baseline = field(default_factory=Baseline)
-    ranks: Evidence = field(default_factory=Evidence)
-    hosts: Evidence = field(default_factory=Evidence)
-    track: Track = NO_TRACK
+    baseline: whatif.Baseline = field(default_factory=whatif.Baseline)
+    ranks: sequential.Evidence = field(default_factory=sequential.Evidence)
+    hosts: sequential.Evidence = field(default_factory=sequential.Evidence)
+    track: Track = field(default_factory=Track)
     onsets: Mapping[OnsetKey, Onset] = field(default_factory=dict)
-    recurrences: Mapping[UnitName, Recurrence] = field(default_factory=dict)
-    alone: Known = field(default_factory=dict)
+    recurrences: Mapping[UnitName, sequential.Recurrence] = field(default_factory=dict)
+    alone: sequential.Known = field(default_factory=dict)
     first_step: int | None = None
-    own: OwnTimes = field(default_factory=OwnTimes)
+    own: whatif.OwnTimes = field(default_factory=whatif.OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
     replayed: KeptReplay | None = None
@@ -224,15 +193,11 @@ class Past:
     rest_ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PairHistory:
-    """One of two ranks against the past of both, in seconds a step.
+class PairHistory(NamedTuple):
+    """One of two ranks against the past of both, in seconds a step: by how much it is slower than it was (``rose_s``).
 
-    Attributes:
-        rose_s: by how much it is slower than it was.
-        alone_s: the part of that which is its own: without what both became slower by, as on a shared machine, and
-            with what the other became faster by, as far as that one had been so fast before.
-        others_least_s: by how much the other one is faster than it ever was.
+    ``alone_s`` of that is its own: without what both became slower by, as on a shared machine, and with what the other
+    became faster by, as far as that one had been so fast before. The other one is ``others_least_s`` faster than ever.
     """
 
     rose_s: float
@@ -240,14 +205,9 @@ class PairHistory:
     others_least_s: float
 
 
-def is_single(suspect: Suspect) -> bool:
-    """Whether a suspect is one rank or one host: a unit of the sequential tests."""
-    return suspect.scope in ("rank", "host")
-
-
 def is_named(candidate: Candidate) -> bool:
     """Whether a candidate is a rank or a host that the sequential tests have named."""
-    return candidate.course is not None and is_single(candidate.suspect)
+    return candidate.course is not None and candidate.unit is not None
 
 
 LISTED_FRACTION = 0.01
@@ -264,8 +224,7 @@ class WindowEvidence:
         exposed_s: what a step takes: the median exposed time of those that count. Thresholds are fractions of it.
         present_s: a candidate is present in a step if its gain there is at least this.
         used_N: the steps that count: complete, and of the kind that most of them are.
-        seen: the profile of these steps.
-        like: the profile of those in the most frequent regime.
+        seen, like: the profiles of these steps, and of those in the most frequent regime.
         normal: a typical healthy step of that regime; None if none is known, or if the cohorts have changed since.
         excess: exposed time over what is normal, by where it is.
         candidates: possible suspects, the largest gain first.
@@ -275,15 +234,14 @@ class WindowEvidence:
         alone: of each rank that is named by its own notes, what it marked, and the log odds.
         counts: for each named unit, by its ranks, what the kernel counted; None if that is not known.
         measures: all steps, for the test of the job against its own best.
-        before: the state before this window.
-        after: the state with it, except for what follows from its verdict.
+        before, after: the state before this window, and with it, except for what follows from its verdict.
     """
 
     def __init__(
         self,
         window: Window,
-        roles: Roles,
-        replays: list[SegmentReplay],
+        roles: whatif.Roles,
+        replays: list[whatif.SegmentReplay],
         accounting: Accounting,
         valid_N: BoolArray,
         past: Past,
@@ -293,7 +251,7 @@ class WindowEvidence:
         self.before, self.settings = past, settings
         self.n_steps, self.n_ranks, _ = window.durations_NRS.shape
         self.step_N = window.first_step + np.arange(self.n_steps)
-        self.whole = profile(replays, self.n_steps, roles)
+        self.whole = whatif.profile(replays, roles)
         # What came after a step's last sync is that step's, as in a candidate's gain.
         self.exposed_N = accounting.advances_NS.sum(axis=1)
         self.measures = measured(window, self.exposed_N, self.whole, valid_N)
@@ -308,14 +266,14 @@ class WindowEvidence:
         self.usual_s = float(medians(exposed_U - gain_GN.sum(axis=0)[used_N])) or float(exposed_U.mean())
         self.exposed_s = float(medians(exposed_U)) or accounting.exposed_s / accounting.n_steps
         self.present_s = settings.min_event_fraction * self.exposed_s
-        regime_N = regimes_of(window)
+        regime_N = whatif.regimes_of(window)
         self.regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
         self.like_N = used_N & np.asarray([one == self.regime for one in regime_N])
         self.seen, self.like = self.whole.of(used_N), self.whole.of(self.like_N)
         normal = past.baseline.typical(self.regime)
         alike = normal is not None and normal.level_CS.shape == self.whole.level_NCS.shape[1:]
         self.normal = normal if alike else None
-        self.excess = excess_of(self.seen, self.like, self.normal, self.n_ranks, settings)
+        self.excess = whatif.excess_of(self.seen, self.like, self.normal, self.n_ranks, settings)
         self._find_candidates()
 
     def _find_candidates(self) -> None:
@@ -323,7 +281,7 @@ class WindowEvidence:
         ranks, hosts, units = self._tests()
         first_step = window.first_step if past.first_step is None else past.first_step
         known_alone, tests = self._known_alone(), (ranks, hosts)
-        self.alone = named_alone(known_alone, ranks, ranks.next_step - first_step, self.usual_s, settings)
+        self.alone = sequential.named_alone(known_alone, ranks, ranks.next_step - first_step, self.usual_s, settings)
         self.named_events = {
             name: test.events_of(name, settings) for test in tests for name in test.units if test.named(name)
         }
@@ -344,7 +302,7 @@ class WindowEvidence:
         named = {one.suspect.ranks: one.suspect for one in candidates if is_named(one)}
         if self.normal is not None:
             # Below their threshold, what all ranks or those of a cohort share is drift, and no rival to a rank.
-            kept = past.named is not None and not is_single(past.named)
+            kept = past.named is not None and not past.named.is_single
             least = settings.min_group_fraction * (settings.most_fraction if kept else 1.0)
             alike = group_candidates(self.normal, self)
             candidates += [one for one in alike if one.suspect.share >= least]
@@ -356,11 +314,8 @@ class WindowEvidence:
         self.single_s = max((float(unit.gain_NS[self.used_N].mean(axis=0).max()) for unit in units), default=0.0)
         self.counts = {ranks: counts_of(suspect, window) for ranks, suspect in named.items()}
 
-    def tests_of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
-        if suspect.rank is not None:
-            return self.after.ranks, suspect.rank
-        assert suspect.host is not None
-        return self.after.hosts, suspect.host
+    def tests_of(self, unit: UnitName) -> sequential.Evidence:
+        return self.after.ranks if isinstance(unit, int) else self.after.hosts
 
     def keep_fraction(self, suspect: Suspect) -> float:
         """The factor on a suspect's thresholds: below 1 if the window before named it."""
@@ -368,11 +323,10 @@ class WindowEvidence:
         same = named is not None and (named.scope, named.ranks) == (suspect.scope, suspect.ranks)
         return self.settings.most_fraction if same else 1.0
 
-    def log_odds(self, suspect: Suspect) -> float:
-        evidence, name = self.tests_of(suspect)
-        recurrence = self.after.recurrences.get(name)
-        marked = 0.0 if suspect.rank is None or suspect.rank not in self.alone else self.alone[suspect.rank][2]
-        return max(evidence.log_odds(name), marked, 0.0 if recurrence is None else recurrence.log_odds)
+    def log_odds(self, unit: UnitName) -> float:
+        recurrence = self.after.recurrences.get(unit)
+        marked = self.alone[unit][2] if isinstance(unit, int) and unit in self.alone else 0.0
+        return max(self.tests_of(unit).log_odds(unit), marked, 0.0 if recurrence is None else recurrence.log_odds)
 
     @property
     def usual_queued_s(self) -> float | None:
@@ -384,17 +338,17 @@ class WindowEvidence:
 
         Only events in its phase count, if it is recurring, or in the steps that it marked.
         """
-        evidence, name = self.tests_of(candidate.suspect)
         assert candidate.course is not None
+        assert candidate.unit is not None
         began, period = candidate.course.onset.step, candidate.course.period or 1
         own_steps = candidate.course.own_steps
         events = (
             one
-            for one in evidence.events
+            for one in self.tests_of(candidate.unit).events
             if one.step >= began and (one.step in own_steps if own_steps else (one.step - began) % period == 0)
         )
         times = Counter(one.unit for one in events)
-        own = times.pop(name, 0)
+        own = times.pop(candidate.unit, 0)
         return own / max(1, own + max(times.values(), default=0))
 
     @property
@@ -405,7 +359,7 @@ class WindowEvidence:
     @property
     def shared_s(self) -> float:
         """The excess that all ranks, or those of a cohort, share."""
-        gains = [one.suspect.gain_s for one in self.candidates if not is_single(one.suspect)]
+        gains = [one.suspect.gain_s for one in self.candidates if not one.suspect.is_single]
         return max(self.excess.group_s + self.excess.sync_s, *gains, 0.0)
 
     def is_one_of_two(self, suspect: Suspect) -> bool:
@@ -433,17 +387,31 @@ class WindowEvidence:
         """By how much a typical step is longer than a healthy one; None if none is known."""
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
-    def _events(self, arrivals: Arrivals, new_N: BoolArray) -> list[ClearEvent]:
-        least, first_step = self.settings.min_event_fraction, self.window.first_step
-        return sequential.clear_events(arrivals, self.replays, new_N, first_step, self.usual_s, least)
+    def _events(self, arrivals: sequential.Arrivals, new_N: BoolArray) -> list[sequential.ClearEvent]:
+        """The clear events in some rows, in order: at most one a step, that of the unit with the largest gain.
 
-    def _tests(self) -> tuple[Evidence, Evidence, list[Unit]]:
+        An event belongs to the step in which the leader lost most of the time: a delay after a step's last sync stage
+        shows in the row of the next step.
+        """
+        found: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for one, (number_M, gain_M) in zip(self.replays, arrivals.last, strict=True):
+            for row in np.flatnonzero((gain_M[: self.n_steps] > 0.0) & new_N).tolist():
+                step = row - int(one.offset_S[one.excess_MS[row].argmax()])
+                found[step][int(number_M[row])] += float(gain_M[row])
+        largest = ((step, *max(found[step].items(), key=lambda one: one[1])) for step in sorted(found))
+        return [
+            sequential.ClearEvent(self.window.first_step + step, arrivals.names[number], gain_s / self.usual_s)
+            for step, number, gain_s in largest
+            if gain_s > self.settings.min_event_fraction * self.usual_s
+        ]
+
+    def _tests(self) -> tuple[sequential.Evidence, sequential.Evidence, list[Unit]]:
         """The tests of ranks and of hosts after their new steps, and the units that delayed the window most."""
 
-        def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
+        def advance(before: sequential.Evidence, arrivals: sequential.Arrivals) -> sequential.Evidence:
             n_units = len(arrivals.names)
             if before.n_units != n_units:
-                before = Evidence(n_units, before.next_step)
+                before = sequential.Evidence(n_units, before.next_step)
             events = self._events(arrivals, self.used_N & (self.step_N >= before.next_step))
             return sequential.advanced(before, events, max(before.next_step, self.window.last_step + 1), self.settings)
 
@@ -451,21 +419,18 @@ class WindowEvidence:
         replays, roles, places = self.replays, self.roles, places_of(self.window.hosts)
         of_ranks = sequential.arrivals_of_ranks(replays, self.n_ranks)
         ranks = advance(self.before.ranks, of_ranks)
-        units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles, self.n_steps)
+        units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles)
         if places is None:
             return ranks, self.before.hosts, self._held_back(units)
         elsewhere = [last_elsewhere(one, places) for one in replays]
         of_hosts = sequential.arrivals_of_hosts(replays, elsewhere, places, self.settings)
         hosts = advance(self.before.hosts, of_hosts)
         examined, alike = sequential.units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction
-        units += host_units(replays, places, elsewhere, examined, roles, self.n_steps, alike)
+        units += host_units(replays, places, elsewhere, examined, roles, alike)
         return ranks, hosts, self._held_back(units)
 
-    def _known_alone(self) -> Known:
-        """What ranks do alone by their own notes, after the new steps.
-
-        What a rank marks costs what it does, also where others make the step a special one.
-        """
+    def _known_alone(self) -> sequential.Known:
+        """What ranks do alone by their own notes, after the new steps; special steps count too."""
         noted_NR = self.window.noted_NR
         if noted_NR is None:
             return self.before.alone
@@ -475,28 +440,29 @@ class WindowEvidence:
         found = dict(self.before.alone)
         for n, rank in np.argwhere((noted_NR != "") & new_N[:, None]).tolist():
             step, key = self.window.first_step + n, (rank, str(noted_NR[n, rank]))
-            found[key] = found.pop(key, Alone(step)).after(step, lost_s.get((rank, step), 0.0))
-        return dict(list(found.items())[-MAX_KNOWN:])
+            found[key] = found.pop(key, sequential.Alone(step)).after(step, lost_s.get((rank, step), 0.0))
+        return dict(list(found.items())[-sequential.MAX_KNOWN :])
 
     def _held_back(self, units: list[Unit]) -> list[Unit]:
         """The units, each with what it adds to the sync stages while the system keeps it from running.
 
-        How long the sync stages take by themselves is known from a baseline alone: without one, contention is left out.
+        How long the sync stages take by themselves a baseline alone says: without one, contention is left out.
         """
-        window, normal, used_N = self.window, self.normal, self.used_N
+        window, normal = self.window, self.normal
         held = HeldBack.of(window, limited=normal is None)
         if held is None:
             return units
         longer_NS = np.clip(self.whole.sync_NS - (0.0 if normal is None else normal.sync_S), 0.0, None)
-        healthy_s = 0.0 if normal is None else normal.total_s
         return [
             one
-            if is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * used_N, self.settings)
-            else charged(one, held, self.exposed_N, longer_NS, healthy_s, used_N, self.settings)
+            if sequential.is_marked(window.noted_NR, one.name, one.gain_NS[:, -1] * self.used_N, self.settings)
+            else charged(one, held, longer_NS, self)
             for one in units
         ]
 
-    def _recurrences(self, units: Sequence[Unit], ranks: Evidence, hosts: Evidence) -> dict[UnitName, Recurrence]:
+    def _recurrences(
+        self, units: Sequence[Unit], ranks: sequential.Evidence, hosts: sequential.Evidence
+    ) -> dict[UnitName, sequential.Recurrence]:
         """The recurrence of each unit that has one; its onset is the one that was found first."""
         found = {}
         for unit in units:
@@ -517,11 +483,11 @@ class WindowEvidence:
         )
         if rest:
             ranks = np.asarray(rest, np.intp)
-            over_NXS = np.sum([one.over_NXS(ranks, self.roles, self.n_steps) for one in self.replays], axis=0)
+            over_NXS = np.sum([one.over_NXS(ranks, self.roles) for one in self.replays], axis=0)
             over |= {rank: over_NXS[used_N, x] for x, rank in enumerate(rest)}
         return self.before.track.after(self.step_N[used_N], over)
 
-    def _own_times(self, ranks: Evidence) -> OwnTimes:
+    def _own_times(self, ranks: sequential.Evidence) -> whatif.OwnTimes:
         """The local times of two ranks, with the steps before any fault that is likely by now."""
         likely = self.settings.most_fraction * self.settings.naming_log_odds
         began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
@@ -534,12 +500,9 @@ class WindowEvidence:
         """The onsets of what is named now, and of units that are named still but are not in the window."""
         still = self.named_events.keys() | self.after.recurrences.keys()
         found = {key: onset for key, onset in self.before.onsets.items() if key[0] in still}
-        for one in filter(is_named, candidates):
-            assert one.course is not None
-            name = one.suspect.host if one.suspect.rank is None else one.suspect.rank
-            assert name is not None
-            if one.course.own_steps is None:
-                found[name, one.suspect.stage, one.course.period] = one.course.onset
+        for one in candidates:
+            if one.unit is not None and one.course is not None and one.course.own_steps is None:
+                found[one.unit, one.suspect.stage, one.course.period] = one.course.onset
         return found
 
     def _single(self, units: list[Unit]) -> list[Candidate]:

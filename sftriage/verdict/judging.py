@@ -2,50 +2,45 @@
 
 One window's verdict is a pure function, an early-return ladder (docs/verdicts.md). Every number that decides is put
 into the verdict, so that it can be explained and replayed.
-
-The host runs ahead of its device: it sees launches, and waits for the device in whatever stage it next has to. Stage
-boundaries in the device's own stream do not have this problem. The device reaches one when it has finished what was
-launched before, and not before the host has launched it. So a late host shows there too, in its own stage, as far as
-the device had to wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from sftriage.model.captures import Reproduced, Trigger
-from sftriage.model.verdicts import UNDECIDED, Clock, Label, Lost, Regression, Settings, Suspect, Verdict
+from sftriage.model.verdicts import UNDECIDED, Label, Lost, Settings, Suspect, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdict.accounting import (
     Accounting,
     BoolArray,
     FloatArray,
+    Timed,
     Walk,
     account,
     complete_steps,
     medians,
+    timed,
     walked,
 )
 from sftriage.verdict.candidates import Candidate
-from sftriage.verdict.evidence import Past, WindowEvidence, is_named, is_single, resumed, undisturbed_steps
-from sftriage.verdict.regression import advanced, pauses
+from sftriage.verdict.evidence import Past, WindowEvidence, is_named, resumed, with_next
+from sftriage.verdict.regression import advanced, of_suspect, pauses, with_regression
 from sftriage.verdict.units import stage_of, with_system
-from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, roles_of
+from sftriage.verdict.whatif import JITTER_RANKS, learned, replay, replayed, roles_of
 
 
 def roles_differ(window: Window, walks: Sequence[Walk], valid_N: BoolArray, evidence: WindowEvidence) -> bool:
     """Whether ranks are late because they do different work, and no cohorts are declared.
 
-    A straggler is high in some stage and low in none, and its peers are neither. Ranks with different roles (pipeline
-    stages, a rank that also evaluates) are each high in their own work, and low in that of others. Only local stages
-    count in which ranks differ by what is worth a capture, and by half. Levels are medians over the steps, so that
-    neither hiccups nor pulses count, which may lie in any stage. Of many ranks some are compared.
-
-    Not if the job's healthy steps are known, for those have shown that its ranks are alike.
+    A straggler is high in some stage and low in none. Ranks with different roles (pipeline stages, a rank that also
+    evaluates) are each high in their own work, and low in that of others. Only local stages count in which ranks differ
+    by what is worth a capture, and by half. Levels are medians over the steps: neither hiccups nor pulses count. Of
+    many ranks some are compared. Not if the job's healthy steps are known, which have shown that its ranks are alike.
     """
     min_s, sync = evidence.settings.min_gain_fraction * evidence.exposed_s, window.schema.sync
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
@@ -109,11 +104,11 @@ def assess_times(
     known = past.exchanged or window.durations_NRS.shape[1] < 2 or (window.durations_NRS[:, :, sync] > 0.0).any()
     if accounting.exposed_s > 0.0 and not known:
         return verdict("needs_evidence", ("no_sync",)), None
-    replays = replays or replay(walks, roles, len(window.schema.stages))
+    replays = replays or [replay(walk, roles) for walk in walks]
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
-        # The steps without it are evidence as any others.
-        valid_N = undisturbed_steps(window, valid_N)
+        # The steps without it, and not right after it, are evidence as any others.
+        valid_N = valid_N & ~with_next(window.capturing_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
         evidence = WindowEvidence(window, roles, replays, accounting, valid_N, past, settings) if there else None
         return verdict("needs_evidence", ("self_inflicted",)), evidence
@@ -178,7 +173,7 @@ def unambiguous(evidence: WindowEvidence) -> Candidate | None:
         return first
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
-    second_s = max((one.total_s for one in again if is_single(one.suspect)), default=0.0)
+    second_s = max((one.total_s for one in again if one.suspect.is_single), default=0.0)
     if second_s >= evidence.settings.most_fraction * first.total_s:
         return None
     if first.dominant_stage is None:
@@ -206,12 +201,12 @@ def _requirements(
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """What a candidate has to reach: numbers and their thresholds, under the names that both have in a verdict.
 
-    ``keep`` lowers the thresholds of who was named before. What all ranks share must be present in most of the steps.
-    The more of its lateness contention for CPUs may explain, as any unit's does for a second or two on a busy host, the
-    more evidence it takes, and the more often the unit must be present.
+    ``keep`` lowers the thresholds of a unit that was named before. What all ranks share must be present in most of the
+    steps. The more of a unit's lateness contention for CPUs may explain, the more evidence it takes, and the more often
+    the unit must be present.
     """
     suspect, settings = candidate.suspect, evidence.settings
-    worth = settings.min_gain_fraction if is_single(suspect) else settings.min_group_fraction
+    worth = settings.min_gain_fraction if suspect.is_single else settings.min_group_fraction
     wanted_s = settings.most_fraction * keep * _excess_to_explain_s(candidate, evidence)
     asked = {
         ("first_share", "min_share"): (candidate.lasting_share, worth * keep),
@@ -225,12 +220,12 @@ def _requirements(
     # The counters say of a unit that is stopped, throttled, or slow by itself, that it was not contention.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
     alike = whole and (counts is None or counts.system is None)
-    if not is_single(suspect) or ((whole or fraction is not None) and suspect.pattern != "recurring"):
-        least = settings.min_persistence_fraction * keep * (contended if is_single(suspect) else 1.0)
+    if not suspect.is_single or ((whole or fraction is not None) and suspect.pattern != "recurring"):
+        least = settings.min_persistence_fraction * keep * (contended if suspect.is_single else 1.0)
         asked["first_persistence", "min_persistence"] = suspect.persistence, least
-    if is_single(suspect):
+    if candidate.unit is not None:
         wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(alike), contended))
-        asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
+        asked["first_log_odds", "min_log_odds"] = evidence.log_odds(candidate.unit), wanted * keep
     if is_named(candidate):
         # Of the clear events of a suspect and of the next one.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
@@ -242,11 +237,10 @@ def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> floa
     """The excess that a candidate has to explain, in the steps that it fills.
 
     Lateness counts where the candidate itself arrived last: if its gain is little of that, another was almost as late,
-    and either may be the cause. Others' lateness in other steps does not count. What all ranks share counts from its
-    threshold on, and is drift below it.
+    and either may be the cause. What all ranks share counts from its threshold on, and is drift below it.
     """
     late_s, shared_s = evidence.excess.late_s, evidence.shared_s
-    if candidate.course is not None and is_single(candidate.suspect):
+    if candidate.course is not None and candidate.suspect.is_single:
         lateness_F = candidate.lateness_N[candidate.course.filled_N]
         late_s = max(0.0, float(lateness_F.mean()) - evidence.excess.usual_late_s * float((lateness_F > 0.0).mean()))
     return late_s + (shared_s if shared_s >= evidence.settings.min_group_fraction * evidence.exposed_s else 0.0)
@@ -255,8 +249,8 @@ def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> floa
 def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
     """A suspect's gain, and the excess of sync work that goes with it.
 
-    A rank that is slow in its local stages is slow in its part of the sync stages too, and delays everybody there: a
-    slow GPU is slow in `backward`. As much as the same factor gives is explained.
+    A rank that is slow in its local stages is slow in its part of the sync stages too, as a slow GPU is in `backward`.
+    As much as the same factor gives is explained.
     """
     typical, sync_excess_s = evidence.like.typical, evidence.excess.sync_s
     normal_local_s = float(typical.level_CS.sum(axis=1).max()) - evidence.excess.group_s
@@ -285,11 +279,11 @@ def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
 def _late_reason(evidence: WindowEvidence) -> str:
     """Why lateness has no suspect.
 
-    ``co_critical``: mending the last rank of each step would save little of the lateness, as another arrives almost as
-    late. ``roaming``: it would save most, but the last rank changes. ``intermittent``: it is mostly one rank, but too
-    rarely to tell that from chance. If one of two ranks is named: ``mixed_roles`` where the other has less to do in one
-    stage than it ever had; ``co_critical`` where both are slower than they were; ``no_baseline`` where one was slow
-    before, or their past is not known.
+    ``co_critical``: mending the last rank of each step would save little, as another arrives almost as late.
+    ``roaming``: it would save most, but the last rank changes. ``intermittent``: it is mostly one rank, but too rarely
+    to tell that from chance. If one of two ranks is named: ``mixed_roles`` where the other has less to do in one stage
+    than it ever had; ``co_critical`` where both are slower than they were; ``no_baseline`` where one was slow before,
+    or their past is not known.
     """
     settings = evidence.settings
     if evidence.best_gains_s < settings.most_fraction * evidence.excess.late_s:
@@ -316,7 +310,7 @@ def _shared_reason(evidence: WindowEvidence) -> str:
         return "sync_ambiguous"
     if not excess.from_baseline:
         return "no_baseline"
-    best = next((one.suspect for one in evidence.candidates if not is_single(one.suspect)), None)
+    best = next((one.suspect for one in evidence.candidates if not one.suspect.is_single), None)
     if best is None or best.gain_s < settings.most_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
@@ -327,7 +321,7 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
     excess, settings, exposed_s = evidence.excess, evidence.settings, evidence.exposed_s
     numbers = {
         "used_steps": float(evidence.used_N.sum()),
-        "excess_s": excess.total_s,
+        "excess_s": excess.late_s + excess.group_s + excess.sync_s,
         "late_excess_s": excess.late_s,
         "group_excess_s": excess.group_s,
         "sync_excess_s": excess.sync_s,
@@ -354,7 +348,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     """The verdict on a window, and the state after it. A new attempt of the job starts without state (None).
 
     Ranks that recorded none of the window are left out while more than half recorded it: how late the others are
-    compared with each other stays true. But the rest cannot be called healthy without them, only held.
+    compared with each other stays true. But without them the rest is never called healthy, only held.
     """
     past = past or Past()
     n_ranks = window.durations_NRS.shape[1]
@@ -365,7 +359,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     before = past.rest if past.rest is not None and past.rest_ranks == there else Past(counted_step=past.counted_step)
     verdict, rest = _judge(window.of_ranks(there), before, settings)
     past = replace(past, rest=rest, rest_ranks=there, counted_step=rest.counted_step, paused=rest.paused)
-    if verdict.label != "suspect" or not is_single(verdict.suspects[0]):
+    if verdict.label != "suspect" or not verdict.suspects[0].is_single:
         return held, past
     leaders = {stage: None if rank is None else there[rank] for stage, rank in verdict.leaders.items()}
     # (with the job's numbers)
@@ -396,7 +390,7 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
     verdict = replace(verdict, suspects=tuple(_placed(one, window.hosts) for one in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
     verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
-    slower = _of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
+    slower = of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.
     if slower is None or slower.scope == "some" or slower.until_step is not None:
@@ -417,21 +411,17 @@ def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Pas
 
 
 def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, counted_step: int) -> Lost | None:
-    """What the named suspect has cost in each step after ``counted_step``; None if there is none, or no cost.
-
-    A suspect that has just been named is charged with the steps since its onset.
-    """
+    """What the named suspect has cost in each step after ``counted_step``; None if there is none, or no cost."""
     if named is None or (verdict.label != "suspect" and "self_inflicted" not in verdict.reasons):
         return None
 
-    def who(suspect: Suspect) -> tuple[object, ...]:
-        return suspect.scope, suspect.ranks, suspect.stage
-
-    one = next((one for one in evidence.candidates if who(one.suspect) == who(named)), None)
+    who = named.scope, named.ranks, named.stage
+    found = (one for one in evidence.candidates if (one.suspect.scope, one.suspect.ranks, one.suspect.stage) == who)
+    one = next(found, None)
     if one is None or one.course is None:
         return None
     # What all ranks share is a level over the window, and not a step's own.
-    there_N = one.course.filled_N if is_single(named) else evidence.used_N
+    there_N = one.course.filled_N if named.is_single else evidence.used_N
     lost_N = np.where(there_N, one.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
     if one.course.own_steps is not None and named.rank is not None:
         # All that it marked, also before it was named.
@@ -460,52 +450,20 @@ def _placed(suspect: Suspect, hosts: Sequence[str] | None) -> Suspect:
     return replace(suspect, on_host=host, host=host if hosts.count(host) == 1 else None)
 
 
-def _of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:
-    """The regression, on some ranks where a rank or a host that the system holds back costs most of it.
-
-    Inside the sync stages all ranks wait for it alike.
-    """
-    first = verdict.suspects[0] if verdict.suspects else None
-    if slower is None or first is None or not is_single(first) or first.by_system is None:
-        return slower
-    most_s = settings.most_fraction * slower.fraction * slower.best_step_s
-    return replace(slower, scope="some", stages=()) if first.gain_s >= most_s else slower
-
-
 MAX_EARLIER_STEPS = 4096
 """How far back a rank that is named by its own notes is charged with what it marked."""
-
-
-def with_regression(
-    verdict: Verdict, slower: Regression | None, numbers: Mapping[str, float], window: Window
-) -> Verdict:
-    """The verdict with the regression of the job against its own best: while that lasts, the job is not healthy.
-
-    A suspect stays the suspect, with the regression beside it. Where the host's clock stands in for a device's, the
-    length of a step is right, but not its stages, which are left out.
-    """
-    verdict = replace(verdict, numbers={**verdict.numbers, **numbers})
-    if slower is None:
-        return verdict
-    stages = () if window.on_device and verdict.clock == "host" else slower.stages
-    verdict = replace(verdict, regression=replace(slower, stages=stages))
-    if slower.until_step is not None or verdict.label == "suspect" or UNDECIDED & set(verdict.reasons):
-        return verdict
-    return replace(verdict, label="needs_evidence", reasons=(*verdict.reasons, "regressed"))
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
     """Whether the captured steps have the fault that the capture was triggered by.
 
-    Each captured step is looked at: it has the fault if the suspect is over its peers by most of the gain that led to
-    the capture. A recurring fault is expected as often as whole periods fit into the captured steps, once at least, in
-    any of them: its phase may have drifted.
-
-    The profiler slows the rank itself, but a coarse stage by less than half of the gain; the numbers are returned.
+    A captured step has the fault if the suspect is over its peers by most of the gain that led to the capture: the
+    profiler slows a coarse stage by less. A recurring fault is expected as often as whole periods fit into the captured
+    steps, once at least, in any of them: its phase may have drifted.
 
     Returns:
         None if it cannot be told: no step is complete, or all steps in which a recurring fault was due may be missing;
-        the suspect has no peers (a cohort, all ranks); nothing was suspected; or a device's time is not known.
+            the suspect has no peers; nothing was suspected; or a device's time is not known.
     """
     settings = settings or Settings()
     # On the clock that a window of these steps would be judged on.
@@ -542,10 +500,7 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
 
 
 def _over(window: Window, trigger: Trigger) -> FloatArray | None:
-    """By how much the suspect was over its peers in its stage, by step (N); the median one of several ranks.
-
-    None if it has no peers.
-    """
+    """By how much the suspect's median rank was over its peers in its stage, by step (N); None without peers."""
     stages, n_ranks = window.schema.stages, window.durations_NRS.shape[1]
     ranks = np.asarray([rank for rank in trigger.ranks if rank < n_ranks], dtype=np.intp)
     if trigger.scope not in ("rank", "host") or not 0 < len(ranks) < n_ranks:
@@ -555,9 +510,7 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     roles = roles_of(window)
     if not set(roles.role_R[ranks]) & set(np.delete(roles.role_R, ranks)):
         return None
-    walks, complete_N = walked(window, roles.some_X)
-    replays = replay(walks, roles, len(stages))
-    over_NXS = np.sum([one.over_NXS(ranks, roles, len(complete_N)) for one in replays], axis=0)
+    over_NXS = np.sum([one.over_NXS(ranks, roles) for one in replayed(window, roles)[0]], axis=0)
     over_NS = medians(over_NXS, axis=1)
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
 
@@ -566,50 +519,12 @@ HOST_STAGES = frozenset({"data"})
 """Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Timed:
-    """A window with the times of the clock that it is judged on.
-
-    Attributes:
-        window: with that clock's times as durations.
-        limited: whether it is the host's though the device's would be needed.
-        agree: whether the clocks do not contradict each other.
-    """
-
-    window: Window
-    clock: Clock = "host"
-    limited: bool = False
-    agree: bool = True
-    numbers: Mapping[str, float] = field(default_factory=dict)
-
-
-def timed(window: Window, settings: Settings) -> Timed:
-    """The window on the clock that it is judged on: the device's if it is known in enough steps, else the host's."""
-    if window.device_NRS is None:
-        if not window.on_device:
-            return Timed(window)
-        return Timed(window, limited=True, numbers=_coverage(0.0, settings))
-    device = on_device(window)
-    host_N, both_N = complete_steps(window), complete_steps(device)
-    both_N &= host_N
-    numbers = _coverage(float(both_N.sum()) / max(1.0, float(host_N.sum())), settings)
-    if not both_N.any() or numbers["device_coverage"] < settings.most_fraction:
-        return Timed(window, limited=True, numbers=numbers)
-    steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
-    shorter_s, longer_s = sorted(steps_s.values())
-    agreement = shorter_s / longer_s if longer_s > 0.0 else 1.0
-    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.most_fraction}
-    if agreement < settings.most_fraction:
-        return Timed(window, limited=True, agree=False, numbers=numbers)
-    return Timed(device, clock="device", numbers=numbers)
-
-
 def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
     """The verdict with its clock: held if that is the host's and cannot show it.
 
     On the host's clock, ``healthy`` stands, and so does a rank or host that is late in a stage of the host's own work.
-    What all ranks share does not: it may be waiting for the devices. Devices that have enough to do can also hide the
-    delay of one host; if a healthy step is known, the step is then no longer than that (``longer_s``).
+    What all ranks share does not: it may be waiting for the devices. Devices that have enough to do can hide the delay
+    of one host; if a healthy step is known, the step is then no longer than that (``longer_s``).
     """
     if seen.clock == "host" and not seen.limited:
         return verdict
@@ -619,7 +534,7 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
     if seen.agree and verdict.label == "healthy":
         return verdict
     first = next(iter(verdict.suspects), None)
-    of_the_host = first is not None and first.scope in ("rank", "host") and first.stage in HOST_STAGES
+    of_the_host = first is not None and first.is_single and first.stage in HOST_STAGES
     if seen.agree and verdict.label == "suspect" and first is not None and of_the_host:
         wanted_s = settings.most_fraction * first.gain_s * first.persistence
         if longer_s is None or longer_s >= wanted_s:
@@ -627,35 +542,3 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
         numbers = {**verdict.numbers, "longer_s": longer_s, "min_longer_s": wanted_s}
         verdict = replace(verdict, numbers=numbers)
     return replace(verdict, label="needs_evidence", reasons=("clock_limited",))
-
-
-def on_device(window: Window) -> Window:
-    """The window with the devices' times as durations.
-
-    The host's ready moments are those of the last gradient's launch, and are not used. The time before a step is
-    unknown if the step before is, and a step without it is not complete: no row of the accounting is half there.
-    """
-    assert window.device_NRS is not None
-    between_NR = window.device_between_NR
-    if between_NR is not None:
-        after_gap_NR = np.zeros(between_NR.shape, dtype=np.bool_)
-        after_gap_NR[1:] = ~np.isfinite(window.device_NRS[:-1]).all(axis=2)
-        if after_gap_NR.any():
-            between_NR = np.where(after_gap_NR, np.nan, between_NR)
-    return replace(
-        window,
-        durations_NRS=window.device_NRS,
-        outside_NRG=window.device_outside_NRG,
-        between_NR=between_NR,
-        ready_NR=window.device_ready_NR,
-    )
-
-
-def _step_s(window: Window, steps_N: BoolArray) -> float:
-    """The mean length of some steps over the ranks, with the time between steps."""
-    total_NR = window.durations_NRS[steps_N].sum(axis=2)
-    return float((total_NR if window.between_NR is None else total_NR + window.between_NR[steps_N]).mean())
-
-
-def _coverage(fraction: float, settings: Settings) -> dict[str, float]:
-    return {"device_coverage": fraction, "min_device_coverage": settings.most_fraction}

@@ -1,13 +1,11 @@
 """The job against itself: a sequential test of its steps against the best that it has shown.
 
-Peers in the same step cannot show what they all share, and a baseline that follows the job follows it down. So each
-step's time, each stage's level and the sync stages' own work are compared with the job's best. Slower steps add to the
-evidence and others take from it: a CUSUM (Page 1954) over the signs, so that neither the size of a hiccup nor the
-distribution of the times matters. The *best* is the level that one block of steps in four has kept to, and two blocks
-at least; blocks of a job that has become slower do not count.
-
-A job that climbs becomes slower from its start on, and so steadily that it keeps to no level: its best is where it
-began to. Each kind of step and size of work has a best of its own, and each kind of step its evidence.
+Peers cannot show what they all share, and a baseline that follows the job follows it down. So each step's time, each
+stage's level and the sync stages' own work are compared with the job's best, by a CUSUM (Page 1954) over the signs:
+neither the size of a hiccup nor the distribution of the times matters. The *best* is the level that one block of steps
+in four has kept to, and two blocks at least, without those of a job that has become slower. A job that climbs from its
+start on keeps to no level: its best is where it began to. Each kind of step and size of work has a best of its own, and
+each kind of step its evidence.
 
 A pause is a step or a few that all ranks have spent many times as long in as in others, and no rank alone explains.
 """
@@ -23,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.events import JobPaused, PauseReason
-from sftriage.model.verdicts import Regression, Settings
+from sftriage.model.verdicts import UNDECIDED, Regression, Settings, Verdict
 from sftriage.model.windows import Window
 from sftriage.verdict.accounting import BoolArray, FloatArray, medians
 from sftriage.verdict.whatif import MAD_TO_SIGMA, MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
@@ -98,7 +96,7 @@ def _joined(blocks: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
 
 
 def _climbs(since_NK: FloatArray, steps: int, settings: Settings) -> bool:
-    """Whether blocks of so many steps rise from the first to the last by what is reported, and steadily.
+    """Whether blocks of so many steps rise steadily from the first to the last by what is reported.
 
     A jump that is most of it is no climb, and neither are blocks of which many fall.
     """
@@ -144,8 +142,8 @@ class StepMeasures:
 def measured(window: Window, step_N: FloatArray, whole: Profile, valid_N: BoolArray) -> StepMeasures:
     """The measures of a window's steps, from their exposed times, their profile, and which of them are complete.
 
-    What came after a step's last sync belongs to that step. The slowest cohort counts. A step of another kind than the
-    one before it does not count, for it begins with what that one left behind.
+    The slowest cohort counts. A step of another kind than the one before it does not count, for it begins with what
+    that one left behind.
     """
     level_NS = whole.common_NCS.max(axis=1)
     queued_NR = window.counted("queued_s")
@@ -171,8 +169,8 @@ class BestLevel:
         best_Q: a typical step, in seconds.
         line_Q: by how much over it a step counts as slower, as a fraction of the best step: more in a job whose blocks
             differ by chance.
-        alike_Q: by how much more blocks differ than independent steps would make them, 1 at least: the evidence of
-            correlated steps is divided by this.
+        alike_Q: by how much more blocks differ than independent steps would make them: divides the evidence of
+            correlated steps.
         work: the work of such a step.
     """
 
@@ -197,8 +195,7 @@ class Best:
 
     Attributes:
         block: the steps of the block that is not full yet.
-        samples: the medians of some of the blocks before.
-        last: the medians of the last block.
+        samples, last: the medians of some of the blocks before, and of the last one.
         changes: the latest changes from one block to the next, each with the spread of the steps in its block.
         level: the best; None before there are enough samples.
         way: the way of the steps, without those that the job was slower in.
@@ -307,10 +304,7 @@ class SpeedTest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnBest:
-    """The best of each regime, and the evidence of each kind of step.
-
-    ``next_step`` is the first step that has not been tested: windows overlap, and each step is tested once.
-    """
+    """The best of each regime, and the evidence of each kind of step; steps from ``next_step`` on are untested."""
 
     stages: tuple[str, ...] = ()
     next_step: int = 0
@@ -345,10 +339,7 @@ class OwnBest:
 
     @property
     def queued_s(self) -> float | None:
-        """For how long the rank that waits longest for a CPU does so in a step, when the job is at its best.
-
-        Of the most frequent kind of step; None where the best is not known yet.
-        """
+        """The longest that a rank waits for a CPU in a step at the job's best; None where that is not known."""
         best_Q = next((test.best_Q for test in self._met(0)), None)
         return None if best_Q is None else float(best_Q[QUEUED])
 
@@ -359,10 +350,7 @@ class OwnBest:
 
 
 def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
-    """The state after more steps, without those that were tested before.
-
-    It does not depend on how the steps are split into windows, overlapping or not.
-    """
+    """The state after more steps, each tested once, in the same way however they are split into windows."""
     if before is None or before.stages != measures.stages:
         before = OwnBest(measures.stages)
     bests, tests = before.bests, before.tests
@@ -423,10 +411,10 @@ def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: 
 def _tested(
     test: SpeedTest, over_NQ: FloatArray, steps_N: StepArray, level: BestLevel, settings: Settings
 ) -> SpeedTest:
-    """The evidence after more steps of its kind, which were over their best by ``over_NQ``.
+    """The evidence after more steps of its kind, which were over their best by ``over_NQ``: the log likelihood ratio.
 
-    In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower,
-    the first of ``guilty_fractions`` are. The evidence is the log likelihood ratio.
+    In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower, the
+    first of ``guilty_fractions`` are.
     """
     test = replace(test, best_Q=level.best_Q, n_steps=test.n_steps + len(steps_N))
     guilty = settings.guilty_fractions[0]
@@ -528,3 +516,32 @@ def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: i
         first, last = measures.first_step + begin, measures.first_step + end - 1
         found.append(JobPaused(0.0, attempt, first, last, float(over_Q[STEP]), stages[s], reason))
     return tuple(found)
+
+
+def of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:
+    """The regression, on some ranks where a rank or a host that the system holds back costs most of it.
+
+    Inside the sync stages all ranks wait for it alike.
+    """
+    first = verdict.suspects[0] if verdict.suspects else None
+    if slower is None or first is None or not first.is_single or first.by_system is None:
+        return slower
+    most_s = settings.most_fraction * slower.fraction * slower.best_step_s
+    return replace(slower, scope="some", stages=()) if first.gain_s >= most_s else slower
+
+
+def with_regression(
+    verdict: Verdict, slower: Regression | None, numbers: Mapping[str, float], window: Window
+) -> Verdict:
+    """The verdict with the regression of the job against its own best: while that lasts, the job is not healthy.
+
+    A suspect stays the suspect. Where the host's clock stands in for a device's, the stages are left out.
+    """
+    verdict = replace(verdict, numbers={**verdict.numbers, **numbers})
+    if slower is None:
+        return verdict
+    stages = () if window.on_device and verdict.clock == "host" else slower.stages
+    verdict = replace(verdict, regression=replace(slower, stages=stages))
+    if slower.until_step is not None or verdict.label == "suspect" or UNDECIDED & set(verdict.reasons):
+        return verdict
+    return replace(verdict, label="needs_evidence", reasons=(*verdict.reasons, "regressed"))

@@ -1,34 +1,28 @@
 """Sequential likelihood-ratio tests along the run: which rank, or which host, delays the others.
 
 A *unit* is a rank or a host (which arrives with its last rank). A *clear event* of a unit is a step that this unit
-alone delayed by more than some share of the step. Two hypotheses are compared at each event:
+alone delayed by more than some share of the step. At each event, two hypotheses are compared: nothing is wrong, and
+each unit is equally likely to cause it, or, where delays last for several steps, the unit of the last event as likely
+as others were after theirs; or the unit is at fault and causes most of the events. The log likelihood ratio is summed
+over the events and never falls below zero (CUSUM, Page 1954): chance alone reaches a threshold h at most once in e^h
+events (Lorden 1971).
 
-- nothing is wrong: each unit is equally likely to cause the event, or, where delays last for several steps, the unit of
-  the last event is as likely to cause it as others were after theirs;
-- the unit is at fault: it causes most of the events.
+Work that all units do makes a different unit last each time, so that no unit's sum grows. Where each unit does it in
+its own time, the events of several are the same period apart, which is then the job's. If a unit's events also fall
+into one phase of a period, the odds of that are added (Fisher's exact test).
 
-The log likelihood ratio is summed over the events and never falls below zero (CUSUM, Page 1954). If events are
-no more dependent than that, chance alone reaches a threshold h at most once in e^h events (Lorden 1971).
-
-Work that all units do (an evaluation, a checkpoint) makes a different unit last each time, so that no unit's sum grows,
-however regular the work is. Where each unit does it in its own time, the events of several are the same period apart,
-which is then the job's. If a unit's events also fall into one phase of a period, the odds of that are added: how
-unlikely it is that chance puts so many of them there (Fisher's exact test).
-
-What a rank does alone by its own note while the others wait (it compiles, evaluates, saves) is named by that note. A
-rank that is last in the steps that it alone marked, and hardly ever in others, is so because of what it marked: that is
-strong evidence, also where the steps are few and far apart. Where other ranks do the same at times of their own, no
-rank is named: it is the job's work.
+What a rank does alone by its own note while the others wait (it compiles, evaluates, saves) is named by that note, if
+the rank is last in the steps that it alone marked and hardly ever in others. Where other ranks do the same at times of
+their own, no rank is named: it is the job's work.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,11 +97,9 @@ class UnitOdds:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The tests of all of a job's ranks, or of all its hosts, after the steps before ``next_step``.
+    """The tests of all of a job's ranks, or of all its hosts (``n_units``), after the steps before ``next_step``.
 
     Attributes:
-        n_units: how many ranks, or hosts, the job has.
-        next_step: the first step that has not been taken into account.
         units: the state of each unit whose sums are not all 0.
         events: the clear events of the last `HISTORY_STEPS` steps, in order.
         runs: the last runs of events from each size on.
@@ -127,7 +119,7 @@ class Evidence:
         """The steps of the unit's events in the test that names it, since its sum rose from 0."""
         state = self.units[unit]
         test = max(range(len(state.since)), key=state.log_odds.__getitem__)
-        size = _tests(self.n_units, settings).sizes[test // len(settings.guilty_fractions)]
+        size = settings.event_sizes[test // len(settings.guilty_fractions)]
         own = (one for one in self.events if one.unit == unit and one.step >= state.since[test])
         return [one.step for one in own if one.share > size]
 
@@ -139,42 +131,25 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
     """The evidence after the steps before ``next_step``, whose clear events were ``events``, in order."""
     if evidence.n_units < 2:
         return replace(evidence, next_step=next_step)
-    tests = _tests(evidence.n_units, settings)
-    units, runs = dict(evidence.units), list(evidence.runs or [()] * len(tests.sizes))
+    sizes, chance = settings.event_sizes, _least_chance(evidence.n_units, settings)
+    none = (0.0,) * (len(sizes) * len(settings.guilty_fractions))
+    units, runs = dict(evidence.units), list(evidence.runs or [()] * len(sizes))
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= MAX_PERIOD_STEPS}
-        units.setdefault(event.unit, UnitOdds((0.0,) * tests.n_tests, (event.step,) * tests.n_tests))
-        updated = {unit: _updated(one, unit, event, runs, tests) for unit, one in units.items()}
+        units.setdefault(event.unit, UnitOdds(none, (event.step,) * len(none)))
+        updated = {unit: _updated(one, unit, event, runs, chance, settings) for unit, one in units.items()}
         units = {unit: one for unit, one in updated.items() if any(one.log_odds)}
         last_step[event.unit] = event.step
-        runs = [_longer(r, event.unit) if event.share > size else r for r, size in zip(runs, tests.sizes, strict=True)]
+        runs = [_longer(r, event.unit) if event.share > size else r for r, size in zip(runs, sizes, strict=True)]
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= MAX_PERIOD_STEPS}
     kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
     return Evidence(evidence.n_units, next_step, units, kept, tuple(runs))
 
 
-class Tests(NamedTuple):
-    """The tests of a unit among so many.
-
-    Attributes:
-        sizes: the shares of a step from which events count, with as many tests each as there are ``guilty``.
-        guilty: the fraction of clear events that a unit at fault causes.
-        chance: the fraction that any unit causes by chance.
-        names_from, keeps_from: the log odds from which a test names a unit, and down to which it stays named.
-        most: the most that log odds can be.
-    """
-
-    sizes: tuple[float, ...]
-    guilty: tuple[float, ...]
-    chance: float
-    names_from: float
-    keeps_from: float
-    most: float
-
-    @property
-    def n_tests(self) -> int:
-        return len(self.sizes) * len(self.guilty)
+def _least_chance(n_units: int, settings: Settings) -> float:
+    """The fraction of clear events that any of so many units causes by chance."""
+    return max(1.0 / n_units, settings.min_chance)
 
 
 def _longer(runs: Runs, unit: UnitName) -> Runs:
@@ -186,8 +161,8 @@ def _longer(runs: Runs, unit: UnitName) -> Runs:
 def _chance(runs: Runs, unit: UnitName, least: float) -> float:
     """The probability that the next event is this unit's too by chance: ``least`` at least.
 
-    After one of its own, it is as large as the fraction of the others' runs that went on (the rule of succession, from
-    ``least`` where there are none). A run that is a whole fault counts once.
+    After one of its own, it is the fraction of the others' runs that went on (the rule of succession, from ``least``).
+    A run that is a whole fault counts once.
     """
     if not runs or runs[-1][0] != unit:
         return least
@@ -195,42 +170,33 @@ def _chance(runs: Runs, unit: UnitName, least: float) -> float:
     return max(least, (sum(others) + 1.0) / (len(others) + 1.0 / least))
 
 
-def _updated(state: UnitOdds, unit: UnitName, event: ClearEvent, runs: list[Runs], tests: Tests) -> UnitOdds:
-    """A unit's state after an event, which was its own or another's. ``runs`` are those before it."""
-    own, since, log_odds, n_guilty = unit == event.unit, list(state.since), list(state.log_odds), len(tests.guilty)
-    for k, size in enumerate(tests.sizes):
+def _updated(
+    state: UnitOdds, unit: UnitName, event: ClearEvent, runs: list[Runs], least: float, settings: Settings
+) -> UnitOdds:
+    """A unit's state after an event, its own or another's; ``runs`` came before it, ``least`` is any unit's chance."""
+    own, since, log_odds = unit == event.unit, list(state.since), list(state.log_odds)
+    enough, fractions = settings.naming_log_odds, settings.guilty_fractions
+    for k, size in enumerate(settings.event_sizes):
         if event.share <= size:
             continue
-        chance = _chance(runs[k], unit, tests.chance)
-        for i, guilty in enumerate(tests.guilty, k * n_guilty):
+        chance = _chance(runs[k], unit, least)
+        for i, guilty in enumerate(fractions, k * len(fractions)):
             if own and log_odds[i] == 0.0:
                 since[i] = event.step
             # Runs that go on by chance as often as a unit at fault would tell nothing.
             guilty = max(guilty, chance)
             says = math.log(guilty / chance) if own else math.log((1.0 - guilty) / (1.0 - chance))
-            log_odds[i] = min(tests.most, max(0.0, log_odds[i] + says))
-    least = tests.keeps_from if state.named else tests.names_from
-    return UnitOdds(tuple(log_odds), tuple(since), (own or state.named) and max(log_odds) >= least)
-
-
-@lru_cache(maxsize=32)
-def _tests(n_units: int, settings: Settings) -> Tests:
-    enough = settings.naming_log_odds
-    return Tests(
-        (settings.min_event_fraction, *settings.event_fractions),
-        settings.guilty_fractions,
-        max(1.0 / n_units, settings.min_chance),
-        enough,
-        settings.most_fraction * enough,
-        settings.whole_factor * enough,
-    )
+            log_odds[i] = min(settings.whole_factor * enough, max(0.0, log_odds[i] + says))
+    if state.named:
+        enough *= settings.most_fraction
+    return UnitOdds(tuple(log_odds), tuple(since), (own or state.named) and max(log_odds) >= enough)
 
 
 def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Recurrence | None:
     """The recurrence of a unit's events that is likely enough to name it; None if there is none.
 
-    Most of the unit's events fall into one phase of the period, and it is not the job's. Who causes the events and when
-    they come are independent, so the log odds of both are added. Events from each size on are searched, because smaller
+    Most of the unit's events fall into one phase of the period, and it is not the job's. The unit and the times of the
+    events are independent, so the log odds of both are added. Events from each size on are searched, because smaller
     ones may be ordinary hiccups.
     """
     found: list[Recurrence] = []
@@ -238,7 +204,7 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
     n_guilty = len(settings.guilty_fractions)
     log_odds_T = evidence.units[unit].log_odds if unit in evidence.units else ()
     folded: dict[int, tuple[int, int, float] | None] = {}
-    for i, size in enumerate(_tests(evidence.n_units, settings).sizes):
+    for i, size in enumerate(settings.event_sizes):
         steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
         if len(steps) not in folded:
             folded[len(steps)] = _fold(steps, evidence.next_step)
@@ -262,16 +228,15 @@ def recurrence_of(evidence: Evidence, unit: UnitName, settings: Settings) -> Rec
 def _is_of_job(here: Recurrence, evidence: Evidence, unit: UnitName, size: float, settings: Settings) -> bool:
     """Whether the others' events may recur like a unit's: in its phase, or those of some in phases of their own.
 
-    Those in its phase are work of all of them, in which one of a few is often the last several times in a row: they
-    count against it as in any test. Those in other phases may drift a little, as where each rank collects its garbage;
-    they count from half of the unit's usual size on.
+    In its phase they are work of all, in which one of a few is often the last several times in a row: they count
+    against it as in any test. In other phases they may drift a little, and count from half of the unit's usual size on.
     """
-    enough, tests = settings.recurrence_log_odds, _tests(evidence.n_units, settings)
+    enough = settings.recurrence_log_odds
     own = [one for one in evidence.events if one.unit == unit and one.step % here.period == here.phase]
     steps, usual = _steps(own), settings.most_fraction * float(np.median([one.share for one in own]))
     others = [one for one in evidence.events if one.unit != unit and one.step >= here.onset - here.period]
     in_phase = _steps(one for one in others if one.share > size and one.step % here.period == here.phase)
-    guilty, chance = tests.guilty[0], tests.chance
+    guilty, chance = settings.guilty_fractions[0], _least_chance(evidence.n_units, settings)
     who = len(steps) * math.log(guilty / chance) + len(in_phase) * math.log((1.0 - guilty) / (1.0 - chance))
     if who < enough:
         return True
@@ -291,7 +256,7 @@ def _log_chance_of_followed(
 ) -> float:
     """Log probability that as many events are followed by another one of the unit, some periods later, by chance.
 
-    It is that of the least likely unit among so many, or of all together: of many, each may be hidden by others.
+    That of the least likely unit, or of all together: of many, each may be hidden by others.
     """
     if not events:
         return 0.0
@@ -354,8 +319,7 @@ def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | N
 def _log_chance(hits: NDArray[np.intp], times: NDArray[np.intp], n_drawn: int, n_steps: int) -> NDArray[np.float64]:
     """Log probability that ``hits`` of ``n_drawn`` steps, drawn from ``n_steps``, are among ``times`` given ones.
 
-    The hypergeometric probability of exactly that many, a close approximation to the tail where it is small. 0 where
-    chance alone is expected to give more.
+    The hypergeometric probability of exactly that many, close to the tail where it is small; 0 where chance gives more.
     """
 
     def log_choose(a: NDArray[np.intp] | int, b: NDArray[np.intp] | int) -> NDArray[np.float64]:
@@ -416,33 +380,6 @@ def units_to_examine(arrivals: Arrivals, evidence: Evidence, least_s: float) -> 
     return [n for n in first if total_U[n] >= least_s or times[arrivals.names[n]] >= MIN_TIMES]
 
 
-def clear_events(
-    arrivals: Arrivals,
-    replays: Sequence[SegmentReplay],
-    counted_N: BoolArray,
-    first_step: int,
-    usual_s: float,
-    min_share: float,
-) -> list[ClearEvent]:
-    """The clear events in the rows that count, in order: at most one a step, that of the unit with the largest gain.
-
-    ``usual_s`` is the length of a step that nobody delays. An event belongs to the step in which the leader lost most
-    of the time: a delay after a step's last sync stage shows in the row of the next step.
-    """
-    n_steps = len(counted_N)
-    found: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for one, (number_M, gain_M) in zip(replays, arrivals.last, strict=True):
-        for row in np.flatnonzero((gain_M[:n_steps] > 0.0) & counted_N):
-            step = int(row) - int(one.offset_S[one.excess_MS[row].argmax()])
-            found[step][int(number_M[row])] += float(gain_M[row])
-    events = []
-    for step in sorted(found):
-        number, gain_s = max(found[step].items(), key=lambda one: one[1])
-        if gain_s > min_share * usual_s:
-            events.append(ClearEvent(first_step + step, arrivals.names[number], gain_s / usual_s))
-    return events
-
-
 MIN_TIMES_ALONE = 3
 """Times that a rank has held up the others with what it does alone, at least."""
 
@@ -464,8 +401,7 @@ class Alone:
 
     Attributes:
         first_step: the first step in which it held up the others.
-        times: the steps that it marked.
-        late: those of them in which it held up the others.
+        times, late: the steps that it marked, and those of them in which it held up the others.
         lost_s: what that has cost, in seconds.
         recent: the last steps that it marked, each with its cost.
     """
@@ -489,11 +425,6 @@ class Alone:
         # (of some times the steps are not known)
         times = np.maximum(np.round(gaps / max(1, usual)), 1)
         return usual if usual and (np.abs(gaps - times * usual) <= MAX_DRIFT * usual).all() else None
-
-    @property
-    def is_now_and_then(self) -> bool:
-        """Whether most steps are without it: what is in every step is a fault like any other."""
-        return len(self.recent) > 1 and float(np.median(np.diff([step for step, _ in self.recent]))) >= 2.0
 
 
 def log_odds_of(alone: Alone, rank: int, ranks: Evidence, steps_seen: int, settings: Settings) -> float:
@@ -519,7 +450,9 @@ def named_alone(
     """Of each rank that is named by its own notes: the kind, what is known of it, and the log odds."""
     found: dict[int, tuple[str, Alone, float]] = {}
     for (rank, kind), alone in known.items():
-        if alone.late < MIN_TIMES_ALONE or not alone.is_now_and_then:
+        gaps = np.diff([step for step, _ in alone.recent])
+        # What is in every step is a fault like any other.
+        if alone.late < MIN_TIMES_ALONE or not len(gaps) or float(np.median(gaps)) < 2.0:
             continue
         rivals = (one.lost_s for (other, same), one in known.items() if same == kind and other != rank)
         if max(rivals, default=0.0) >= settings.most_fraction * alone.lost_s:

@@ -12,11 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sftriage.model.verdicts import Scope, Settings, Suspect, Verdict
+from sftriage.model.verdicts import Scope, Suspect, Verdict
 from sftriage.model.windows import COUNTERS, MOST_FRACTION, PLACE, SHARED, SystemCode, Window, accounting
 from sftriage.verdict.accounting import (
     BoolArray,
@@ -28,6 +28,9 @@ from sftriage.verdict.accounting import (
     segments,
 )
 from sftriage.verdict.whatif import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, SegmentReplay, grouped, roles_of, sampled
+
+if TYPE_CHECKING:
+    from sftriage.verdict.evidence import WindowEvidence
 
 UnitName: TypeAlias = "int | str"
 """A rank by its number, or a host by its name."""
@@ -59,9 +62,9 @@ class Unit:
         return "host" if isinstance(self.name, str) else "rank"
 
 
-def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles, n_steps: int) -> list[Unit]:
+def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles) -> list[Unit]:
     """The units of some ranks."""
-    over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
+    over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles) for one in replays], axis=0)
     units = []
     for x, rank in enumerate(ranks):
         led = [one.leader_M == rank for one in replays]
@@ -105,7 +108,6 @@ def host_units(
     elsewhere: Sequence[FloatArray],
     hosts: Sequence[int],
     roles: Roles,
-    n_steps: int,
     alike_fraction: float,
 ) -> list[Unit]:
     """The units of those of some ``hosts`` that have several ranks, of which ``alike_fraction`` at least are slow."""
@@ -115,11 +117,9 @@ def host_units(
         apart = _apart(ranks, roles)
         if len(ranks) < 2 or apart is None:
             continue
-        peers = [_peers(one, apart, n_steps) for one in replays]
+        peers = [_peers(one, apart) for one in replays]
         some_X = sampled(ranks, LEAST_SAMPLE_RANKS)
-        over_NXS = np.sum(
-            [one.over_NXS(some_X, roles, n_steps, mine) for one, mine in zip(replays, peers, strict=True)], axis=0
-        )
+        over_NXS = np.sum([one.over_NXS(some_X, roles, mine) for one, mine in zip(replays, peers, strict=True)], axis=0)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= alike_fraction):
             continue
@@ -162,8 +162,8 @@ def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
     return apart
 
 
-def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Peers:
-    peers = [median_NC.copy() for median_NC in one.references(n_steps)]
+def _peers(one: SegmentReplay, apart: dict[int, RankArray]) -> Peers:
+    peers = [median_NC.copy() for median_NC in one.references]
     for column, median_NC in zip(one.segment.local, peers, strict=True):
         for c, ranks in apart.items():
             times_NX = column.of(ranks)
@@ -309,15 +309,7 @@ class HeldBack:
         return stopped_N + waited_N, stopped_N + fraction_N * np.clip(step_N - stopped_N, 0.0, None)
 
 
-def charged(
-    unit: Unit,
-    held: HeldBack,
-    step_N: FloatArray,
-    longer_NS: FloatArray,
-    usual_s: float,
-    used_N: BoolArray,
-    settings: Settings,
-) -> Unit:
+def charged(unit: Unit, held: HeldBack, longer_NS: FloatArray, evidence: WindowEvidence) -> Unit:
     """The unit, with what it adds to the sync stages while something keeps it from running.
 
     Inside the syncs all ranks wait alike for a rank that has no CPU, and no duration shows for whom. So what it was
@@ -325,12 +317,15 @@ def charged(
     the step (``step_N``) longer than a healthy one (``usual_s``). It counts if what was counted is most of its
     lateness.
     """
+    step_N, used_N = evidence.exposed_N, evidence.used_N
+    usual_s = 0.0 if evidence.normal is None else evidence.normal.total_s
     local_N, late_s = unit.gain_NS[:, -1], float(unit.over_NS[used_N].sum(axis=1).mean())
     own_NX = held.stopped_NR[:, unit.ranks] + held.waited_NR[:, unit.ranks]
-    if late_s <= 0.0 or float(own_NX[used_N].mean()) < settings.most_fraction * late_s:
+    least_s = evidence.settings.most_fraction * late_s
+    if late_s <= 0.0 or float(own_NX[used_N].mean()) < least_s:
         return unit  # (without a look at all other ranks)
     counted_N, held_N = held.of_ranks(unit.ranks, step_N)
-    if float(counted_N[used_N].mean()) < settings.most_fraction * late_s:
+    if float(counted_N[used_N].mean()) < least_s:
         return unit
     longer_N = longer_NS.sum(axis=1)
     added_N = np.minimum(np.clip(np.minimum(held_N, step_N - usual_s) - local_N, 0.0, None), longer_N)
@@ -466,7 +461,7 @@ def with_system(
             counts[one.ranks] = counts_of(one, window)
     suspects = tuple(
         suspect
-        if (found := counts[suspect.ranks]) is None or suspect.scope not in ("rank", "host")
+        if (found := counts[suspect.ranks]) is None or not suspect.is_single
         else replace(suspect, system=found.system)
         if suspect.alone is not None
         else replace(
@@ -495,7 +490,7 @@ def counts_of(suspect: Suspect, window: Window) -> SystemCounts | None:
 
     None where they are not known, and of what all ranks or those of a cohort share.
     """
-    if suspect.scope not in ("rank", "host"):
+    if not suspect.is_single:
         return None
     step_N = window.first_step + np.arange(len(window.durations_NRS))
     began = window.first_step if suspect.onset_step is None else suspect.onset_step

@@ -30,6 +30,7 @@ from sftriage.verdict.accounting import (
     SingleArray,
     Walk,
     medians,
+    walked,
 )
 
 SAMPLE_RANKS = 512
@@ -144,28 +145,29 @@ class SegmentReplay(Walk):
         """What mending all local stages of the leader would have saved."""
         return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
 
-    def references(self, n_steps: int) -> list[FloatArray]:
+    @property
+    def references(self) -> list[FloatArray]:
         """For each local column the medians of its steps, by cohort (N × C)."""
         columns = zip(self.segment.local, self.reference_KMC, strict=True)
-        return [reference_MC[column.offset : column.offset + n_steps] for column, reference_MC in columns]
+        return [reference_MC[column.offset : column.offset + column.n_steps] for column, reference_MC in columns]
 
-    def over_NXS(
-        self, ranks: RankArray, roles: Roles, n_steps: int, references: Sequence[FloatArray] | None = None
-    ) -> FloatArray:
+    def over_NXS(self, ranks: RankArray, roles: Roles, references: Sequence[FloatArray] | None = None) -> FloatArray:
         """Time of some ranks over the references of their cohorts, by step, rank and stage."""
-        references = self.references(n_steps) if references is None else references
-        over_NXS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
+        references = self.references if references is None else references
+        over_NXS = np.zeros((self.segment.n_steps, len(ranks), self.segment.n_stages))
         for column, reference_NC in zip(self.segment.local, references, strict=True):
             over_NXS[:, :, column.stage] += column.of(ranks) - reference_NC[:, roles.role_R[ranks]]
         return over_NXS
 
 
-def replay(walks: Sequence[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
-    """The replay of each of a window's segments, in the order of a step."""
-    return [_replay_segment(walk, roles, n_stages) for walk in walks]
+def replayed(window: Window, roles: Roles) -> tuple[list[SegmentReplay], BoolArray]:
+    """The replay of each of a window's segments, in the order of a step, and its complete steps (N)."""
+    walks, complete_N = walked(window, roles.some_X)
+    return [replay(walk, roles) for walk in walks], complete_N
 
 
-def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
+def replay(walk: Walk, roles: Roles) -> SegmentReplay:
+    """The replay of one of a window's segments."""
     segment, leader_M = walk.segment, walk.leader_M
     rows = np.arange(segment.n_rows)
     excess_KM = np.zeros((len(segment.local), len(rows)))
@@ -180,11 +182,11 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
     lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
     whole = {one.name: getattr(walk, one.name) for one in fields(walk)}
-    by_stage = _by_stage(segment, excess_KM, n_stages)
+    by_stage = _by_stage(segment, excess_KM)
     return SegmentReplay(**whole, **by_stage, lateness_M=lateness_M, reference_KMC=reference_KMC, common_KMC=common_KMC)
 
 
-def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_stages: int) -> SegmentReplay:
+def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment) -> SegmentReplay:
     """The replay of a segment, put together from rows of other replays, in order."""
     names = ("leader_M", "last_M", "runner_up_M", "second_M", "end_M", "advance_KM", "ahead_KM", "lateness_M")
     whole = {
@@ -199,14 +201,14 @@ def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, n_sta
         steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
         some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
     arrivals_M = tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows])
-    by_stage = _by_stage(segment, whole.pop("excess_KM"), n_stages)
+    by_stage = _by_stage(segment, whole.pop("excess_KM"))
     return SegmentReplay(segment=segment, arrivals_M=arrivals_M, some_KNX=tuple(some_KNX), **whole, **by_stage)
 
 
-def _by_stage(segment: Segment, excess_KM: FloatArray, n_stages: int) -> dict[str, Any]:
+def _by_stage(segment: Segment, excess_KM: FloatArray) -> dict[str, Any]:
     """What a replay has of the leader's excess. A stage may have two columns; its offset is that of the larger one."""
-    excess_MS = np.zeros((excess_KM.shape[1], n_stages))
-    weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
+    excess_MS = np.zeros((segment.n_rows, segment.n_stages))
+    weight_S, offset_S = np.zeros(segment.n_stages), np.zeros(segment.n_stages, dtype=np.intp)
     for column, excess_M in zip(segment.local, excess_KM, strict=True):
         excess_MS[:, column.stage] += excess_M
         weight = float(np.abs(excess_M).sum())
@@ -340,9 +342,9 @@ class Typical:
         return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
 
 
-def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile:
+def profile(replays: list[SegmentReplay], roles: Roles) -> Profile:
     """The profile of a window's steps from its replay. What came after a step's last sync belongs to that step."""
-    n_stages = replays[0].excess_MS.shape[1]
+    n_steps, n_stages = replays[0].segment.n_steps, replays[0].segment.n_stages
     level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
     sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
     for one in replays:
@@ -486,10 +488,6 @@ class Excess:
     sync_s: float
     from_baseline: bool
     usual_late_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.late_s + self.group_s + self.sync_s
 
 
 def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:

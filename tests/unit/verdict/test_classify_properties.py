@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Settings
-from sftriage.verdict.accounting import complete_steps, segments, walk
+from sftriage.verdict.accounting import complete_steps
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge
-from sftriage.verdict.whatif import Baseline, Samples, profile, replay, roles_of
+from sftriage.verdict.whatif import Baseline, Samples, profile, replayed, roles_of
 from sftriage.words.verdicts import explain
 from tests.scenario import classify
 from tests.unit.verdict.strategies import ANY, distinct_windows, windows
@@ -31,9 +31,9 @@ REASONS = {
 
 def past_of(window, factor):
     """As if the job's healthy step were this window's, times a factor."""
-    valid_N, roles = complete_steps(window), roles_of(window)
-    replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
-    typical = profile(replays, len(valid_N), roles).of(valid_N).typical
+    roles = roles_of(window)
+    replays, valid_N = replayed(window, roles)
+    typical = profile(replays, roles).of(valid_N).typical
     parts = {name: getattr(typical, name) * factor for name in ("level_CS", "common_CS", "sync_S", "lateness_s")}
     return Past(Baseline({("", None): Samples((replace(typical, **parts),), 10)}))
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from sftriage.model.verdicts import Settings
 from sftriage.model.windows import COUNTERS
-from sftriage.verdict.accounting import segments, walk
 from sftriage.verdict.sequential import arrivals_of_hosts
 from sftriage.verdict.units import host_units, last_elsewhere, places_of, system_counts, with_system
-from sftriage.verdict.whatif import SAMPLE_RANKS, grouped, replay, roles_of
+from sftriage.verdict.whatif import SAMPLE_RANKS, grouped, replayed, roles_of
 from sftriage.windows.npz import counted_of
 from tests.scenario import Fault, Job, always, at, classify, every, from_step, judged
 from tests.unit.verdict.strategies import windows
@@ -21,16 +20,14 @@ SETTINGS = Settings()
 
 
 def replayed_hosts(window):
-    roles, n_steps = roles_of(window), len(window.durations_NRS)
-    replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
+    roles = roles_of(window)
+    replays, _ = replayed(window, roles)
     before = [one.arrival_MR.copy() for one in replays]
     places = places_of(window.hosts)
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
     units = []
     if places is not None:
-        units = host_units(
-            replays, places, elsewhere, range(len(places.names)), roles, n_steps, SETTINGS.larger_part_fraction
-        )
+        units = host_units(replays, places, elsewhere, range(len(places.names)), roles, SETTINGS.larger_part_fraction)
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}

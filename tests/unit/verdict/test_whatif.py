@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sftriage.model.verdicts import Settings
-from sftriage.verdict.accounting import medians, segments, walk, walked
+from sftriage.verdict.accounting import medians, segments
 from sftriage.verdict.judging import judge
 from sftriage.verdict.whatif import (
     MAX_REGIMES,
@@ -22,7 +22,7 @@ from sftriage.verdict.whatif import (
     jitter_s,
     median_without,
     profile,
-    replay,
+    replayed,
     roles_of,
 )
 from tests.scenario import Fault, Job, classify, every, judged_windows, past_of
@@ -32,11 +32,6 @@ from .strategies import ORDINARY, windows
 SETTINGS = Settings()
 
 VALUES = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=ORDINARY)
-
-
-def replayed(window):
-    roles = roles_of(window)
-    return replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
 
 
 def local(segment):
@@ -80,7 +75,7 @@ def saved_s(local_RK, rank, columns, sync_work_s=0.0):
 @given(window=windows())
 def test_every_gain_is_what_the_naive_replay_saves(window):
     # GIVEN any window
-    for segment, seen in zip(segments(window), replayed(window), strict=True):
+    for segment, seen in zip(segments(window), replayed(window, roles_of(window))[0], strict=True):
         local_MRK = local(segment)
         stage_K = [column.stage for column in segment.local]
         n_rows, n_ranks, n_columns = local_MRK.shape
@@ -102,7 +97,8 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
 
 def test_two_equal_stragglers_are_late_together_and_neither_gains_anything():
     # GIVEN 20 ms on rank 2's data and 20 ms on rank 1's forward
-    seen = replayed(Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020)))[0]
+    window = Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020))
+    seen, *_ = replayed(window, roles_of(window))[0]
     # WHEN replayed, THEN the last arrival is 20 ms past its peers' median, and mending one alone would save a fraction
     assert np.median(seen.lateness_M) > 0.018
     assert np.median(seen.whole_gain_M) < 0.003
@@ -124,7 +120,7 @@ def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
 def test_of_very_many_ranks_a_sample_tells_the_median():
     # GIVEN a job of more ranks than are sorted, one of them late
     window = Job(n_ranks=2 * SAMPLE_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
-    seen = replayed(window)[0]
+    seen, *_ = replayed(window, roles_of(window))[0]
     assert seen.segment.local
     for column, reference_MC in zip(seen.segment.local, seen.reference_KMC, strict=True):
         reference_N = reference_MC[column.offset : column.offset + 4, 0]
@@ -280,8 +276,7 @@ def test_one_of_two_ranks_is_held_against_windows_that_ended_before_its_onset_wh
     for number, late_s in enumerate((0.0, 0.0, 0.1, 0.1)):
         window = Job(n_ranks=2).run(Fault("data", 1, late_s))
         roles = roles_of(window)
-        walks, _ = walked(window, roles.some_X)
-        seen = profile(replay(walks, roles, len(window.schema.stages)), len(window.durations_NRS), roles)
+        seen = profile(replayed(window, roles)[0], roles)
         own = own.after(REGIME, seen, 69 + 10 * number)
     # THEN what is known before the 80th step does not have it
     before_KR = own.known(REGIME, 2, 80)
