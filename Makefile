@@ -66,7 +66,7 @@ golden: $(VENV)/.dev
 golden-accept: $(VENV)/.dev
 	$(BIN)/python -m tests.golden.record --accept $(ARGS)
 
-# Before a release, on a machine that does nothing else: long runs, and rates with their intervals.
+# Before a release, on a machine that does nothing else: long runs. `python -m bench long_run` has the rates.
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/soak -s $(ARGS)
 	$(BIN)/python -m pytest tests/chaos -s $(CHAOS)

@@ -1,7 +1,7 @@
 """The whole path on real jobs: hidden slow ranks are found, captured and linked; what cannot be decided is held.
 
 What is asked of a live job is what happens, with delays that no busy machine makes up for. That nobody is accused who
-is not slow is asked of recordings (`test_policy_replay`), and of long runs on a quiet machine (`make soak`).
+is not slow is asked of recordings (`test_policy_replay`), and of long runs (`python -m bench long_run`).
 """
 
 import json

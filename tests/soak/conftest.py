@@ -1,5 +1,5 @@
 """Real jobs, as the integration tests have them."""
 
-from tests.integration.conftest import environment, start
+from tests.integration.conftest import environment
 
-__all__ = ["environment", "start"]
+__all__ = ["environment"]
