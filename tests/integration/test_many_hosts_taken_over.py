@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.hubs import SIMULATED
 from tests.integration.namespaces import BOTH, two_hosts
 from tests.integration.processes import DEADLINE_S, descendants, ended, free_port, is_controller, wait_until
 from tests.integration.runs import verdicts
@@ -17,13 +18,13 @@ from tests.integration.terminals import terminals
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SHELL = ("sh", "-c", '"$@"; status=$?; test $status -le 128 || exec sleep infinity; exit $status', "sh")
 """A person's shell is there still when what was typed into it is killed."""
-IN_STEP = Path(__file__).parent / "jobs" / "in_step.py"
+STEP_S = 0.05
 
 
 def test_a_controller_that_is_killed_under_sftriage_run_is_started_again(tmp_path, environment):
     # GIVEN a job by one line, on a host
     release, run, log = tmp_path / "release", tmp_path / "sftriage-runs" / "my-job", tmp_path / "said"
-    ranks = [sys.executable, IN_STEP, 0, 2, 2, time.time() + 1.0, release]
+    ranks = [sys.executable, SIMULATED, "-", 0, 2, 2, time.time() + 1.0, STEP_S, "", release]
     line = [sys.executable, "-m", "sftriage", "run", "--job-id", "my-job", "--hub", f"127.0.0.1:{free_port()}", "--"]
     environment = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
     with log.open("wb") as out:
@@ -58,7 +59,7 @@ def test_one_line_goes_on_where_the_first_host_has_lost_its_sftriage(tmp_path, e
             return terminal(*SHELL, *hosts.inside(number, [*here, *arguments]), columns=200, lines=40)
 
         def run_on(number):
-            ranks = [sys.executable, IN_STEP, 2 * number, 2, 4, begin_s, release]
+            ranks = [sys.executable, SIMULATED, "-", 2 * number, 2, 4, begin_s, STEP_S, "", release]
             return typed(number, "run", "--job-id", "my-job", "--hub", BOTH[0], "--", *ranks)
 
         begin_s = time.time() + 4.0

@@ -3,12 +3,13 @@
 They take steps at the same moments as all others of the job, which is all they have to do with them: step N begins at
 BEGIN_S + N * STEP_S of the epoch. From step 100 on rank SLOW is late in data; or, where that is a list of
 ``FIRST-LAST:RANK:STAGE``, that rank in that stage from one step to another. They end once RELEASE says after which
-step, all of them with the same one.
+step, all of them with the same one. DIRECTORY is a host's, which has its name; or "-": where the environment says.
 """
 
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 real_ns = time.monotonic_ns
 
@@ -37,16 +38,16 @@ def slow_from(text: str) -> list[tuple[int, int, int, str]]:
 
 
 def main() -> None:
-    directory, first, ranks, world_size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    first, ranks, world_size = map(int, sys.argv[2:5])
     begin_s, step_s, slow, release = float(sys.argv[5]), float(sys.argv[6]), slow_from(sys.argv[7]), Path(sys.argv[8])
-    places = {"rings": directory / "rings", "spool": directory / "spool"}
-    for path in places.values():
-        path.mkdir(parents=True, exist_ok=True)
-    host = directory.name
-    mine = range(first, first + ranks)
-    monitors = {
-        rank: Monitor(STAGES, ("backward",), rank=rank, host=host, world_size=world_size, **places) for rank in mine
-    }
+    about: dict[str, Any] = {"world_size": world_size}
+    if sys.argv[1] != "-":
+        directory = Path(sys.argv[1])
+        for name in ("rings", "spool"):
+            about[name] = directory / name
+            about[name].mkdir(parents=True, exist_ok=True)
+        about["host"] = directory.name
+    monitors = {rank: Monitor(STAGES, ("backward",), rank=rank, **about) for rank in range(first, first + ranks)}
     # (when a busy machine lets them begin a step is no part of it)
     begin_ns = real_ns() + int((begin_s - time.time()) * 1e9)
     step = 0
