@@ -1,9 +1,8 @@
 """Operations that wait for one another, and their replay: all steps and workers of one shape at once.
 
 T operations make up a step of one column of workers; the graph between them is the same in every step (N) and every
-column (W, the data-parallel ranks). An operation begins when all that it depends on have ended. One alone ends its work
-later; those of a group, a transfer or a collective, end their work after the last of them has begun. `Operations` are
-the measured ones: who did what, and how long it took by itself.
+column (W, the data-parallel ranks). An operation begins when all that it depends on have ended; those of a group, a
+transfer or a collective, end their work after the last of them has begun.
 """
 
 from __future__ import annotations

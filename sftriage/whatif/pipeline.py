@@ -1,9 +1,9 @@
 """Recorded traces of synchronous hybrid-parallel training: which operation waits for which, and rows laid side by side.
 
-Operations have a begin and an end; one step of one data-parallel rank shows which waits for which (arXiv 2505.05713).
-On each worker the computations go in the order in which they began, and so do the transfers of each type. A computation
-waits for what it receives, and what it sends waits for it. A send and its receive are a group, and so are the members
-of a collective. After the last backward computation come the gradients' collectives, clipping and the optimizer.
+One step of one data-parallel rank shows the order (arXiv 2505.05713). On each worker computations, and transfers of
+each type, go in the order in which they began. A computation waits for what it receives, and what it sends waits for
+it. A send and its receive are a group, and so are the members of a collective. After the last backward computation come
+the gradients' collectives, clipping and the optimizer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """How much time stragglers cost, whose, and which kinds they are: the figures of arXiv 2505.05713, equations 1 to 5.
 
 A step is replayed with the measured durations (T_ori) and with ideal ones (T_ideal); S is the one over the other. One
-group's measured durations alone show what it costs; all others (T_rem), what mending it would recover:
-(T_ori - T_rem) / (T_ori - T_ideal).
-
-Kinds are told apart by that, and by how they look: a worker that is slow in all it computes; a last stage that has more
-to compute than the others; microbatches with long sequences, which take long forward and backward alike; forward
-computations that stall now here, now there, for Python's garbage collector; slow transfers.
+group's measured durations alone show what it costs; all others (T_rem), what mending it would recover: (T_ori - T_rem)
+/ (T_ori - T_ideal). Kinds are told apart by that, and by how they look.
 """
 
 from __future__ import annotations

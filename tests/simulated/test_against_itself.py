@@ -104,16 +104,6 @@ def test_steps_of_another_kind_and_what_they_leave_behind_are_no_slowdown():
     assert all(one.regression is None for one in verdicts_on(Job(n_steps=n_steps, kinds=kinds), *faults))
 
 
-@pytest.mark.parametrize("stride", [5, 50])
-def test_steps_are_taken_once_however_windows_overlap(stride):
-    # GIVEN a job that becomes slower, judged every few steps or every window
-    run = Job(n_steps=700).run(Fault("forward", None, 0.010, from_step(400)))
-    *_, (verdict, past) = judged(run, stride=stride)
-    # THEN it is told as of the same step
-    assert verdict.regression.since_step == pytest.approx(400, abs=2)
-    assert past.own_best.next_step == 700
-
-
 @pytest.mark.parametrize(
     ("counted", "waited_s", "told"),
     [

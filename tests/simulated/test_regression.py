@@ -6,7 +6,6 @@ log-normal jitter of every stage on every rank, and is looked at in windows of 5
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -102,41 +101,48 @@ def drifting(n_steps, fraction, memory_steps, seed):
 
 
 @dataclass(frozen=True)
+class Regressed:
+    """A regression that is told: since about when, by how much, where, and until when."""
+
+    since: int
+    fraction: float
+    stages: tuple[str, ...]
+    until: int | None = None
+    scope: str = "all"
+    kind: str = ""
+    about: int = 5
+
+
+@dataclass(frozen=True)
 class Row:
-    """A situation, and each regression that is told in it: since about when, until when, by how much, where."""
+    """A situation, and each regression that is told in it, within so many steps of its onset."""
 
     situation: str
     measures: Callable[[], StepMeasures]
-    told: tuple[dict[str, Any], ...] = ()
-    within: int = 45  # steps from its onset until it is told, the end of a window included
+    told: tuple[Regressed, ...]
+    within: int
 
 
 def row(situation, factors_NS, *told, within=45, **more):
     return Row(situation, lambda: measured(factors_NS, **more), told, within)
 
 
-def regressed(since, fraction, *stages, until=None, scope="all", kind="", about=5):
-    return {
-        "since": since,
-        "fraction": fraction,
-        "stages": stages,
-        "until": until,
-        "scope": scope,
-        "kind": kind,
-        "about": about,
-    }
+def regressed(since, fraction, *stages, **more):
+    return Regressed(since, fraction, stages, **more)
 
 
-def lengths(n_steps):
-    """A curriculum: sequences grow to twice their length over the run; forward and backward with them."""
-    work_N = np.linspace(1000.0, 2000.0, n_steps)
-    factors_NS = steady(n_steps)
-    factors_NS[:, 1:3] = (work_N / 1000.0)[:, None] ** 1.5
-    regimes = tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
-    return factors_NS, work_N, regimes
+def of_lengths(work_N):
+    return tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
 
 
-GROWN_NS, GROWN_N, GROWN = lengths(6000)
+GROWN_N = np.linspace(1000.0, 2000.0, 6000)
+"""A curriculum: sequences grow to twice their length over the run; forward and backward with them."""
+GROWN_NS = steady(6000)
+GROWN_NS[:, 1:3] = (GROWN_N / 1000.0)[:, None] ** 1.5
+ANY_LENGTH_N = 1000.0 * 2 ** (np.floor(8 * drawn(6000)) / 4)
+EVALUATED_N = every(20, 12_000)
+UNCOUNTED_N = np.ones(1500, dtype=bool)
+UNCOUNTED_N[700:750] = False
 STEPPED_NS = slower(1500, ("forward", "backward"), 2.0, 700)
 LATE_N = np.where(np.arange(1500) >= 700, 0.012, 0.0)
 
@@ -155,7 +161,7 @@ TRUTH = [
     row("every second step twice as long", times(np.where(every(2, 2000), 2.0, 1.0))),
     row("a hiccup of ten steps", slower(1500, STAGES, 3.0, 700, 710)),
     row("slower by 2 % from then on", slower(3000, STAGES, 1.02, 700)),
-    row("sequences that grow, and say so", GROWN_NS, work_N=GROWN_N, regimes=GROWN),
+    row("sequences that grow, and say so", GROWN_NS, work_N=GROWN_N, regimes=of_lengths(GROWN_N)),
     row("one block of 50 steps without the jitter of others", slower(3000, STAGES, 0.85, 400, 450)),
     row("a clock that drifts by 4 %, and back within some 20 steps", drifting(3000, 0.04, 20, seed=7)),
     row("the same, otherwise", drifting(3000, 0.04, 20, seed=9)),
@@ -204,6 +210,24 @@ TRUTH = [
         regressed(700, 0.2),
         regimes=(("", 0),) * 900 + (("", 1),) * 600,
     ),
+    row("slower after 300 steps, and forty times as long", slower(12_000, STAGES, 1.2, 300), regressed(300, 0.2)),
+    row(
+        "evaluations, three times as long, become slower alone, of which there are as few",
+        times(np.where(EVALUATED_N, np.where(np.arange(12_000) >= 6000, 3.9, 3.0), 1.0)),
+        regressed(6019, 0.3, kind="eval", about=40),
+        within=700,
+        regimes=tuple(("eval" if special else "", None) for special in EVALUATED_N),
+    ),
+    row(
+        "steps of eight lengths, in no order, that say so: each is evidence",
+        times(ANY_LENGTH_N / 1000.0) * slower(6000, STAGES, 1.2, 3000),
+        regressed(3000, 0.2),
+        within=50,
+        work_N=ANY_LENGTH_N,
+        regimes=of_lengths(ANY_LENGTH_N),
+    ),
+    row("what a profiler slows does not count", slower(1500, STAGES, 1.5, 700, 750), counts_N=UNCOUNTED_N),
+    row("and the same where it counts", slower(1500, STAGES, 1.5, 700, 750), regressed(700, 0.5, until=750)),
     # One rank: the step is longer, what the ranks have in common is not.
     row("one rank late by a quarter of a step", steady(1500), regressed(700, 0.23, scope="some"), late=LATE_N),
 ]
@@ -217,19 +241,19 @@ def test_the_truth_table(case):
     found = {one.since_step: one for _, one in told if one is not None}  # what was told of each last
     assert len(found) == len(case.told), found
     for (since, one), wanted in zip(found.items(), case.told, strict=True):
-        assert since == pytest.approx(wanted["since"], abs=wanted["about"])
+        assert since == pytest.approx(wanted.since, abs=wanted.about)
         assert one.since_first_step <= since <= one.since_last_step
-        assert one.fraction == pytest.approx(wanted["fraction"], abs=0.025)
-        assert (one.stages, one.scope, one.kind) == (wanted["stages"], wanted["scope"], wanted["kind"])
-        assert (one.until_step is None) == (wanted["until"] is None)
+        assert one.fraction == pytest.approx(wanted.fraction, abs=0.025)
+        assert (one.stages, one.scope, one.kind) == (wanted.stages, wanted.scope, wanted.kind)
+        assert (one.until_step is None) == (wanted.until is None)
         # AND soon, with its end
         first = next(step for step, other in told if other is not None and other.since_step == since)
-        assert first - wanted["since"] <= case.within
+        assert first - wanted.since <= case.within
         if one.until_step is not None:
-            assert one.until_step == pytest.approx(wanted["until"], abs=5)
+            assert one.until_step == pytest.approx(wanted.until, abs=5)
             ended = [step for step, other in told if other == one]
             assert len(ended) == 1
-            assert ended[0] - wanted["until"] <= 30
+            assert ended[0] - wanted.until <= 30
 
 
 def test_a_creep_is_told_from_about_5_percent_on():
@@ -286,54 +310,6 @@ def test_a_hundred_thousand_steps_of_jitter_say_nothing():
     # AND its best has not drifted down by the luck of many
     typical_s = np.median(measures.times_NQ[:, STEP])
     assert best.level.best_Q[0] == pytest.approx(typical_s, rel=0.01)
-
-
-def test_a_slow_job_never_becomes_its_own_best():
-    # GIVEN a job that became slower after 300 steps, WHEN it runs on for forty times as long
-    state = advanced(None, measured(slower(12_000, STAGES, 1.2, 300)), SETTINGS)
-    # THEN that is told as on the first day
-    one = state.reported(0, 0)
-    assert one.fraction == pytest.approx(0.2, abs=0.02)
-    assert one.since_step == pytest.approx(300, abs=5)
-
-
-def test_each_kind_of_step_has_a_best_and_evidence_of_its_own():
-    # GIVEN a job that says which steps are evaluations, three times as long, and these alone become slower
-    n_steps = 12_000
-    special_N = every(20, n_steps)
-    kinds = tuple(("eval" if special else "", None) for special in special_N)
-    slow_N = np.where(special_N, np.where(np.arange(n_steps) >= 6000, 3.9, 3.0), 1.0)
-    # WHEN watched
-    told, _ = watched(measured(times(slow_N), regimes=kinds))
-    found = [one for _, one in told if one is not None]
-    # THEN that is told of the evaluations, about as many of them later
-    assert {one.kind for one in found} == {"eval"}
-    assert found[0].since_step == pytest.approx(6019, abs=40)
-    assert found[-1].fraction == pytest.approx(0.3, abs=0.02)
-
-
-def test_steps_of_many_lengths_that_say_so_are_judged_together():
-    # GIVEN steps of eight lengths in no order, which say so, and the job becomes slower by a fifth
-    n_steps = 6000
-    work_N = 1000.0 * 2 ** (np.floor(8 * drawn(n_steps)) / 4)
-    regimes = tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
-    factors_NS = times(work_N / 1000.0) * slower(n_steps, STAGES, 1.2, 3000)
-    # WHEN watched
-    told, _ = watched(measured(factors_NS, work_N=work_N, regimes=regimes))
-    # THEN every length is evidence: it takes no longer than with one
-    step, first = next((step, one) for step, one in told if one is not None)
-    assert first.since_step == pytest.approx(3000, abs=5)
-    assert step <= 3050
-
-
-def test_what_does_not_count_is_left_out():
-    # GIVEN a job in which a profiler slows fifty steps, which do not count
-    slow_NS = slower(1500, STAGES, 1.5, 700, 750)
-    counts_N = np.ones(1500, dtype=bool)
-    counts_N[700:750] = False
-    # WHEN watched, THEN nothing is told; and of the same where they count it is
-    assert not any(one for _, one in watched(measured(slow_NS, counts_N=counts_N))[0])
-    assert any(one for _, one in watched(measured(slow_NS))[0])
 
 
 def test_steps_that_are_no_numbers_or_take_no_time_are_left_out():
