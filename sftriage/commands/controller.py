@@ -156,7 +156,7 @@ def of_cluster(
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     listen = None
     if metrics_port is not None and os.environ.get(shared.TOKEN_VARIABLE):
-        listen = partial(shared.metrics_endpoint, everywhere, metrics_port)
+        listen = partial(shared.metrics_endpoint, everywhere, metrics_port, None)
     with contextlib.ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:

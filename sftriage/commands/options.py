@@ -13,10 +13,12 @@ import typer
 from sftriage.errors import UsageError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from sftriage.runtime.copies import Keeping
     from sftriage.runtime.hub_server import HubOptions
     from sftriage.sinks.metering import Metering
-    from sftriage.web.serving import MetricsEndpoint
+    from sftriage.web.serving import BackgroundServer
 
 
 def option(spec: str, text: str, shown: str | bool = True, default: Any = ..., **limits: Any) -> Any:
@@ -213,12 +215,15 @@ class MetricsOptions:
         return Metering(listen, self.metrics_file, self.metrics_per_rank, self.otel)
 
 
-def metrics_endpoint(host: str, port: int, token_file: Path | None = None) -> MetricsEndpoint:
-    """Where metrics are served; UsageError where others could read them and there is no token."""
-    from sftriage.web.serving import Access, MetricsEndpoint, token_of
+def metrics_endpoint(
+    host: str, port: int, token_file: Path | None, registry: CollectorRegistry
+) -> tuple[BackgroundServer, str]:
+    """What serves metrics, and where; UsageError where others could read them and there is no token."""
+    from sftriage.web.serving import Access, metrics_server, token_of
 
     advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-    return MetricsEndpoint(host, port, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+    access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice)
+    return metrics_server(registry, host, port, access)
 
 
 def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:

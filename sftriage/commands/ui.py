@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.base.loops import start_thread
 from sftriage.commands.options import CapturesChoice, option
-from sftriage.commands.output import print_json, tell, write
+from sftriage.commands.output import ending_on_sigterm, print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.words.verdicts import place
@@ -133,7 +133,7 @@ def serve_page(
     ``about`` gives what JSON adds to its address; ``start`` opens the link, to the page's part ``where``. Others reach
     this machine by ``name``. At the end, ``stopping`` is set.
     """
-    from sftriage.web.serving import address, is_loopback, listen, serve, tunnel
+    from sftriage.web.serving import BackgroundServer, address, is_loopback, listen, tunnel
 
     with listen(host, port) as listening:
         link = f"{address(listening, name)}{where}"
@@ -148,8 +148,15 @@ def serve_page(
                 tell(tunnel(at, port, os.environ))
         if start is not None:
             start(link, port)
-        with contextlib.suppress(KeyboardInterrupt):
-            serve(app, listening, stopping)
+        server = BackgroundServer(app, listening)
+        server.start()
+        try:
+            with ending_on_sigterm(), contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+        finally:
+            # Event streams would not end by themselves.
+            stopping.set()
+            server.close()
 
 
 def _captures(store: str | None, catalogue: str | None) -> StoreSource:

@@ -15,9 +15,9 @@ from sftriage.sinks.stream import Sink
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from prometheus_client import CollectorRegistry
 
     from sftriage.sinks.metrics import Exposition
-    from sftriage.web.serving import MetricsEndpoint
 
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -26,7 +26,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 class Metering:
     """The outlets of metrics and spans, made ready: a port is bound, libraries are there, and no thread runs.
 
-    ``listen`` makes the endpoint that serves metrics, at ``url``.
+    ``listen`` makes what serves the metrics in a registry, at ``url``.
 
     Raises:
         UsageError: one of them is not possible.
@@ -34,7 +34,7 @@ class Metering:
 
     def __init__(
         self,
-        listen: Callable[[], MetricsEndpoint] | None = None,
+        listen: Callable[[CollectorRegistry], tuple[Exposition, str]] | None = None,
         file: Path | None = None,
         per_rank: bool = False,
         otel: bool = False,
@@ -46,13 +46,15 @@ class Metering:
         if listen is not None or file is not None:
             _need("prometheus_client", "metrics need prometheus-client; install sftriage[metrics]")
             with _single_process():
+                from prometheus_client import CollectorRegistry
+
                 from sftriage.sinks.metrics import TextFile
+            self._registry = CollectorRegistry()
             if file is not None:
-                self._ways.append(TextFile(file))
+                self._ways.append(TextFile(file, self._registry))
             if listen is not None:
-                endpoint = listen()
-                self._ways.append(endpoint)
-                self.url = endpoint.url
+                server, self.url = listen(self._registry)
+                self._ways.append(server)
 
     def sinks(self, job: str, run: str, started_s: float) -> list[Sink]:
         """The sinks of a run that begins now, ``started_s`` seconds since the epoch; none where none was asked for."""
@@ -60,7 +62,7 @@ class Metering:
         if self._ways:
             from sftriage.sinks.metrics import Metrics
 
-            made.append(Metrics(job, run, started_s, self._ways, self._per_rank))
+            made.append(Metrics(job, run, started_s, self._ways, self._per_rank, self._registry))
         if (exporter := self._exporter) is not None:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

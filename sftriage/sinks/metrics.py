@@ -1,6 +1,6 @@
 """What happens to a job, as Prometheus metrics: judged windows, decisions, captures, what they cost, telemetry.
 
-`Metrics.registry` is what an exposition of prometheus-client takes. However long a run is, the number of series is
+However long a run is, the number of series is
 bounded: no metric has a rank as a label unless that was asked for, and stages beyond the first `MAX_STAGE_LABELS` count
 as ``other``.
 """
@@ -60,7 +60,7 @@ SUFFIX = ".prom"
 class Exposition(Protocol):
     """A way on which metrics go out."""
 
-    def serve(self, registry: CollectorRegistry) -> None:
+    def start(self) -> None:
         """Begin; threads may be started from here on."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Exposed(Collector):
 
 
 class TextFile:
-    """Writes the metrics into a file for node_exporter's textfile collector, every few seconds, in a thread.
+    """Writes metrics into a file for node_exporter's textfile collector, every few seconds, in a thread.
 
     A disk that hangs holds up nobody.
 
@@ -95,28 +95,25 @@ class TextFile:
         UsageError: no file can be made there, or not one that is read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, registry: CollectorRegistry) -> None:
         if path.suffix != SUFFIX:
             raise UsageError(f"{path}: node_exporter reads files that end in {SUFFIX}")
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
             raise UsageError(f"{path}: no directory that can be written to; see --metrics-file")
         if path.is_dir():
             raise UsageError(f"{path}: is a directory")
-        self._path = path
-        self._loop: Loop | None = None
-
-    def serve(self, registry: CollectorRegistry) -> None:
         self._loop = Loop(
-            *("metrics-file", partial(write_to_textfile, str(self._path), registry), WRITE_EVERY_S),
-            failing=f"metrics: {self._path} cannot be written",
+            *("metrics-file", partial(write_to_textfile, str(path), registry), WRITE_EVERY_S),
+            failing=f"metrics: {path} cannot be written",
             expected=(OSError,),
             backoff=Backoff(WRITE_EVERY_S, WRITE_EVERY_S),
         )
+
+    def start(self) -> None:
         self._loop.start()
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.stop(CLOSE_GRACE_S, last_turn=True)
+        self._loop.stop(CLOSE_GRACE_S, last_turn=True)
 
 
 class StepTally:
@@ -250,13 +247,19 @@ _TYPES: Mapping[str, Any] = {
 class Metrics(Sink):
     """The metrics of a run that began at ``started_s`` (since the epoch); all series have the job's name as a label.
 
-    They go out by ``ways``, which may read them from other threads.
+    They are in the ``registry``, and go out by ``ways``, which may read them from other threads.
     """
 
     name = "metrics"
 
     def __init__(
-        self, job: str, run: str, started_s: float, ways: Sequence[Exposition] = (), per_rank: bool = False
+        self,
+        job: str,
+        run: str,
+        started_s: float,
+        ways: Sequence[Exposition] = (),
+        per_rank: bool = False,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self._lock, self._ways, self._per_rank = threading.Lock(), ways, per_rank
         self._stages: set[str] = {OTHER}
@@ -288,7 +291,7 @@ class Metrics(Sink):
         for profiler in get_args(Profiler):
             for state in sorted(ENDED):
                 self._of("captures", profiler, state)
-        self.registry = CollectorRegistry()
+        self.registry = registry or CollectorRegistry()
         self.registry.register(Exposed(inner, {"job_name": job}, self._lock))
 
     def _of(self, name: str, *labels: str) -> Any:
@@ -296,7 +299,7 @@ class Metrics(Sink):
 
     def start(self) -> None:
         for way in self._ways:
-            way.serve(self.registry)
+            way.start()
 
     def take(self, seen: Event | Sight) -> None:
         # What one event changes is exposed as a whole.

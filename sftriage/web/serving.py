@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvicorn
@@ -326,39 +325,6 @@ class _TimedProtocol(H11Protocol):
             self._timer.cancel()
 
 
-class _Server(uvicorn.Server):
-    """Lets event streams know that the end has come: they would not end by themselves."""
-
-    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
-        super().__init__(config)
-        self._stopping = stopping
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stopping.set()
-        super().handle_exit(sig, frame)
-
-
-def _config(app: ASGIApp, grace_s: int) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=_TimedProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
-        # Whoever sends nonsense writes no lines on our terminal.
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=grace_s,
-    )
-
-
-def serve(app: ASGIApp, listening: socket.socket, stopping: threading.Event) -> None:
-    """Answer requests until the process is asked to stop; then ``stopping`` is set."""
-    _Server(_config(app, STOP_GRACE_S), stopping).run(sockets=[listening])
-
-
 class BackgroundServer:
     """Answers requests in a daemon thread, from `start` (or the beginning of a ``with`` block) to `close` (or its end).
 
@@ -367,7 +333,21 @@ class BackgroundServer:
 
     def __init__(self, app: ASGIApp, listening: socket.socket, grace_s: int = STOP_GRACE_S) -> None:
         self._listening, self._grace_s = listening, grace_s
-        self._server = uvicorn.Server(_config(app, grace_s))
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=_TimedProtocol,
+                limit_concurrency=MAX_CONNECTIONS,
+                # Whoever sends nonsense writes no lines on our terminal.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=grace_s,
+            )
+        )
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -577,7 +557,7 @@ def listen_for_viewer(port: int) -> socket.socket:
         raise UsageError(f"port {port} of {HOST} is taken: {what}") from error
 
 
-PATH = "/metrics"
+METRICS_PATH = "/metrics"
 METRICS_GRACE_S = 2
 
 
@@ -590,31 +570,20 @@ def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), media_type=media_type)
 
-    route = Route(PATH, metrics, middleware=[Middleware(GZipMiddleware)])
+    route = Route(METRICS_PATH, metrics, middleware=[Middleware(GZipMiddleware)])
     # With a token there is nothing to be had by having a name point here, and scrapers come by many names.
     return application([route], replace(access, any_name=access.token_sha256 is not None))
 
 
-class MetricsEndpoint:
-    """Listens from the moment it is made, so that a port that is taken is known; answers once it is told to `serve`.
+def metrics_server(registry: CollectorRegistry, host: str, port: int, access: Access) -> tuple[BackgroundServer, str]:
+    """What serves metrics, and its URL. It listens already, so that a port that is taken is known.
 
     Raises:
         UsageError: the address is not this machine's, or the port is taken.
     """
-
-    def __init__(self, host: str, port: int, access: Access) -> None:
-        try:
-            self._listening = listen(host, port)
-        except UsageError as error:
-            raise UsageError(f"metrics: {error}; see --metrics-port") from error
-        self.url = f"{address(self._listening)}{PATH[1:]}"
-        self._access = access
-        self._close = self._listening.close
-
-    def serve(self, registry: CollectorRegistry) -> None:
-        server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=METRICS_GRACE_S)
-        server.start()
-        self._close = server.close
-
-    def close(self) -> None:
-        self._close()
+    try:
+        listening = listen(host, port)
+    except UsageError as error:
+        raise UsageError(f"metrics: {error}; see --metrics-port") from error
+    server = BackgroundServer(metrics_app(registry, access), listening, METRICS_GRACE_S)
+    return server, f"{address(listening)}{METRICS_PATH[1:]}"

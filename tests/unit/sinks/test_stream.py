@@ -45,7 +45,7 @@ from sftriage.sinks.spans import SpanSink
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.sinks.webhooks import Webhooks
-from sftriage.web.serving import Access, MetricsEndpoint
+from sftriage.web.serving import Access, metrics_server
 
 DEADLINE_S = 20.0
 
@@ -301,8 +301,8 @@ def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, mon
     monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     path = tmp_path / "job.prom"
     value = registry._names_to_collectors["something"]
-    file = TextFile(path)
-    file.serve(registry)
+    file = TextFile(path, registry)
+    file.start()
     end = time.monotonic() + DEADLINE_S
     while not path.exists():
         assert time.monotonic() < end
@@ -323,10 +323,10 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monk
     monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     place = tmp_path / "place"
     place.mkdir()
-    file = TextFile(place / "job.prom")
+    file = TextFile(place / "job.prom", registry)
     place.rename(tmp_path / "away")
     with caplog.at_level(logging.WARNING, "sftriage"):
-        file.serve(registry)
+        file.start()
         end = time.monotonic() + DEADLINE_S
         while not caplog.records:
             assert time.monotonic() < end
@@ -350,7 +350,9 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     before = set(threading.enumerate())
     access = Access.to("127.0.0.1", None, "give one")
-    metering = Metering(lambda: MetricsEndpoint("127.0.0.1", 0, access), tmp_path / "x.prom", otel=True)
+    metering = Metering(
+        lambda registry: metrics_server(registry, "127.0.0.1", 0, access), tmp_path / "x.prom", otel=True
+    )
     stream = Stream(metering.sinks("job", "run-1", 1.0))
     # GIVEN nothing but a port that is bound
     assert set(threading.enumerate()) <= before

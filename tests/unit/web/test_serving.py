@@ -24,12 +24,12 @@ from sftriage.web.serving import (
     HEADERS,
     Access,
     BackgroundServer,
-    MetricsEndpoint,
     address,
     application,
     is_loopback,
     listen,
     metrics_app,
+    metrics_server,
     token_of,
     tunnel,
 )
@@ -399,7 +399,7 @@ def test_how_another_machine_gets_there_is_said(host, environment, said):
 
 def test_what_cannot_be_listened_on_is_said_with_the_option_that_names_it():
     with pytest.raises(UsageError, match=r"metrics: cannot listen on 203\.0\.113\.7 port 0: .*; see --metrics-port"):
-        MetricsEndpoint("203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
+        metrics_server(CollectorRegistry(), "203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
 
 
 HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -468,11 +468,11 @@ def test_requests_on_connections_over_the_limit_are_answered_503(served):
 
 def test_the_other_servers_have_the_same_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(serving, "REQUEST_S", 0.05)
-    endpoint, listener = MetricsEndpoint("127.0.0.1", 0, Access.to("127.0.0.1", None, "")), listen("127.0.0.1", 0)
-    endpoint.serve(CollectorRegistry())
+    listener, access = listen("127.0.0.1", 0), Access.to("127.0.0.1", None, "")
+    metrics, url = metrics_server(CollectorRegistry(), "127.0.0.1", 0, access)
     port = listener.getsockname()[1]
-    with contextlib.closing(endpoint), BackgroundServer(serving.ServedTrace(tmp_path / "x", "x", port).app(), listener):
-        for one in (urlsplit(endpoint.url).port, port):
+    with metrics, BackgroundServer(serving.ServedTrace(tmp_path / "x", "x", port).app(), listener):
+        for one in (urlsplit(url).port, port):
             connection = socket.create_connection(("127.0.0.1", one), DEADLINE_S)
             connection.sendall(HEAD)
             assert closed(connection)
