@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +27,7 @@ from sftriage.web.charts import Timeline, bars_of
 from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates
 from sftriage.words.decisions import caused
-from sftriage.words.run import QUESTIONS, reproduced_words
+from sftriage.words.run import reproduced_words
 from sftriage.words.verdicts import lasted, milliseconds, place, size, span
 
 
@@ -141,51 +142,9 @@ _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|123
 
 def markdown(report: RunReport, made: str) -> str:
     """A report for a chat or a pull request; ``made`` says by what and when."""
-    return "\n".join([*_head(report), *_found(report), f"_{_text(made)}_", ""])
-
-
-def _text(words: str) -> str:
-    return _MEANS_SOMETHING.sub(r"\\\1", words)
-
-
-def _head(report: RunReport) -> Iterator[str]:
-    yield f"# {_text(report.title)}"
-    yield ""
-    yield ", ".join(f"{name} {_text(value)}" for name, value in report.about)
-    yield ""
-    glance = report.glance
-    if glance is None:
-        return
-    yield f"**{_text(glance.headline)}.** {_text(glance.sentence)}"
-    if glance.cause is not None:
-        yield from ("", f"**{_text(caused(glance.cause))}**")
-    yield ""
-    for one in glance.answers:
-        yield f"- **{QUESTIONS[one.question]}** {_text('; '.join((one.text, *one.more)))}"
-    if glance.steps:
-        yield from ("", "## What to do next", "")
-        for number, step in enumerate(glance.steps, start=1):
-            yield f"{number}. {_text(step.text)}{f' `{step.command}`' if step.command else ''}"
-    yield ""
-
-
-def _found(report: RunReport) -> Iterator[str]:
-    if (frontier := report.frontier) is not None:
-        yield f"## Where a step's time went, steps {frontier.first_step:,} to {frontier.last_step:,}"
-        yield from ("", "| stage | advance | share |", "| --- | ---: | ---: |")
-        for stage, advance_s in frontier.advances_s.items():
-            share = advance_s / frontier.exposed_s if frontier.exposed_s else 0.0
-            yield f"| {_text(stage)} | {milliseconds(advance_s)} | {share:.0%} |"
-        yield from (f"| **step** | {milliseconds(frontier.exposed_s)} | 100% |", "")
-    for one in report.captures:
-        yield from (f"## {_text(one.title)}", "")
-        if one.why:
-            yield from (_text(one.why), "")
-        for name, words in one.facts:
-            yield f"- **{name}:** {_text(words)}"
-        yield from (f"- **fetch it:** `{one.fetch}`", "")
-    if report.left_out:
-        yield from (f"And {report.left_out:,} captures before these.", "")
+    environment = templates({}, time.time).overlay(autoescape=False)
+    environment.filters.update(plain=lambda words: _MEANS_SOMETHING.sub(r"\\\1", words), in_ms=milliseconds)
+    return environment.get_template("report.md").render(report=report, made=made) + "\n"
 
 
 SHADES = 8
