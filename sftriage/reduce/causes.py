@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -445,9 +445,16 @@ def cause_of_rank(
     account = accounting(counted or {}, over_s)
     if account is not None and account.of_rank:
         return by_account(f"{subject}: for {milliseconds(account.took_s)}", account, over_s)
-    done = _done_to_rank(seconds, over_s, on_record=counted is not None and "queued_s" in counted) if found else None
-    if done is not None:
-        code, took_s, certain_s = done
+    gil_s = seconds("gil")
+    # What kept it from running, for how long a step. That another thread was busy meanwhile is no proof that it held
+    # the interpreter; and on a busy host every rank waits for a core, which its peers' counters show.
+    spent_s: dict[CauseCode, float] = {code: seconds(what) for code, what in BY_SYSTEM.items()}
+    spent_s |= {"garbage_collection": seconds("collected"), "gil": max(gil_s, seconds("beside"))}
+    if counted is not None and "queued_s" in counted:
+        del spent_s["descheduled"]
+    for code, took_s in spent_s.items():
+        if took_s < MAIN_FRACTION * over_s:
+            continue
         does = "it collected garbage" if code == "garbage_collection" else DOES[code]
         if code == "gil" and sampled is not None:
             does = f"it waited for the interpreter (the GIL), held by thread {busiest(sampled)}"
@@ -455,7 +462,7 @@ def cause_of_rank(
             code=code,
             # What the system has counted stands on no number of samples.
             sure=sum(one.samples for one in found) >= SURE_STEPS
-            and certain_s >= SURE_FRACTION * over_s
+            and (gil_s if code == "gil" else took_s) >= SURE_FRACTION * over_s
             and not (counted is None and code in NEEDS_COUNTERS),
             sentence=f"{subject}: for {milliseconds(took_s)} {does}.",
             next_step=NEXT_STEP[code],
@@ -469,25 +476,6 @@ def cause_of_rank(
     if account is not None:
         return by_account(f"{subject}: for {milliseconds(account.took_s)}", account, over_s)
     return unsure(f"{subject}, and it is not known why.", next_step=HOST_STEP)
-
-
-def _done_to_rank(
-    seconds: Callable[[str], float], over_s: float, *, on_record: bool
-) -> tuple[CauseCode, float, float] | None:
-    """What kept a whole rank from running, for how long a step, and for how long of that for certain.
-
-    ``seconds`` says how long a step it did what `Spot.fraction` names. ``on_record``: how long the rank waited for a
-    core is known beside its peers', and on a busy host every rank waits.
-    """
-    gil_s = seconds("gil")
-    by = {code: (seconds(what),) * 2 for code, what in BY_SYSTEM.items()}
-    # (that another thread was busy meanwhile is no proof that it held the interpreter)
-    by["garbage_collection"] = (seconds("collected"),) * 2
-    by["gil"] = (max(gil_s, seconds("beside")), gil_s)
-    for code, (took_s, certain_s) in by.items():
-        if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
-            return code, took_s, certain_s
-    return None
 
 
 _IN_TORCH = re.compile(r"/torch/")
