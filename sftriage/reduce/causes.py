@@ -55,8 +55,12 @@ is held, one sample stands for long."""
 NEEDS_COUNTERS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
 """What may be something else, by what the kernel has counted: it is not sure where that is not known."""
 
-BY_SYSTEM: dict[CauseCode, str] = {"descheduled": "waited", "stopped": "stopped"}
-"""What the system does to a thread, by the name of the time for which it did (`Spot.fraction`)."""
+DONE_TO_IT: dict[CauseCode, str] = {
+    "descheduled": "waited",
+    "stopped": "stopped",
+    "garbage_collection": "collected",
+}
+"""What the system or the interpreter does to a thread, by the name of the time for which it did (`Spot.fraction`)."""
 
 
 def cause_of(
@@ -152,8 +156,7 @@ class _Search:
         return (
             (self._accounted() if self._is_system() else None)
             or self._kernels()
-            or self._system()
-            or self._collected()
+            or self._done_to_it()
             or named
             or self._operator()
             or line
@@ -189,28 +192,26 @@ class _Search:
             return None
         return beside.stage_s * sum(one.weight_ns * (one.fraction(what) if what else 1) for one in found) / weight_ns
 
-    def _system(self) -> CauseInfo | None:
-        for code, what in BY_SYSTEM.items():
+    def _done_to_it(self) -> CauseInfo | None:
+        for code, what in DONE_TO_IT.items():
             took_s, control_s = self._spent_s(what), self._beside_s(self.others, what)
-            enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
+            if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
+                continue
             # (a rank that does not queue for longer than its peers has a busy host)
             busy_host = self.counted.get("queued_s", self.longer_s) < MAIN_FRACTION * self.longer_s
-            if enough and not (code == "descheduled" and (self._works_more() or busy_host)):
+            if code == "descheduled" and (self._works_more() or busy_host):
+                continue
+            if code != "garbage_collection":
                 text = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
                 return self._made(code, text, took_s, control_s, None, "does so for")
+            spot = max(self.spots, key=lambda one: one.weight_ns * one.fraction(what))
+            text = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
+            made = self._made(code, text, took_s, control_s, None, "collects for")
+            # (that was measured, however few the samples are: none can be taken meanwhile)
+            known_s = control_s if control_s is not None else self.others_s
+            sure = known_s is not None and took_s - known_s >= SURE_FRACTION * self.longer_s
+            return made.model_copy(update={"place": _place_info(spot), "sure": sure})
         return None
-
-    def _collected(self) -> CauseInfo | None:
-        took_s, control_s = self._spent_s("collected"), self._beside_s(self.others, "collected")
-        if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
-            return None
-        spot = max(self.spots, key=lambda one: one.weight_ns * one.fraction("collected"))
-        text = f"{self._subject()}: {_of(took_s, self.stage_s)} in garbage collection, most in {place(spot.frame)}"
-        made = self._made("garbage_collection", text, took_s, control_s, None, "collects for")
-        # (that was measured, however few the samples are: none can be taken meanwhile)
-        known_s = control_s if control_s is not None else self.others_s
-        sure = known_s is not None and took_s - known_s >= SURE_FRACTION * self.longer_s
-        return made.model_copy(update={"place": _place_info(spot), "sure": sure})
 
     def _works_more(self) -> bool:
         """It runs for longer than the others take in all: on a crowded host it then waits for longer, too."""
@@ -448,8 +449,8 @@ def cause_of_rank(
     gil_s = seconds("gil")
     # What kept it from running, for how long a step. That another thread was busy meanwhile is no proof that it held
     # the interpreter; and on a busy host every rank waits for a core, which its peers' counters show.
-    spent_s: dict[CauseCode, float] = {code: seconds(what) for code, what in BY_SYSTEM.items()}
-    spent_s |= {"garbage_collection": seconds("collected"), "gil": max(gil_s, seconds("beside"))}
+    spent_s: dict[CauseCode, float] = {code: seconds(what) for code, what in DONE_TO_IT.items()}
+    spent_s["gil"] = max(gil_s, seconds("beside"))
     if counted is not None and "queued_s" in counted:
         del spent_s["descheduled"]
     for code, took_s in spent_s.items():

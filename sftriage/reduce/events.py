@@ -135,15 +135,12 @@ def self_time(start_M: Ints, end_M: Ints) -> Pieces:
     if not len(order):
         return Pieces(NOTHING.start_K, NOTHING.start_K, NOTHING.start_K)
     start_M, end_M = start_M[order], end_M[order]
-    owner_P, start_P, end_P = _nested(start_M, end_M) or _one_by_one(start_M, end_M)
-    return Pieces(order[owner_P], start_P, end_P)
+    pieces = _nested(start_M, end_M) or _one_by_one(start_M, end_M)
+    return replace(pieces, owner_P=order[pieces.owner_P])
 
 
-_Owned: TypeAlias = tuple[NDArray[np.intp], Ints, Ints]
-
-
-def _nested(start_M: Ints, end_M: Ints) -> _Owned | None:
-    """Owners, starts and ends of the pieces of events that nest, all at once; None if they do not, or too deeply.
+def _nested(start_M: Ints, end_M: Ints) -> Pieces | None:
+    """The pieces of events that nest, all at once; None if they do not, or too deeply.
 
     Between two moments at which something begins or ends the time belongs to whatever is on top of the stack then.
     After a beginning that is the event itself; after an end, the last one that began at the depth that is left.
@@ -170,10 +167,10 @@ def _nested(start_M: Ints, end_M: Ints) -> _Owned | None:
     moment = np.empty(2 * n, dtype=np.int64)
     moment[at_start], moment[at_end] = start_M, ends
     owned = np.flatnonzero((depth[:-1] > 0) & (moment[1:] > moment[:-1]))
-    return top[owned], moment[owned], moment[owned + 1]
+    return Pieces(top[owned], moment[owned], moment[owned + 1])
 
 
-def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
+def _one_by_one(start_M: Ints, end_M: Ints) -> Pieces:
     pieces = array("q")
     open_events: list[tuple[int, int]] = []
     reached = 0
@@ -189,8 +186,7 @@ def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
             pieces.extend((open_events[-1][0], reached, start))
         reached = start
         open_events.append((event, end))
-    owner_P, start_P, end_P = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
-    return owner_P.astype(np.intp), start_P, end_P
+    return Pieces(*np.array(pieces, dtype=np.int64).reshape(-1, 3).T)
 
 
 class Links:

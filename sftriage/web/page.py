@@ -276,14 +276,20 @@ PATIENCE = Patience(connect_s=5.0, idle_s=60.0, retries=2, retry_s=10.0)
 """Somebody waits, and can ask again."""
 
 
-def pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """What is in an artefact: of a run on this host, once it has gone from there, what its verified copy has.
+def content_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """What is in an artefact, verified on its way: piece by piece, the last one once the sum of all is right.
 
     Raises:
         UsageError: the store cannot be opened.
         StoreError: it cannot be reached.
-        IntegrityError: the artefact is missing, or no plain file there.
+        IntegrityError: the artefact is missing, no plain file there, or not what was stored.
     """
+    wrong = f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}"
+    return verified(_pieces_of(store, manifest, artefact), artefact, wrong)
+
+
+def _pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """Of a run on this host, once it has gone from there, what its verified copy has."""
     if not isinstance(store, LocalStore):
         return _elsewhere(store.place, manifest, artefact)
     directory = Path(store.place) / manifest.capture_id
@@ -340,8 +346,7 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
     if request.method == "HEAD":
         return Response(media_type="application/octet-stream", headers=headers)
     with reading_stored():
-        wrong = f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}"
-        checked = verified(pieces_of(store, manifest, artefact), artefact, wrong)
+        checked = content_of(store, manifest, artefact)
         # What is wrong with the beginning is said, rather than cut short.
         first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

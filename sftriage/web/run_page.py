@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from sftriage.model.captures import CAPTURE_ID
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, log_of, statuses
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatMap, control_of
-from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRun, StartedRuns, View
+from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
 from sftriage.runs.summary import RunSummary, captures_cost_s
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
@@ -255,11 +255,10 @@ class RunsPage(Page[StartedRuns]):
     """The pages about runs. Whoever looks at ``/`` is shown a newer run as soon as there is one."""
 
     layout, blank = "base.html", View("none")
-    _opening = threading.Lock()
 
     @cached_property
-    def _open(self) -> OrderedDict[tuple[str, str], RunPage]:
-        return OrderedDict()
+    def _opened(self) -> Callable[[Path, str], RunPage]:
+        return lru_cache(MAX_OPEN)(self._open)
 
     @cached_property
     def _waiting(self) -> RunPage:
@@ -274,14 +273,14 @@ class RunsPage(Page[StartedRuns]):
 
     def _newest(self) -> RunPage:
         newest = self._source.look().newest
-        return self._waiting if newest is None else self._page(newest)
+        return self._waiting if newest is None else self._opened(newest.directory, newest.info.run_id)
 
     async def _of_run(self, scope: Scope, receive: Receive, send: Send) -> None:
         def named(run_id: str) -> RunPage:
             run = next((run for run in self._source.look().runs if run.info.run_id == run_id), None)
             if run is None:
                 raise HTTPException(404, "There is no such run.")
-            return self._page(run)
+            return self._opened(run.directory, run_id)
 
         page = await run_in_threadpool(named, scope["path_params"]["run_id"])
         await page.app(scope, receive, send)
@@ -291,14 +290,7 @@ class RunsPage(Page[StartedRuns]):
         page.runs = self._source
         return page
 
-    def _page(self, run: StartedRun) -> RunPage:
-        key = str(run.directory), run.info.run_id
-        with self._opening:
-            page = self._open.pop(key, None)
-            if page is None:
-                page = self._page_of(RunSource(lambda: RunDirectory(run.directory)))
-                page.root = f"/runs/{quote(run.info.run_id, safe='')}"
-            self._open[key] = page
-            while len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
+    def _open(self, directory: Path, run_id: str) -> RunPage:
+        page = self._page_of(RunSource(lambda: RunDirectory(directory)))
+        page.root = f"/runs/{quote(run_id, safe='')}"
         return page
