@@ -1,7 +1,9 @@
 """What is counted, under which names, that there are not too many of them, and that every step counts once."""
 
+import re
 import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,13 +64,18 @@ def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, 
     return WindowJudged(verdict, decision)
 
 
-def tell(found: Metrics, judged: WindowJudged, window: Window, lag_s: float | None = None) -> None:
+def after(judged: WindowJudged, window: Window, lag_s: float | None = None) -> list[WindowSeen | WindowJudged]:
+    """A window is seen, and judged."""
     spans = {}
     if lag_s is not None:
         spans[window.last_step] = Span(0, round((judged.decision.time_s - lag_s) * 1e9))
-    found.take(WindowSeen(window, spans))
     steps = {"first_step": window.first_step, "last_step": window.last_step, "attempt": window.attempt}
-    found.take(WindowJudged(replace(judged.verdict, **steps), judged.decision))
+    return [WindowSeen(window, spans), WindowJudged(replace(judged.verdict, **steps), judged.decision)]
+
+
+def tell(found: Metrics, *window: Any, **lag: float) -> None:
+    for one in after(*window, **lag):
+        found.take(one)
 
 
 def ended(capture_id, state, rank=2) -> CaptureChanged:
@@ -140,21 +147,6 @@ def everything(**options) -> Metrics:
     return found
 
 
-def test_the_exposed_time_of_overlapping_windows_is_counted_once_and_exactly():
-    # GIVEN a run of 100 steps, cut into windows of 20 that overlap by half
-    run = window(n_steps=100, seed=7)
-    found = metrics()
-    for start in range(0, 81, 10):
-        tell(found, judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
-    # THEN, over the stages, the counter is the sum of the run's exposed step times
-    by_stage = {stage: value(found, "sftriage_exposed_seconds_total", stage=stage) for stage in SCHEMA.stages}
-    assert sum(by_stage.values()) == pytest.approx(anchored(run).exposed_s, rel=1e-9)
-    assert list(by_stage.values()) == pytest.approx(list(anchored(run).advances_S), rel=1e-9)
-    # AND so is the histogram's sum, of as many steps
-    assert value(found, "sftriage_step_exposed_seconds_sum") == pytest.approx(anchored(run).exposed_s, rel=1e-9)
-    assert value(found, "sftriage_steps_total") == value(found, "sftriage_step_exposed_seconds_count") == 100
-
-
 def test_what_has_happened_is_counted():
     found = everything()
     for name, labels, count in [
@@ -179,34 +171,98 @@ def test_what_has_happened_is_counted():
     assert states == {"stored", "failed", "refused", "expired"}
 
 
-def test_a_disk_that_takes_nothing_shows_and_so_does_what_it_has_cost():
+def compared(fraction, until_step=None) -> WindowJudged:
+    found = Regression(640, 632, 655, fraction, "all", ("backward",), 0.05, until_step=until_step)
+    one = judged("needs_evidence", reasons=["regressed"])
+    return WindowJudged(replace(one.verdict, regression=found), one.decision)
+
+
+def with_a_gap() -> Window:
+    some = window()
+    some.durations_NRS[5:10, 1] = np.nan
+    return some
+
+
+def recovered(*, over) -> DiskRecovered:
+    return DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12})
+
+
+STALLED, ALL_BEST = judged("stalled", outcome="hold"), "regressions_total scope=all"
+SUSPECTED = judged("suspect", [suspect()], outcome="ignore")
+EVERYWHERE = judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore")
+GAIN = "suspect_gain_seconds scope=rank stage=data"
+AS_IT_GOES = {
+    # What happens, and what the series say then; what happens after that, and so on.
+    "a disk that takes nothing, again, and never again": [
+        *([], {"disk_outage_active": 0}, [DiskFailed(1.0, "No space left on device")], {"disk_outage_active": 1}),
+        *([recovered(over=True)], {"disk_outage_active": 0, "disk_lost_total kind=windows": 12}),
+        *([recovered(over=False)], {"disk_outage_active": 1, "disk_lost_total kind=windows": 24}),
+    ],
+    "captures that were under way before are known by their profiler": [
+        *([Resumed([request("a", "nsys"), request("b")])], {"captures_running": 2}),
+        *([ended("a", "expired")], {"captures_running": 1, "captures_total profiler=nsys state=expired": 1}),
+    ],
+    "a window that was lost on its way is judged and not counted": [
+        [WindowSeen(window(first_step=20)), judged()],
+        {"verdicts_total label=healthy": 1, "steps_total": 0},
+    ],
+    "steps that an earlier process has counted": [
+        [*(WindowSeen(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
+        {"steps_total": 10},
+    ],
+    "totals that are told again": [[looked(ReadCounts(n)) for n in (10, 10, 25)], {"telemetry_steps_total": 25}],
+    "a suspect is shown as long as there is one": [
+        *(after(SUSPECTED, window()), {GAIN: 0.02, "verdict label=suspect": 1}),
+        # slow in all it does, which is no stage's name
+        *(after(EVERYWHERE, window(20)), {f"suspect_gain_seconds scope=host stage={ALL_LOCAL}": 0.02, GAIN: None}),
+        after(judged(), window(40)),
+        {
+            f"suspect_share_ratio scope=host stage={ALL_LOCAL}": None,
+            "verdict label=suspect": 0,
+            "verdict label=healthy": 1,
+        },
+    ],
+    "a candidate of a window that is held is no suspect": [
+        after(judged("needs_evidence", (suspect(),), reasons=("co_critical",)), window()),
+        {
+            GAIN: None,
+            "suspect_share_ratio scope=rank stage=data": None,
+            "suspect_verdicts_total scope=rank stage=data": None,
+            "rank_suspect_verdicts_total rank=2 stage=data": None,
+        },
+    ],
+    "a stall is over with the next window": [
+        *([], {"stalled": 0}, [STALLED], {"stalled": 1}, after(judged(), window()), {"stalled": 0}),
+    ],
+    "steps that are not there lower the coverage": [
+        after(judged(), with_a_gap()),
+        {"coverage_ratio": 1 - 5 / 80, "steps_total": 15, "incomplete_steps_total": 5},
+    ],
+    "a job is slower than its own best, once, stays so over a stall, and is as good again": [
+        *([], {ALL_BEST: 0}, [compared(0.21), compared(0.25)], {ALL_BEST: 1}),
+        *([judged("stalled", [suspect("backward")], reasons=["not_arrived"])], {"regression_ratio scope=all": 0.25}),
+        *([compared(0.25, until_step=700)], {"regression_ratio scope=all": None, ALL_BEST: 1}),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", AS_IT_GOES)
+def test_what_happens_is_what_the_series_say(case):
+    found = metrics(per_rank=True)
+    for happens, said in zip(*(AS_IT_GOES[case][part::2] for part in (0, 1)), strict=True):
+        for one in happens:
+            found.take(one)
+        for series, expected in said.items():
+            name, *labels = re.split(r" (?=\w+=)", series)
+            is_ = value(found, f"sftriage_{name}", **dict(label.split("=") for label in labels))
+            assert is_ == (None if expected is None else pytest.approx(expected)), series
+
+
+def test_with_the_run_its_stall_is_over():
     found = metrics()
-    assert value(found, "sftriage_disk_outage_active") == 0
-    found.take(DiskFailed(1.0, "No space left on device"))
-    assert value(found, "sftriage_disk_outage_active") == 1
-    # WHEN it takes things again THEN what is lost stays counted; of one that never did, both
-    for over, failing, lost in ((True, 0, 12), (False, 1, 24)):
-        found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12}))
-        assert value(found, "sftriage_disk_outage_active") == failing
-        assert value(found, "sftriage_disk_lost_total", kind="windows") == lost
-
-
-def test_captures_that_were_under_way_before_are_known_by_their_profiler():
-    found = metrics()
-    found.take(Resumed([request("a", "nsys"), request("b")]))
-    assert value(found, "sftriage_captures_running") == 2
-    found.take(ended("a", "expired"))
-    assert value(found, "sftriage_captures_running") == 1
-    assert value(found, "sftriage_captures_total", profiler="nsys", state="expired") == 1
-
-
-def test_a_window_that_was_never_seen_is_judged_and_not_counted():
-    found = metrics()
-    # GIVEN a window that was lost on its way here, after another
-    found.take(WindowSeen(window(first_step=20)))
-    found.take(judged())
-    assert value(found, "sftriage_verdicts_total", label="healthy") == 1
-    assert value(found, "sftriage_steps_total") == 0
+    found.take(STALLED)
+    found.close()
+    assert (value(found, "sftriage_stalled"), value(found, "sftriage_run_active")) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -222,68 +278,6 @@ def test_a_hold_counts_under_the_verdicts_first_reason_and_all_else_under_its_co
     found = metrics()
     found.take(judged("needs_evidence", reason=reason, reasons=reasons, outcome="hold"))
     assert value(found, "sftriage_decisions_total", outcome="hold", reason=label) == 1
-
-
-def test_steps_that_an_earlier_process_has_counted_are_not_counted_again():
-    found = metrics()
-    for first in (0, 10, 20):
-        found.take(WindowSeen(window(first), learnt=True))
-    tell(found, judged(), window(30))
-    assert value(found, "sftriage_steps_total") == 10
-
-
-def test_totals_that_are_told_again_are_not_counted_again():
-    found = metrics()
-    for steps in (10, 10, 25):
-        found.take(looked(ReadCounts(steps)))
-    assert value(found, "sftriage_telemetry_steps_total") == 25
-
-
-def test_a_suspect_is_shown_as_long_as_there_is_one():
-    found = metrics()
-    tell(found, judged("suspect", [suspect()], outcome="ignore"), window())
-    assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") == 0.02
-    assert value(found, "sftriage_verdict", label="suspect") == 1
-    # WHEN it is slow in all it does, that is no stage's name
-    tell(found, judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore"), window(20))
-    assert value(found, "sftriage_suspect_gain_seconds", stage=ALL_LOCAL, scope="host") == 0.02
-    assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") is None
-    # WHEN all is well again, nobody is
-    tell(found, judged(), window(40))
-    assert value(found, "sftriage_suspect_share_ratio", stage=ALL_LOCAL, scope="host") is None
-    assert [value(found, "sftriage_verdict", label=label) for label in ("suspect", "healthy")] == [0, 1]
-
-
-def test_a_candidate_is_no_suspect():
-    # GIVEN a window that is held, with a candidate for a suspect
-    found = metrics(per_rank=True)
-    tell(found, judged("needs_evidence", (suspect(),), reasons=("co_critical",)), window())
-    # THEN no series names it
-    where = {"stage": "data", "scope": "rank"}
-    for name in ("sftriage_suspect_verdicts_total", "sftriage_suspect_gain_seconds", "sftriage_suspect_share_ratio"):
-        assert value(found, name, **where) is None
-    assert value(found, "sftriage_rank_suspect_verdicts_total", rank="2", stage="data") is None
-
-
-def test_a_stall_is_over_with_the_next_window_and_with_the_run():
-    found = metrics()
-    assert value(found, "sftriage_stalled") == 0
-    found.take(judged("stalled", outcome="hold"))
-    assert value(found, "sftriage_stalled") == 1
-    tell(found, judged(), window())
-    assert value(found, "sftriage_stalled") == 0
-    found.take(judged("stalled", outcome="hold"))
-    found.close()
-    assert (value(found, "sftriage_stalled"), value(found, "sftriage_run_active")) == (0, 0)
-
-
-def test_steps_that_are_not_there_lower_the_coverage():
-    found = metrics()
-    some = window()
-    some.durations_NRS[5:10, 1] = np.nan
-    tell(found, judged(), some)
-    assert value(found, "sftriage_coverage_ratio") == pytest.approx(1 - 5 / 80)
-    assert (value(found, "sftriage_steps_total"), value(found, "sftriage_incomplete_steps_total")) == (15, 5)
 
 
 def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_all_there(monkeypatch):
@@ -374,23 +368,6 @@ def test_the_sum_is_never_seen_half_way():
     assert apart == []
 
 
-def test_the_job_against_its_own_best():
-    # GIVEN a job that becomes slower than its own best, stays so, and is as good again
-    found, slower = metrics(), Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
-    assert value(found, "sftriage_regressions_total", scope="all") == 0
-    for fraction in (0.21, 0.25):
-        about = judged("needs_evidence", reasons=["regressed"])
-        found.take(WindowJudged(replace(about.verdict, regression=replace(slower, fraction=fraction)), about.decision))
-    # THEN it is counted once, with how much slower it is now; a stall says nothing of it
-    found.take(judged("stalled", [suspect("backward")], reasons=["not_arrived"]))
-    assert value(found, "sftriage_regressions_total", scope="all") == 1
-    assert value(found, "sftriage_regression_ratio", scope="all") == 0.25
-    # AND that goes with it
-    found.take(WindowJudged(replace(judged().verdict, regression=replace(slower, until_step=700)), judged().decision))
-    assert value(found, "sftriage_regression_ratio", scope="all") is None
-    assert value(found, "sftriage_regressions_total", scope="all") == 1
-
-
 FOUR = StageSchema(("data", "backward", "optimizer", "other"), ("backward",))
 
 
@@ -418,24 +395,6 @@ def test_over_overlapping_windows_the_advances_sum_to_the_runs_exposed_time(run,
     np.testing.assert_allclose(advances_S, whole.advances_S, rtol=1e-9, atol=1e-9 * whole.exposed_s)
     assert advances_S.sum() == pytest.approx(whole.exposed_s, rel=1e-9)
     assert sum(complete_N.sum() for _, complete_N in counted) == whole.n_steps
-
-
-@pytest.mark.parametrize("stride", [1, 3, 10])
-@pytest.mark.parametrize("gone", [0.0, 0.02])
-def test_a_step_that_opens_a_window_is_accounted_with_the_one_before_it(stride, gone):
-    # GIVEN ranks that are late after the sync of one step, and so at the sync of the next
-    rng = np.random.default_rng(stride)
-    times_NRS = rng.gamma(1.0, 0.01, (100, 4, 4))
-    between_NR = rng.gamma(1.0, 0.01, (100, 4))
-    times_NRS[rng.random((100, 4)) < gone] = np.nan
-    run = Window(FOUR, 7, times_NRS, between_NR=between_NR)
-    tally = StepTally()
-    # WHEN windows of 10 steps overlap or touch
-    counted = [tally.take(part(run, start, start + 10)) for start in range(0, 91, stride)]
-    # THEN nothing is accounted as if it had begun at a window's edge
-    whole = anchored(run)
-    advances_S = np.sum([advances_NS.sum(axis=0) for advances_NS, _ in counted], axis=0)
-    np.testing.assert_allclose(advances_S, whole.advances_S, rtol=1e-9)
 
 
 @given(window=windows())

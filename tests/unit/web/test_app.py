@@ -150,15 +150,6 @@ def test_the_heat_map_is_served_as_numbers_and_its_table_without_a_script(captur
     assert [a for tag, a in Seen(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
 
 
-def test_a_window_later_the_page_shows_it(captured):
-    before = captured.get()
-    captured.decide(verdict(110))
-    after = captured.get()
-    assert "Slow, and captured" in text_of(before)
-    assert "Healthy" in text_of(after)
-    assert version(before) != version(after)
-
-
 def test_the_pages_own_files_may_be_kept(run):
     address = re.search(r'"(/static/page\.css\?v=\w+)"', run.get().text)[1]
     answer = run.get(address)
@@ -338,34 +329,6 @@ def begin(always_looks, tmp_path):
 @pytest.fixture
 def runs_app():
     return RunsPage(StartedRuns(), Access.to("127.0.0.1", None, ""), lambda: NOW_S).app
-
-
-def test_the_newest_run_is_followed_and_the_switch_is_said(runs_app, begin):
-    # GIVEN nothing yet
-    waiting = ask(runs_app, "/")
-    assert "No run yet" in text_of(waiting)
-    # WHEN a run begins THEN it is shown
-    begin("run-1", "resnet")
-    first = ask(runs_app, "/")
-    assert "resnet run-1" in text_of(first)
-    assert "This run began after" not in text_of(first)
-    # WHEN a newer one begins THEN that is shown instead, and it is said which was shown before
-    begin("run-2", "bert")
-    second = ask(runs_app, "/")
-    assert "bert run-2" in text_of(second)
-    assert "This run began after resnet, run-1 , which was shown here as the newest until then" in text_of(second)
-    # AND whoever listens has heard of each change
-    assert len({version(answer) for answer in (waiting, first, second)}) == 3
-
-
-def test_whoever_looks_at_one_run_stays_there_and_hears_of_a_newer_one(runs_app, begin):
-    begin("run-1")
-    assert "newer" not in text_of(ask(runs_app, "/runs/run-1/decisions")).replace("newer ones as they begin", "")
-    begin("run-2", "bert")
-    for page in ("/runs/run-1/", "/runs/run-1/decisions"):
-        answer = text_of(ask(runs_app, page))
-        assert "resnet run-1" in answer
-        assert "There is a newer run: bert, run-2" in answer
 
 
 def test_every_link_stays_with_its_run(runs_app, begin):

@@ -15,7 +15,6 @@ from sftriage.traces.remote import CaptureKey, RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource
-from tests.integration.processes import wait_until
 from tests.unit.traces.faulty import FaultyObjects
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf
@@ -223,13 +222,3 @@ def test_a_link_in_a_shared_directory_does_not_lead_out(stocked, tmp_path, what)
     answer = ask(stocked.app, "/captures/resnet/run-1/c-1/files/trace.json.gz")
     assert answer.status in (404, 422)
     assert CONTENT not in answer.body
-
-
-def test_events_say_what_has_changed(stocked):
-    # GIVEN somebody who listens
-    before = stocked.source.view().version
-    stocked.put("c-7")
-    stocked.source._due_s = float("-inf")
-    # WHEN the store is looked at again THEN the version is another one
-    wait_until(lambda: stocked.source.view().version != before)
-    assert ask(stocked.app, "/events", method="HEAD").status == 200
