@@ -273,6 +273,32 @@ def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
+ALERTED = """
+rule_files: [rules.yml]
+evaluation_interval: 1m
+tests:
+- interval: 1m
+  input_series:
+  - {series: 'sftriage_stalled{job_name="a"}', values: 0x2 1x20}
+  - {series: 'sftriage_stalled{job_name="b"}', values: 0x20}
+  - {series: 'sftriage_suspect_share_ratio{job_name="a",scope="rank",stage="data"}', values: 0.3x20}
+  - {series: 'sftriage_suspect_share_ratio{job_name="b",scope="all",stage="data"}', values: 0.3x20}
+  - {series: 'sftriage_suspect_share_ratio{job_name="c",scope="rank",stage="data"}', values: 0.05x20}
+  alert_rule_test:
+  - alertname: TrainingStalled
+    eval_time: 15m
+    exp_alerts:
+    - exp_labels: {severity: page, job_name: a}
+      exp_annotations: {summary: a stands still, description: 'Who is waited for: sftriage decisions'}
+  - alertname: TrainingHasSlowRank
+    eval_time: 15m
+    exp_alerts:
+    - exp_labels: {severity: ticket, job_name: a, scope: rank, stage: data}
+      exp_annotations:
+        {summary: 'a: a rank is slow in data', description: Mending it would save 30% of each step.}
+"""
+
+
 @needs.prometheus
 def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     # GIVEN the rules as somebody would copy them
@@ -282,42 +308,7 @@ def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     checked = subprocess.run([needs.PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     # WHEN a job stalls, or has a slow rank for long; and another one is well
-    series = {
-        'sftriage_stalled{job_name="a"}': "0x2 1x20",
-        'sftriage_stalled{job_name="b"}': "0x20",
-        'sftriage_suspect_share_ratio{job_name="a",scope="rank",stage="data"}': "0.3x20",
-        'sftriage_suspect_share_ratio{job_name="b",scope="all",stage="data"}': "0.3x20",
-        'sftriage_suspect_share_ratio{job_name="c",scope="rank",stage="data"}': "0.05x20",
-    }
-    alert = {
-        "TrainingStalled": (
-            {"severity": "page", "job_name": "a"},
-            {"summary": "a stands still", "description": "Who is waited for: sftriage decisions"},
-        ),
-        "TrainingHasSlowRank": (
-            {"severity": "ticket", "job_name": "a", "scope": "rank", "stage": "data"},
-            {"summary": "a: a rank is slow in data", "description": "Mending it would save 30% of each step."},
-        ),
-    }
-    tests = {
-        "rule_files": [str(rules)],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                "alert_rule_test": [
-                    {
-                        "eval_time": "15m",
-                        "alertname": name,
-                        "exp_alerts": [{"exp_labels": labels, "exp_annotations": annotations}],
-                    }
-                    for name, (labels, annotations) in alert.items()
-                ],
-            }
-        ],
-    }
-    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    (tmp_path / "tests.yml").write_text(ALERTED)
     # THEN these are told, and nothing else
     tested = subprocess.run([needs.PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -3,7 +3,6 @@
 import logging
 import socket
 import threading
-import time
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -20,10 +19,10 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window
-from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
+from sftriage.sinks.spans import SpanSink, Telling
 from tests.otlp import Receiver
 
-from .test_metrics import ID, looked, request, window
+from .test_metrics import request, window
 
 SECOND_NS = 1_000_000_000
 T0_S = 1_800_000_000.0
@@ -77,32 +76,6 @@ def seen(window: Window) -> WindowSeen:
     return WindowSeen(window, {step: wall(step, step) for step in range(window.first_step, window.last_step + 1)})
 
 
-def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(make, receiver):
-    # GIVEN a run in which a window led to a capture (`tests/golden/recorded/spans.txt` has what each span says)
-    spans = make()
-    spans.take(seen(window(n_steps=10)))
-    spans.take(judged(requests=[request(ID)]))
-    spans.take(seen(window(10, 10)))
-    spans.take(judged("healthy", 10))
-    spans.take(CaptureChanged(T0_S + 2, CaptureResult(ID, 2, "running")))
-    spans.take(CaptureChanged(T0_S + 3, CaptureResult(ID, 2, "stored", first_step=12, last_step=16)))
-    # AND a cause of a capture that nobody knows
-    spans.take(CauseFound(T0_S + 4, "nobody's", 2, "sleep", True, "Rank 2 sleeps."))
-    spans.take(looked(time_s=T0_S + 5))
-    spans.close()
-    # THEN all of it has arrived, in the one trace that the run's id tells
-    by_name = receiver.by_name()
-    assert {name: len(found) for name, found in by_name.items()} == {"run": 1, "window": 2, "capture": 1}
-    assert {span.trace_id for found in by_name.values() for span in found} == {trace_id_of("run-1").to_bytes(16, "big")}
-    (run,), (first, second), (capture,) = by_name["run"], by_name["window"], by_name["capture"]
-    assert [link.span_id for link in capture.links] == [first.span_id]
-    # AND they say when it was
-    assert (run.start_time_unix_nano, run.end_time_unix_nano) == (T0_NS, T0_NS + 5 * SECOND_NS)
-    assert (first.start_time_unix_nano, first.end_time_unix_nano) == wall(0, 9)
-    # (of a window that names nobody there are only candidates)
-    assert "sftriage.suspect.stage" not in receiver.attributes(second)
-
-
 @pytest.mark.parametrize(
     ("variables", "service"),
     [
@@ -126,8 +99,11 @@ def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, re
     decision = judged(requests=[request("a-1"), request("a-2")]).decision
     spans.take(ManualRequestDecided(ManualRequest("a", (2,), "me", "why"), decision))
     spans.take(CaptureChanged(T0_S + 1, CaptureResult("a-1", 2, "refused", "torch is not imported")))
+    # (what becomes of captures that nobody knows is passed over)
     spans.take(CaptureChanged(T0_S + 1, CaptureResult("nobody-knows", 2, "stored")))
+    spans.take(CauseFound(T0_S + 4, "nobody-knows", 2, "sleep", True, "Rank 2 sleeps."))
     spans.close()
+    assert set(receiver.by_name()) == {"run", "capture"}
     said = {receiver.attributes(s)["sftriage.capture.id"]: s.status for s in receiver.by_name()["capture"]}
     assert {name: status.code for name, status in said.items()} == {"a-1": 2, "a-2": 2}
     assert said["a-1"].message == "torch is not imported"
@@ -142,31 +118,6 @@ def test_a_stall_is_a_span_of_its_own(make, receiver):
     # AND it lasts until it is decided
     (stall,) = receiver.by_name()["stall"]
     assert (stall.start_time_unix_nano, stall.end_time_unix_nano) == (T0_NS, T0_NS + SECOND_NS)
-
-
-def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
-    # GIVEN a port on which nobody listens
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    spans = SpanSink(processor, "j", "r", T0_S)
-    spans.start()
-    with caplog.at_level(logging.WARNING, "sftriage"):
-        # WHEN far more comes than could wait to be sent
-        for number in range(2500):
-            spans.take(judged("healthy", number))
-        end = time.monotonic() + 60
-        while not caplog.records:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        spans.close()
-    # THEN nothing was raised, and it was said once
-    assert [record.getMessage() for record in caplog.records] == [
-        "OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"
-    ]
 
 
 def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
