@@ -153,8 +153,12 @@ class _Search:
         line = self._line()
         # (what is known by its name says more than the operators in it)
         named = line if line is not None and line.code in WORKS else None
+        account = self.account
+        by_system = (
+            account is not None and account.of_rank and not (account.code == "descheduled" and self._works_more())
+        )
         return (
-            (self._accounted() if self._is_system() else None)
+            (self._accounted() if by_system else None)
             or self._kernels()
             or self._done_to_it()
             or named
@@ -163,11 +167,6 @@ class _Search:
             or self._accounted()
             or self._unknown(self._no_main_place())
         )
-
-    def _is_system(self) -> bool:
-        if self.account is None or not self.account.of_rank:
-            return False
-        return self.account.code != "descheduled" or not self._works_more()
 
     def _accounted(self) -> CauseInfo | None:
         if self.account is None:

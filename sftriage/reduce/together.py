@@ -13,6 +13,7 @@ from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, Window
 from sftriage.reduce.events import Ints
 from sftriage.reduce.stages import Reduction, TracedSteps, outside_ns
+from sftriage.words.verdicts import lasted
 
 APART_S = 5.0
 APART_STEPS = 3.0
@@ -107,16 +108,9 @@ def _check_times(reductions: Sequence[Reduction], common: Ints) -> None:
     if apart_s > max(APART_S, APART_STEPS * lasts_s):
         early, late = int(starts_RN[:, 0].argmin()), int(starts_RN[:, 0].argmax())
         raise InputError(
-            f"the traces are not of one run: the same step begins {_long(apart_s)} apart "
+            f"the traces are not of one run: the same step begins {lasted(apart_s)} apart "
             f"({dated[early].trace.source} and {dated[late].trace.source})"
         )
-
-
-def _long(seconds: float) -> str:
-    for unit, its_s in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * its_s:
-            return f"{seconds / its_s:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _start(steps: TracedSteps, number: int) -> int:

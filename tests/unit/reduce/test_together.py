@@ -49,8 +49,8 @@ def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
 @pytest.mark.parametrize(
     ("world_size", "other", "said"),
     [
-        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 3.0 days apart"),
-        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + DAY_NS // 2}, "not of one run: .* 12.0 hours apart"),
+        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 72.0 h apart"),
+        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + DAY_NS // 2}, "not of one run: .* 12.0 h apart"),
         (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 8 * 10**9}, "not of one run: .* 8.0 s apart"),
         (None, {"rank": 0, "world_size": None}, "two traces of rank 0"),
         (1, {"rank": 1}, "different jobs: their world sizes are 1, 2"),
