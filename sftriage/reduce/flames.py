@@ -27,11 +27,15 @@ Kind = Literal["root", "function", "line"]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples."""
+    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples.
+
+    ``measured_s`` is how long the stage took a step, of which the stacks are parts; None where that is not known.
+    """
 
     stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
     samples: int
     steps: int
+    measured_s: float | None = None
 
     @property
     def weight_ns(self) -> int:
@@ -72,7 +76,11 @@ class Flame:
 
 
 def fold(
-    samples: StackSamples, thread: ThreadSamples, stage: str | None, steps: Collection[int] | None = None
+    samples: StackSamples,
+    thread: ThreadSamples,
+    stage: str | None,
+    steps: Collection[int] | None = None,
+    measured_s: float | None = None,
 ) -> Folded:
     """What one of the threads did while the training thread was in a stage, or in all, in some steps, or in all."""
     by_stack: dict[tuple[int, ...], int] = {}
@@ -90,17 +98,14 @@ def fold(
     ]
     if left := by_size[MAX_STACKS:]:
         stacks_ns.append(((OTHERS,), sum(ns for _, ns in left)))
-    return Folded(tuple(stacks_ns), taken, met)
+    return Folded(tuple(stacks_ns), taken, met, measured_s)
 
 
-def flames(*sides: tuple[Folded, float | None]) -> Flame:
-    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with.
-
-    Each side has its samples, and the measured seconds of the stage a step (None: unknown), which they are parts of.
-    """
+def flames(*sides: Folded) -> Flame:
+    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with."""
     root = _Node()
-    for side, (folded, measured_s) in enumerate(sides):
-        weight_ns = folded.weight_ns
+    for side, folded in enumerate(sides):
+        weight_ns, measured_s = folded.weight_ns, folded.measured_s
         a_step = 1e-9 / max(1, folded.steps) if measured_s is None or not weight_ns else measured_s / weight_ns
         for stack, ns in folded.stacks_ns:
             root.add(stack, side, ns * a_step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,27 +151,22 @@ def weights(
 
 def meanwhile(samples: StackSamples, worker: WorkerSamples) -> StackSamples:
     """A worker's samples as if it were a rank, in the steps and stages that the training thread was in meanwhile."""
-    at = [bisect_left(samples.time_ns_N, time_ns) for time_ns in worker.time_ns_W]
-    rows = [row for row in range(len(at)) if at[row] < len(samples.time_ns_N)]
-    threads = [
-        ThreadSamples(
-            one.name,
-            tuple(one.stacks_N[row] for row in rows) if one.stacks_N else (),
-            tuple(one.run_ns_N[row] for row in rows),
-            tuple(one.waited_ns_N[row] for row in rows),
-        )
+    n = bisect_right(worker.time_ns_W, max(samples.time_ns_N, default=-1))
+    at = [bisect_left(samples.time_ns_N, time_ns) for time_ns in worker.time_ns_W[:n]]
+    training, *others, sampler = (
+        ThreadSamples(one.name, one.stacks_N[:n], one.run_ns_N[:n], one.waited_ns_N[:n])
         for one in (*worker.threads, worker.sampler)
-    ]
+    )
     return StackSamples(
         frames=samples.frames,
         period_ns=worker.period_ns,
-        time_ns_N=tuple(worker.time_ns_W[row] for row in rows),
-        step_N=tuple(samples.step_N[at[row]] for row in rows),
-        stage_N=tuple(samples.stage_N[at[row]] for row in rows),
-        since_ns_N=tuple(samples.since_ns_N[at[row]] for row in rows),
-        training=threads[0],
-        others=tuple(threads[1:-1]),
-        sampler=threads[-1],
+        time_ns_N=worker.time_ns_W[:n],
+        step_N=tuple(samples.step_N[one] for one in at),
+        stage_N=tuple(samples.stage_N[one] for one in at),
+        since_ns_N=tuple(samples.since_ns_N[one] for one in at),
+        training=training,
+        others=tuple(others),
+        sampler=sampler,
     )
 
 

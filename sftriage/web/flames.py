@@ -137,15 +137,15 @@ def flame_graph(its: Sampled, control: Sampled | None, query: Mapping[str, str])
     thread = next((one for one in (query.get("thread", ""),) if one in threads), stacks.training.name)
 
     parts, compared = _parts(its, control, thread, stage)
-    root = flames(*((part.folded, part.measured_s) for part in parts))
+    root = flames(*parts.values())
     callers, focus = _focused(root, query.get("frame"))
     shown = focus if (zoomed := focus.path == query.get("frame")) else root
-    whole = [(root.seconds(number), part.folded.samples) for number, part in enumerate(parts)]
+    whole = [(root.seconds(number), part.samples) for number, part in enumerate(parts.values())]
     place = None if manifest.cause is None else manifest.cause.place
-    drawing = _Drawing(focus, stage, [part.name for part in parts], whole, place)
+    drawing = _Drawing(focus, stage, list(parts), whole, place)
     sides = (
-        Side(part.name, shown.seconds(at), part.folded.samples, part.folded.steps, tuple(drawing.boxes(at)))
-        for at, part in enumerate(parts)
+        Side(name, shown.seconds(at), part.samples, part.steps, tuple(drawing.boxes(at)))
+        for at, (name, part) in enumerate(parts.items())
     )
     return FlameGraph(
         stage=stage,
@@ -160,44 +160,36 @@ def flame_graph(its: Sampled, control: Sampled | None, query: Mapping[str, str])
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A side as it was sampled, and how long its stage took a step where that was measured."""
-
-    name: str
-    folded: Folded
-    measured_s: float | None
-
-
-def _parts(its: Sampled, control: Sampled | None, thread: str, stage: str) -> tuple[list[_Part], Compared | None]:
+def _parts(its: Sampled, control: Sampled | None, thread: str, stage: str) -> tuple[dict[str, Folded], Compared | None]:
     """The suspect in the steps that have the fault, and beside it the control in the same, or itself in the others."""
     manifest, stacks = its.manifest, its.stacks
     found, rank, training = manifest.findings, manifest.capture.rank, thread == stacks.training.name
     fault = frozenset(manifest.reproduced.fault_steps if manifest.reproduced is not None else ())
 
     def part(
-        name: str, profile: StageProfile | None, of: tuple[int, StackSamples, ThreadSamples], steps: Collection[int]
-    ) -> _Part:
+        profile: StageProfile | None, of: tuple[int, StackSamples, ThreadSamples], steps: Collection[int]
+    ) -> Folded:
         its_rank, samples, its_thread = of
         measured_s = _measured_s(manifest, profile, its_rank, stage, steps) if training else None
-        return _Part(name, fold(samples, its_thread, stage or None, steps or None), measured_s)
+        return fold(samples, its_thread, stage or None, steps or None, measured_s)
 
-    suspect, captured = None if found is None else found.suspect, (rank, *_threads(stacks)[thread])
-    beside = None if found is None else found.control
+    captured = (rank, *_threads(stacks)[thread])
+    suspect, beside = (None, None) if found is None else (found.suspect, found.control)
+    faulty = part(suspect, captured, fault)
+    alone = {f"on rank {rank}": faulty}
     if control is not None:
         others, its_rank = control.stacks, control.manifest.capture.rank
         same = (others, others.training) if training else _threads(others).get(thread)
         if same is None:
-            return [part(f"on rank {rank}", suspect, captured, fault)], None
+            return alone, None
         profile = beside if beside is not None and beside.rank == its_rank else None
-        theirs = part(f"on rank {its_rank}", profile, (its_rank, *same), set(others.step_N) & fault)
-        return [part(f"on rank {rank}", suspect, captured, fault), theirs], "rank"
+        theirs = part(profile, (its_rank, *same), set(others.step_N) & fault)
+        return {**alone, f"on rank {its_rank}": theirs}, "rank"
     without = set(stacks.step_N) - fault
     if not fault or not without:
-        return [part(f"on rank {rank}", suspect, captured, fault)], None
+        return alone, None
     profile = beside if found is not None and found.beside == "steps" else None
-    theirs = part("in the others", profile, captured, without)
-    return [part("in steps with the fault", suspect, captured, fault), theirs], "steps"
+    return {"in steps with the fault": faulty, "in the others": part(profile, captured, without)}, "steps"
 
 
 def _threads(stacks: StackSamples) -> dict[str, tuple[StackSamples, ThreadSamples]]:

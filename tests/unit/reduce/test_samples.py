@@ -163,17 +163,17 @@ folds = st.builds(
     st.lists(st.tuples(st.lists(frames, min_size=1, max_size=6).map(tuple), st.integers(0, 10**9)), max_size=12),
     st.just(1),
     st.integers(1, 20),
+    st.none() | st.floats(0.0, 10.0),
 )
-measured = st.none() | st.floats(0.0, 10.0)
 
 
 def names(flame):
     return {one.path: (one.kind, one.frame.function) for one in flame.walk()}
 
 
-@given(folds, measured)
-def test_what_a_function_took_is_what_it_called_and_where_it_stood(folded, took_s):
-    root = flames((folded, took_s))
+@given(folds)
+def test_what_a_function_took_is_what_it_called_and_where_it_stood(folded):
+    root, took_s = flames(folded), folded.measured_s
     for one in root.walk():
         if one.kind != "line" and (one.kind == "function" or folded.weight_ns):
             assert sum(below.took_s for below in one.children) == pytest.approx(one.took_s)
@@ -182,10 +182,10 @@ def test_what_a_function_took_is_what_it_called_and_where_it_stood(folded, took_
     assert root.took_s == pytest.approx(whole_s)
 
 
-@given(folds, folds, measured, measured)
-def test_the_difference_turns_around_with_the_sides(one, other, took_s, beside_s):
-    there = flames((one, took_s), (other, beside_s))
-    back = {flame.path: flame for flame in flames((other, beside_s), (one, took_s)).walk()}
+@given(folds, folds)
+def test_the_difference_turns_around_with_the_sides(one, other):
+    there = flames(one, other)
+    back = {flame.path: flame for flame in flames(other, one).walk()}
     assert names(there) == {path: (flame.kind, flame.frame.function) for path, flame in back.items()}
     for flame in there.walk():
         assert flame.more_s == -back[flame.path].more_s
@@ -195,7 +195,7 @@ def test_the_difference_turns_around_with_the_sides(one, other, took_s, beside_s
 def test_a_function_is_the_same_wherever_in_it_it_was_met_and_its_lines_are_below_it():
     # GIVEN a loop that was met 6 times asleep and twice at work on another line of the same function
     taken = samples(((LOOP, GET), 6), ((LOOP, OPEN), 2))
-    root = flames((fold(taken, taken.training, "data"), None))
+    root = flames(fold(taken, taken.training, "data"))
     (main,) = root.children
     (get,) = main.children
     # THEN the function is there once, with the line at which it was the most, and both lines are in it
@@ -207,11 +207,11 @@ def test_a_function_is_the_same_wherever_in_it_it_was_met_and_its_lines_are_belo
 def test_a_step_is_the_mean_of_all_that_were_looked_at_though_some_have_no_sample():
     taken = samples(((LOOP,), 8))
     taken = replace(taken, step_N=(1, 1, 1, 1, 4, 4, 4, 4))
-    assert flames((fold(taken, taken.training, "data"), None)).took_s == pytest.approx(0.040 / 4)
-    assert flames((fold(taken, taken.training, "data", {4, 9}), None)).took_s == pytest.approx(0.020)
+    assert flames(fold(taken, taken.training, "data")).took_s == pytest.approx(0.040 / 4)
+    assert flames(fold(taken, taken.training, "data", {4, 9})).took_s == pytest.approx(0.020)
     # AND a stage that no sample met took what it took, as far as that was measured
-    missed = fold(taken, taken.training, "forward")
-    assert [flames((missed, took_s)).took_s for took_s in (None, 0.0005)] == [0.0, 0.0005]
+    missed = [fold(taken, taken.training, "forward", measured_s=took_s) for took_s in (None, 0.0005)]
+    assert [flames(one).took_s for one in missed] == [0.0, 0.0005]
 
 
 def test_of_very_many_stacks_the_least_are_put_together(monkeypatch):
@@ -225,7 +225,7 @@ def test_of_very_many_stacks_the_least_are_put_together(monkeypatch):
     # AND of a very deep one, its end counts for the last function that is kept
     monkeypatch.setattr(module, "MAX_DEPTH", 2)
     deep = samples(((LOOP, MAIN, GET), 1), ((LOOP, MAIN, OPEN), 1))
-    (main,) = flames((fold(deep, deep.training, "data"), None)).children[0].children
+    (main,) = flames(fold(deep, deep.training, "data")).children[0].children
     assert (main.frame, main.took_s, [one.kind for one in main.children]) == (MAIN, 0.010, ["line"])
 
 
