@@ -7,7 +7,6 @@ as ``other``.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +49,7 @@ from sftriage.sinks.stream import Sink, window_of
 from sftriage.verdict.accounting import anchored, on_device
 from sftriage.words.decisions import reasons_of
 
-log = logging.getLogger("sftriage")
+Kept = TypeVar("Kept")
 
 WRITE_EVERY_S = 5.0
 CLOSE_GRACE_S = 2.0
@@ -431,9 +430,7 @@ class Metrics(Sink):
 
     def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
         for named, rank_s in lost_rank_s.items():
-            if len(self._suspect_labels) < MAX_SUSPECT_LABELS:
-                self._suspect_labels.add(named)
-            label = named if named in self._suspect_labels else _OTHERS
+            label = _one_of(self._suspect_labels, MAX_SUSPECT_LABELS, named, _OTHERS)
             before_s = self._lost_rank_s.get(named, 0.0)
             self._of("straggler_cost_rank_seconds", *label).inc(max(0.0, rank_s - before_s))
             self._lost_rank_s[named] = max(before_s, rank_s)
@@ -449,13 +446,7 @@ class Metrics(Sink):
         self._regression = begun
 
     def _label_of(self, stage: str | None) -> str:
-        if stage is None:
-            return ALL_LOCAL
-        if stage not in self._stages:
-            if len(self._stages) >= MAX_STAGE_LABELS:
-                return OTHER
-            self._stages.add(stage)
-        return stage
+        return ALL_LOCAL if stage is None else _one_of(self._stages, MAX_STAGE_LABELS, stage, OTHER)
 
     def _count(self, window: Window, clock: Clock, capture_id: str | None) -> None:
         if (new := self._tally.take(window, clock)) is None:
@@ -473,3 +464,10 @@ class Metrics(Sink):
             self._of("step_exposed_seconds").observe(
                 exposed_s, {"capture_id": str(capture_id)} if n == slowest else None
             )
+
+
+def _one_of(known: set[Kept], most: int, label: Kept, other: Kept) -> Kept:
+    """A label that is among the first ``most``, or the one of all others."""
+    if len(known) < most:
+        known.add(label)
+    return label if label in known else other

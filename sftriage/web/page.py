@@ -104,8 +104,8 @@ class Page(ABC, Generic[Source]):
         """What is answered, beside what every page answers."""
 
     @abstractmethod
-    def change(self) -> Mapping[str, Any]:
-        """What there is by now; its ``version`` changes with whatever a page shows."""
+    def version(self) -> str:
+        """What changes with whatever a page shows."""
 
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
         around = {"now_s": self._now_s(), "root": self.root, **self._around(view)}
@@ -128,10 +128,10 @@ class Page(ABC, Generic[Source]):
             said, silent_s = "", 0.0
             yield "retry: 2000\n\n"
             while not self._stopping.is_set():
-                change = await run_in_threadpool(self.change)
-                if change["version"] != said:
-                    said, silent_s = change["version"], 0.0
-                    yield f"event: change\nid: {said}\ndata: {json.dumps(change)}\n\n"
+                version = await run_in_threadpool(self.version)
+                if version != said:
+                    said, silent_s = version, 0.0
+                    yield f"event: change\nid: {said}\ndata: {json.dumps({'version': said})}\n\n"
                 elif silent_s >= HEARTBEAT_S:
                     silent_s = 0.0
                     yield ": still here\n\n"

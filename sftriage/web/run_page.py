@@ -72,10 +72,8 @@ class RunPage(Page[RunSource]):
             ),
         ]
 
-    def change(self) -> dict[str, Any]:
-        view = self._source.view()
-        version = self._around(view)["version"]
-        return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
+    def version(self) -> str:
+        return str(self._around(self._source.view())["version"])
 
     def _around(self, view: View) -> dict[str, Any]:
         if self.runs is None:
@@ -268,8 +266,8 @@ class RunsPage(Page[StartedRuns]):
         newest = Route("/", lambda request: self._newest().overview(request))
         return [newest, Mount("/runs/{run_id}", app=self._of_run)]
 
-    def change(self) -> dict[str, Any]:
-        return self._newest().change()
+    def version(self) -> str:
+        return self._newest().version()
 
     def _newest(self) -> RunPage:
         newest = self._source.look().newest

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
@@ -263,9 +262,8 @@ class StorePage(Page[StoreSource]):
             ),
         ]
 
-    def change(self) -> dict[str, Any]:
-        view = self._source.view()
-        return {"version": view.version, "captures": len(view.rows)}
+    def version(self) -> str:
+        return self._source.view().version
 
     @property
     def blank(self) -> StoreView:
