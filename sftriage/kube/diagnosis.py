@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
-from sftriage.kube.injecting import SIDECARS_SINCE, InjectionSettings, injection, version_of
+from sftriage.kube.injecting import SIDECARS_SINCE, InjectionSettings, injection, manifest, version_of
 from sftriage.kube.jobs import (
     ENABLED,
     INJECT_LABEL,
@@ -265,30 +265,28 @@ MAX_NAMED = 3
 """Of what is wrong alike, so many are named."""
 
 
+State = Literal["ok", "wrong", "unknown"]
+STATES: tuple[State, ...] = get_args(State)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of a check: its ``code`` for programs, what it ``says``, and what to ``do`` where that is wrong."""
 
     code: str
-    state: Literal["ok", "wrong", "unknown"]
+    state: State
     says: str
     do: str = ""
 
 
-def _ok(code: str, says: str) -> Finding:
-    return Finding(code, "ok", says)
-
-
-def _wrong(code: str, says: str, do: str) -> Finding:
-    return Finding(code, "wrong", says, do)
-
-
-def _not_seen(seen: Snapshot, part: str, what: str) -> Finding:
-    return Finding(part, "unknown", f"you may not look at {what}{_why(seen, part)}")
-
-
-def _why(seen: Snapshot, part: str) -> str:
-    return f": {seen.unread[part]}" if part in seen.unread else ""
+def _found(seen: Snapshot, name: str, /, *, code: str = "", **given: object) -> Finding:
+    """A finding of ``findings.yaml``, filled in."""
+    told, part = manifest("findings.yaml")[name], name.partition(".")[0]
+    state = next(one for one in STATES if one in told)
+    why = f": {seen.unread[part]}" if part in seen.unread else ""
+    about = {"namespace": seen.namespace, "system": seen.system, "account": seen.account, "why": why, **given}
+    about |= {"label": INJECT_LABEL, "enabled": ENABLED}
+    return Finding(code or part, state, told[state].format(**about), told.get("do", "").format(**about))
 
 
 def _available(deployment: Body) -> bool:
@@ -328,118 +326,77 @@ def _some(names: Sequence[str]) -> str:
 
 SOON_S = 7 * 86_400.0
 """A certificate that is over this soon is nearly over: it should have been renewed by now."""
-_INSTALL = "kubectl apply -k k8s, or the chart of it"
 
 
 def _rights(seen: Snapshot) -> Iterator[Finding]:
-    lacking = [what for what, may in seen.may.items() if not may]
-    if lacking:
-        do = f"ask for the rights, in namespace {seen.namespace}, of whoever looks after the cluster"
-        yield _wrong("rights", f"you may not {_some(lacking)}", do)
+    if lacking := [what for what, may in seen.may.items() if not may]:
+        yield _found(seen, "rights.lacking", names=_some(lacking))
     elif seen.may:
-        yield _ok("rights", "you may see reports and captures, and ask for captures")
+        yield _found(seen, "rights.there")
 
 
 def _version(seen: Snapshot) -> Iterator[Finding]:
-    told = ".".join(map(str, seen.version or ()))
-    if seen.version is None:
-        yield Finding("version", "unknown", f"the server does not tell its version{_why(seen, 'version')}")
-    elif seen.version < SIDECARS_SINCE:
-        says = f"Kubernetes {told} has no native sidecars (they came with 1.29): nothing is injected into any pod"
-        yield _wrong("version", says, "upgrade the cluster; until then, jobs on many hosts need no operator")
-    else:
-        yield _ok("version", f"Kubernetes {told} has native sidecars")
+    which = "unknown" if seen.version is None else "old" if seen.version < SIDECARS_SINCE else "new"
+    yield _found(seen, f"version.{which}", version=".".join(map(str, seen.version or ())))
 
 
 def _definitions(seen: Snapshot) -> Iterator[Finding]:
-    if "definitions" in seen.unread:
-        yield _not_seen(seen, "definitions", "the custom resource definitions")
-        return
     there = {one["metadata"]["name"] for one in seen.definitions}
-    if missing := [kind.kind for kind in KINDS if kind.crd not in there]:
-        yield _wrong("definitions", f"the cluster does not know {_some(missing)}", _INSTALL)
-    else:
-        yield _ok("definitions", "the custom resource definitions are there")
+    missing = [kind.kind for kind in KINDS if kind.crd not in there]
+    which = "unread" if "definitions" in seen.unread else "missing" if missing else "there"
+    yield _found(seen, f"definitions.{which}", names=_some(missing))
 
 
 def _operator(seen: Snapshot) -> Iterator[Finding]:
     yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
     if lacking := [what for what, may in seen.operator_may.items() if not may]:
-        says = f"the operator ({seen.account}) may not {_some(lacking)}"
-        yield _wrong("operator_rights", says, "kubectl apply -f k8s/rbac")
+        yield _found(seen, "operator_rights.lacking", names=_some(lacking))
 
 
 def _webhook(seen: Snapshot) -> Iterator[Finding]:
     if "webhooks" in seen.unread:
-        yield _not_seen(seen, "webhooks", "webhook configurations")
+        yield _found(seen, "webhooks.unread")
     elif not seen.webhooks:
-        says = "there is no webhook configuration of sftriage: pods are created as they are"
-        yield _wrong("webhook_configuration", says, _INSTALL)
+        yield _found(seen, "webhook_configuration.missing")
     for one in seen.webhooks:
-        name, hooks = one["metadata"]["name"], list(items(one, "webhooks"))
+        hooks = list(items(one, "webhooks"))
         bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
-        if not hooks:
-            yield _wrong("webhook_configuration", f"webhook configuration {name} has no webhooks", _INSTALL)
-        elif bare:
-            says = (
-                f"webhook configuration {name} has no caBundle ({_some(bare)}): no pod is injected, and nobody says so"
-            )
-            do = f"look at what fills it in: cert-manager, or the Job in {seen.system} that makes certificates"
-            yield _wrong("ca_bundle", says, do)
-        else:
-            yield _ok("webhook_configuration", f"webhook configuration {name} is there")
+        which = "ca_bundle.missing" if bare else f"webhook_configuration.{'there' if hooks else 'empty'}"
+        yield _found(seen, which, name=one["metadata"]["name"], names=_some(bare))
     yield from _deployment(seen, "webhook", "pods are created as they are, and nobody says so")
     if seen.serving == 0:
-        says = "nobody answers behind the service of the webhook: no pod of it is ready"
-        yield _wrong("webhook_service", says, f"kubectl get pods -n {seen.system}")
+        yield _found(seen, "webhook_service.empty")
 
 
 def _certificate(seen: Snapshot) -> Iterator[Finding]:
     one = seen.certificate
     if one is None:
         if "certificate" in seen.unread:
-            yield _not_seen(seen, "certificate", "the webhook's certificate")
+            yield _found(seen, "certificate.unread")
         return
-    renew = (
-        f"kubectl create job renew --from=cronjob/sftriage-certificates -n {seen.system}, unless cert-manager renews it"
-    )
-    if seen.now_s > one.not_after_s:
-        yield _wrong(
-            "certificate", f"the webhook's certificate (Secret {one.secret}) ended at {clock(one.not_after_s)}", renew
-        )
-    elif seen.now_s < one.not_before_s:
-        says = f"the webhook's certificate is good from {clock(one.not_before_s)} on: a clock is wrong"
-        yield _wrong("certificate", says, "set the clock of this machine, or of who made it")
-    elif not one.trusted:
-        says = "the webhook's certificate is signed by none whom its configuration trusts (caBundle)"
-        yield _wrong("certificate", says, renew)
-    elif one.not_after_s - seen.now_s < SOON_S:
-        says = f"the webhook's certificate is good for {lasted(one.not_after_s - seen.now_s)} yet"
-        yield _wrong("certificate", says, renew)
-    else:
-        yield _ok("certificate", f"the webhook's certificate is good until {clock(one.not_after_s)}")
+    left_s = one.not_after_s - seen.now_s
+    which = "over" if left_s < 0 else "early" if seen.now_s < one.not_before_s else "good"
+    if which == "good" and not (one.trusted and left_s >= SOON_S):
+        which = "soon" if one.trusted else "foreign"
+    about = {"end": clock(one.not_after_s), "begin": clock(one.not_before_s), "left": lasted(max(left_s, 0.0))}
+    yield _found(seen, f"certificate.{which}", secret=one.secret, **about)
 
 
 def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
+    about = {"part": part, "without": without}
     found = [one for one in seen.deployments if labels_of(one).get(PART_LABEL) == f"sftriage-{part}"]
     if not found and "elsewhere" in seen.unread:
-        says = f"no {part} can be seen in {seen.system}, and you may not look at other namespaces"
-        yield Finding(part, "unknown", says, "--operator-namespace NAME says where it is")
+        yield _found(seen, "deployments.elsewhere", code=part, **about)
     elif "deployments" in seen.unread:
-        yield _not_seen(seen, "deployments", f"the {part}")
+        yield _found(seen, "deployments.unread", **about)
     elif not found:
-        yield _wrong(part, f"there is no {part}: {without}", _INSTALL)
+        yield _found(seen, "deployments.missing", code=part, **about)
     places = sorted({one["metadata"]["namespace"] for one in found})
     if len(places) > 1:
-        says = f"there is more than one {part}, in {_some(places)}: each does what the other does"
-        yield _wrong(part, says, "take away all of them but one")
+        yield _found(seen, "deployments.several", code=part, names=_some(places), **about)
     for one in found:
-        name, namespace = one["metadata"]["name"], one["metadata"]["namespace"]
-        if _available(one):
-            yield _ok(part, f"the {part} runs, in {namespace}")
-        else:
-            do = f"kubectl describe deployment {name} -n {namespace}"
-            yield _wrong(part, f"the {part} does not run{_failure(one)}: {without}", do)
+        about |= {"name": one["metadata"]["name"], "where": one["metadata"]["namespace"], "failure": _failure(one)}
+        yield _found(seen, f"deployments.{'runs' if _available(one) else 'fails'}", code=part, **about)
 
 
 def diagnose(seen: Snapshot) -> list[Finding]:
@@ -449,27 +406,21 @@ def diagnose(seen: Snapshot) -> list[Finding]:
 
 def _labels(seen: Snapshot) -> Iterator[Finding]:
     if "pods" in seen.unread:
-        yield _not_seen(seen, "pods", f"the pods of namespace {seen.namespace}")
+        yield _found(seen, "pods.unread")
         return
     if not seen.about and "about" not in seen.unread:
-        yield _wrong("namespace", f"there is no namespace {seen.namespace}", "kubectl get namespaces")
+        yield _found(seen, "namespace.missing")
         return
     namespace = labels_of(seen.about).get(INJECT_LABEL)
-    label = f"kubectl label namespace {seen.namespace} {INJECT_LABEL}={ENABLED} --overwrite"
     if odd := [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]:
-        says = f"{_named(odd)} ha{'s' * (len(odd) == 1) or 've'} the label {INJECT_LABEL} with another value"
-        yield _wrong("label_value", says, f"{INJECT_LABEL}: {ENABLED} is what asks for it")
+        yield _found(seen, "label_value.pods", names=_named(odd), have="has" if len(odd) == 1 else "have")
     if namespace not in (None, ENABLED, "disabled"):
-        says = f"namespace {seen.namespace} has the label {INJECT_LABEL}={namespace}"
-        yield _wrong("label_value", says, label)
+        yield _found(seen, "label_value.namespace", value=namespace)
     if without := [pod for pod in _training(seen) if not _asks(seen, pod)]:
-        says = f"{_named(without)} train{'s' * (len(without) == 1)}, without the label {INJECT_LABEL}={ENABLED}"
-        do = f"put it into the job's pod template, or on all of them: {label}; then create the job anew"
-        yield _wrong("label", says, do)
+        yield _found(seen, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
     elif not any(_asks(seen, pod) for pod in _training(seen)):
-        where = f"namespace {seen.namespace}"
         asks = " (its label asks for sftriage)" if namespace == ENABLED else ""
-        yield Finding("label", "unknown", f"no pod of a training job runs in {where}{asks}")
+        yield _found(seen, "label.none", asks=asks)
 
 
 def _injected(seen: Snapshot) -> Iterator[Finding]:
@@ -478,105 +429,83 @@ def _injected(seen: Snapshot) -> Iterator[Finding]:
     by_reason: dict[tuple[str, str], list[Body]] = {}
     for pod in lacking:
         by_reason.setdefault(_not_injected(seen, pod), []).append(pod)
-    for (why, do), pods in by_reason.items():
-        yield _wrong("injected", f"{_named(pods)}: labelled, but not injected: {why}", do)
+    for (reason, warning), pods in by_reason.items():
+        yield _found(seen, f"injected.{reason}", names=_named(pods), warning=warning)
     if asking and not lacking:
-        yield _ok("injected", f"all {len(asking)} labelled pods are injected")
-
-
-_ANEW = "create the pods anew (they are changed at their creation alone)"
+        yield _found(seen, "injected.all", count=len(asking))
 
 
 def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
+    """Why a pod is not injected: the name of the finding, and the warning of the webhook."""
     created = _created_s(pod)
     hooks = [one for one in map(_created_s, seen.webhooks) if one is not None]
     if seen.version is not None and seen.version < SIDECARS_SINCE:
-        return "the cluster is too old", "see above"
+        return "old", ""
     if "webhooks" not in seen.unread and not hooks:
-        return "there is no webhook", "see above, and then create the pods anew"
+        return "no_webhook", ""
     if created is not None and hooks and created < min(hooks):
-        return "older than the webhook", _ANEW
+        return "before_webhook", ""
     labelled = _labelled_s(pod if labels_of(pod).get(INJECT_LABEL) == ENABLED else seen.about)
     if created is not None and labelled is not None and labelled > created:
-        return "older than the label, or its last change", f"{_ANEW}, with the label in their template"
+        return "before_label", ""
     would = injection(pod, job_of(pod, seen.namespace), InjectionSettings(), seen.version)
     if not would.patch and would.warnings:
-        return would.warnings[0].removeprefix("sftriage: not injected: "), "change that, and create the pods anew"
-    do = f"kubectl logs -n {seen.system} deployment/sftriage-webhook says what it did; create the pods anew"
-    return "the webhook was away when they were created, or the namespace had no room for sidecars", do
+        return "left_alone", would.warnings[0].removeprefix("sftriage: not injected: ")
+    return "away", ""
 
 
 def _controllers(seen: Snapshot) -> Iterator[Finding]:
     injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
     found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
     jobs = list(dict.fromkeys(filter(None, found)))
+    if "controllers" in seen.unread:
+        if jobs:
+            yield _found(seen, "controllers.unread")
+        return
     there = {labels_of(one).get(JOB_LABEL): one for one in seen.controllers}
     reported = {labels_of(one).get(JOB_LABEL) for one in seen.reports}
     for job in jobs:
-        deployment, of = there.get(job.object_name), f"job {job.job_id}"
-        if "controllers" in seen.unread:
-            break
-        if deployment is None:
-            if job.object_name not in reported:
-                do = f"kubectl logs -n {seen.system} deployment/sftriage-operator"
-                yield _wrong("controller", f"{of} has no controller", do)
-        elif not _available(deployment):
-            says = f"the controller of {of} does not run{_failure(deployment)}"
-            yield _wrong("controller", says, f"kubectl describe deployment {job.object_name} -n {seen.namespace}")
+        deployment, about = there.get(job.object_name), {"job": job.job_id, "name": job.object_name}
+        if deployment is not None and not _available(deployment):
+            yield _found(seen, "controller.fails", failure=_failure(deployment), **about)
         elif job.object_name not in reported:
-            says = f"{of} has no report: its controller has not said anything"
-            yield _wrong("report", says, f"kubectl logs -n {seen.namespace} deployment/{job.object_name}")
-    if "controllers" in seen.unread and jobs:
-        yield _not_seen(seen, "controllers", "the controllers of jobs")
+            yield _found(seen, f"{'controller' if deployment is None else 'report'}.missing", **about)
 
 
 def _objects(seen: Snapshot) -> Iterator[Finding]:
     invalid = [one for one in seen.policies if (found := condition(one, "Accepted")) and found.status == "False"]
     if invalid:
-        yield _wrong("policies", f"{_named(invalid)} not valid", f"sftriage kube policy -n {seen.namespace}")
-    for code, bodies, noun in (("policies", seen.policies, "policy"), ("captures", seen.captures, "capture")):
+        yield _found(seen, "policies.invalid", names=_named(invalid))
+    for code, bodies in (("policies", seen.policies), ("captures", seen.captures)):
         if late := [one for one in bodies if _unanswered(one) and _old(seen, one)]:
-            says = f"nobody has looked at {noun} {_named(late)}"
-            yield _wrong(code, says, "the operator does, see above")
+            yield _found(seen, f"{code}.late", names=_named(late))
     asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
     if late := [one for one in asked if _old(seen, one)]:
-        jobs = _some(sorted({str(mapping(one, "spec").get("job")) for one in late}))
-        says = f"nobody carries out {_named(late)}: does job {jobs} run, under this name?"
-        yield _wrong("captures", says, f"sftriage kube status -n {seen.namespace}")
+        jobs = sorted({str(mapping(one, "spec").get("job")) for one in late})
+        yield _found(seen, "captures.idle", names=_named(late), jobs=_some(jobs))
 
 
 def _store(seen: Snapshot) -> Iterator[Finding]:
     stored = [one for one in seen.captures if status_of(one).get("state") == "stored"]
     if kept := [one for one in stored if not mapping(status_of(one), "stored")]:
-        says = f"{_named(kept)}: the trace is with the job's controller alone, and goes with it: it has no store"
-        yield _wrong(
-            "store", says, f"set store in ConfigMap sftriage-injection of {seen.system} (docs/kubernetes.md, Settings)"
-        )
+        yield _found(seen, "store.none", names=_named(kept))
     for url, problem in seen.stores.items():
-        if not problem:
-            yield _ok("store", f"{url} is reached from here")
-        elif url.startswith(("file:", "/")):
-            do = "sftriage kube get --store URL says how it is reached from here"
-            yield Finding("store", "unknown", f"{url} is a directory in the cluster, and not on this machine", do)
-        else:
-            do = "credentials come from the environment (docs/store.md)"
-            yield _wrong("store", f"from here, {url} cannot be reached: {problem}", do)
+        which = "reached" if not problem else "directory" if url.startswith(("file:", "/")) else "unreachable"
+        yield _found(seen, f"store.{which}", url=url, problem=problem)
 
 
 def _quota(seen: Snapshot) -> Iterator[Finding]:
     for one in seen.quotas:
         hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
         if full := [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]:
-            says = f"the quota {one['metadata']['name']} of namespace {seen.namespace} is used up: {_some(full)}"
-            yield _wrong("quota", says, "raise it, or end what uses it; a controller and sidecars need a little")
+            yield _found(seen, "quota.full", name=one["metadata"]["name"], names=_some(full))
     told: dict[str, str] = {}
     for one in (event for event in seen.events if text(event, "reason") == "FailedCreate"):
         of = mapping(one, "involvedObject")
         told[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
     for name, message in list(told.items())[:MAX_NAMED]:
         over = "exceeded quota" in message
-        do = "raise the quota, or end what uses it" if over else f"kubectl get events -n {seen.namespace}"
-        yield _wrong("quota" if over else "events", f"{name}: {message}", do)
+        yield _found(seen, "quota.refuses" if over else "events.refused", name=name, message=message)
 
 
 _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
