@@ -1,5 +1,6 @@
 """The fields of a policy: how each is written, what it means, and what is refused where it is, with its reason."""
 
+import json
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from sftriage.policy import fields
 from sftriage.policy.captures import Means, choose, computes, options_of
 from sftriage.policy.fields import (
-    AT_ONCE,
     COST,
     DURATION,
     GAIN,
@@ -45,7 +46,8 @@ def policy_of(*rules: dict[str, Any], **spec: Any) -> TriagePolicy:
     return make_policy(*(rules or (RULE,)), **spec).loaded[0].policy
 
 
-WHOLE = yaml.safe_load((Path(__file__).parent / "whole.yaml").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent
+WHOLE = yaml.safe_load((HERE / "whole.yaml").read_text(encoding="utf-8"))
 
 
 def test_the_whole_document_is_read():
@@ -131,50 +133,16 @@ def test_a_policy_cannot_be_changed_after_it_was_checked():
         policy.spec.limits.captures_per_day = 1000  # type: ignore[misc]  # that it cannot be done is the point
 
 
-DEVICE_UNDER_NSYS = {"clock": "device", "nsys": True}
-NATIVE = {"stacks": {"native": True}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "case", "expected"),
-    [
-        # Where the host does the work, stacks alone; also on devices, and under nsys
-        ({}, {"stage": "data"}, Means("stacks", "host_stage")),
-        ({}, {"stage": "other"}, Means("stacks", "host_stage")),
-        ({}, {"stage": "callbacks"}, Means("stacks", "host_stage")),
-        ({}, {"stage": "data", **DEVICE_UNDER_NSYS}, Means("stacks", "host_stage")),
-        # What computes is told by operators: nsys's where the job runs under it and the device's clock says so
-        ({}, {"stage": "forward"}, Means("torch", "compute_stage")),
-        ({}, {"stage": "reduce", "sync": ("reduce",)}, Means("torch", "compute_stage")),
-        ({}, {"stage": "forward", "clock": "device"}, Means("torch", "compute_stage")),
-        ({}, {"stage": "forward", "nsys": True}, Means("torch", "compute_stage")),
-        ({}, {"stage": "forward", **DEVICE_UNDER_NSYS}, Means("nsys", "device_clock")),
-        # Both where it is not known
-        ({}, {"stage": None}, Means("torch", "whole_rank")),
-        ({}, {"stage": None, **DEVICE_UNDER_NSYS}, Means("nsys", "device_clock")),
-        # Who takes no steps is looked at from outside
-        ({}, {"stage": None, "stands_still": True}, Means("stacks", "stands_still", once=True)),
-        ({}, {"stage": "forward", "stands_still": True, "left_open": "stacks"}, Means("stacks", "stands_still", True)),
-        # What was left open is asked of the other means, if there is one
-        ({}, {"stage": "data", "left_open": "operators"}, Means("torch", "left_open")),
-        ({}, {"stage": "data", "left_open": "operators", **DEVICE_UNDER_NSYS}, Means("nsys", "left_open")),
-        ({}, {"stage": "forward", "left_open": "stacks"}, Means("stacks", "left_open")),
-        ({}, {"stage": None, "left_open": "system"}, None),
-        ({}, {"stage": None, "left_open": "system", "nsys": True}, Means("nsys", "left_open")),
-        # A profiler that is named is that one, whatever there is to see
-        ({"profiler": "torch"}, {"stage": "data"}, Means("torch")),
-        ({"profiler": "torch"}, {"stage": "data", "stands_still": True}, Means("torch")),
-        ({"profiler": "nsys"}, {"stage": "data"}, Means("nsys")),
-        ({"profiler": "stacks"}, {"stage": "forward", "left_open": "operators"}, Means("stacks")),
-        ({"profiler": "stacks"}, {"stage": None, "stands_still": True}, Means("stacks", once=True)),
-        # Native frames only a look from outside has
-        ({"profiler": "stacks", **NATIVE}, {"stage": "forward"}, Means("stacks", once=True)),
-        ({"profiler": "stacks", "stacks": {"flight_recorder": True}}, {"stage": "data"}, Means("stacks", once=True)),
-        (NATIVE, {"stage": "data"}, Means("stacks", "host_stage")),
-    ],
-)
-def test_what_runs(asked, case, expected):
-    assert choose(Capture.model_validate(asked), **case) == expected
+@pytest.mark.parametrize(("given", "expected"), cases(HERE / "runs.txt"))
+def test_what_runs_and_its_options(given, expected):
+    about = yaml.safe_load(f"{{{given}}}")
+    capture = Capture.model_validate(about.pop("capture", {}))
+    means = choose(capture, **about)
+    told = "nothing"
+    if means is not None:
+        chosen = f" ({means.chosen})" if means.chosen else ""
+        told = f"{means.profiler}{' once' if means.once else ''}{chosen}: {json.dumps(options_of(capture, means))}"
+    assert told == expected
 
 
 @pytest.mark.parametrize("stage", ["forward", "h2d", "backward", "optimizer", "model.forward", "fwd_2", "Loss"])
@@ -188,54 +156,14 @@ def test_any_other_is_the_hosts_work_unless_ranks_wait_in_it(stage):
     assert computes(stage, (stage,))
 
 
-@pytest.mark.parametrize(
-    ("asked", "means", "options"),
-    [
-        ({}, Means("stacks"), {"sample_stacks": True, "samples_per_second": 200}),
-        (NATIVE, Means("stacks", once=True), {"native": True, "flight_recorder": False}),
-        # What the ranks were launched with, where nobody says otherwise
-        ({}, Means("nsys"), {"sample": "none", "sqlite": True}),
-        ({"nsys": {"trace": ["nvtx"]}}, Means("nsys"), {"trace": ["nvtx"], "sample": "none", "sqlite": True}),
-        ({"profiler": "nsys"}, Means("nsys"), {"sample": "none", "sqlite": True}),
-    ],
-)
-def test_what_runs_has_its_own_options(asked, means, options):
-    assert options_of(Capture.model_validate(asked), means) == options
-
-
 WRITTEN = {fraction: PERCENTAGE, seconds: DURATION, size_bytes: SIZE, lasting: LASTING, gain: GAIN, cost: COST}
-READ = {
-    fraction: {"5%": 0.05, "0.5%": 0.005, "100 %": 1.0, "0.5 %": 0.005, "0%": 0.0},
-    seconds: {"90s": 90, "10m": 600, "1h30m": 5400, "1.5h": 5400, "10ms": 0.01, "1m500ms": 60.5, "2d": 172800},
-    size_bytes: {
-        "512Mi": 512 * 2**20,
-        "1Gi": 2**30,
-        "1 GiB": 2**30,
-        "500MB": 500_000_000,
-        "500M": 500_000_000,
-        "1.5 Ki": 1536,
-        "7B": 7,
-    },
-    lasting: {
-        "1 step": AT_ONCE,
-        "100 steps": Lasting(steps=100),
-        "2 windows": Lasting(windows=2),
-        "30s": Lasting(seconds=30.0),
-    },
-    gain: {
-        ">= 5%": (0.05, 0.0),
-        ">=10ms": (0.0, 0.01),
-        ">= 5% and >= 10ms": (0.05, 0.01),
-        ">= 10ms and >= 5%": (0.05, 0.01),
-        " >= 5% and  >= 10ms ": (0.05, 0.01),
-    },
-    cost: {">= 5 GPU-hours": 5.0, ">= 1.5 rank-hours": 1.5},
-}
 
 
-@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, texts in READ.items() for text in texts])
-def test_what_is_written_as_its_pattern_says_is_read(parse, text):
-    assert parse(text) == READ[parse][text]
+@pytest.mark.parametrize(("given", "value"), cases(HERE / "quantities.txt"))
+def test_what_is_written_as_its_pattern_says_is_read(given, value):
+    name, _, text = given.partition(": ")
+    parse = getattr(fields, name)
+    assert repr(parse(text)) == value
     assert re.search(WRITTEN[parse], text)
 
 
@@ -314,7 +242,7 @@ def test_what_is_no_cron_expression_says_so(expression):
         cron_trigger(expression, UTC)
 
 
-@pytest.mark.parametrize(("spec", "message"), cases(Path(__file__).parent / "mistakes.txt"))
+@pytest.mark.parametrize(("spec", "message"), cases(HERE / "mistakes.txt"))
 def test_a_field_that_cannot_be_meant_is_refused_where_it_is_with_its_reason(spec, message):
     rules = "" if "rules:" in spec else ", rules: [{name: r, match: {}, capture: {}}]"
     (line,) = lines_of(HEAD.replace("spec:\n", f"spec: {{{spec}{rules}}}\n"))
