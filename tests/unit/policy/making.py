@@ -12,6 +12,7 @@ from sftriage.policy.in_force import PolicySet
 from sftriage.policy.parsing import LoadedPolicy
 from sftriage.policy.schema import Limits, TriagePolicy
 from sftriage.policy.state import State
+from sftriage.words.decisions import reason_sentence
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
 BEGUN = State(started_s=NOW - 1000)
@@ -95,3 +96,33 @@ def played(policy: PolicySet, *verdicts: Verdict, state: State = BEGUN) -> tuple
 
 def of(capture_id: str, state: str = "failed") -> CaptureResult:
     return CaptureResult(capture_id, 2, state, "why")  # type: ignore[arg-type]  # a table names the states
+
+
+RULES = {
+    "a": CAPTURING,
+    "b": OTHER,
+    "in": {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}},
+    "deep": {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}},
+    "watch": {"name": "watch", "match": {"gain": ">= 1%"}},
+    "stalls": {"name": "stalls", "match": {"label": "stalled"}},
+    "late": {"name": "late", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}},
+}
+
+
+def policy_in(case: dict[str, Any]) -> PolicySet:
+    """The policy of a case of a text table, whose rules and limits are taken out of it; by default rule a alone."""
+    rules = [RULES[one] if isinstance(one, str) else {**CAPTURING, **one} for one in case.pop("rules", ["a"])]
+    return make_policy(*rules, **{name: case.pop(name) for name in (*Limits.model_fields, "active") if name in case})
+
+
+def verdict_in(case: dict[str, Any]) -> Verdict:
+    return make_verdict(**{name: tuple(one) if isinstance(one, list) else one for name, one in case.items()})
+
+
+def outcome(decision: Decision) -> str:
+    """What was decided, by which rule, on which ranks and beside which peers, and why."""
+    ranks = {role: [str(one.rank) for one in decision.requests if one.role == role] for role in ("suspect", "control")}
+    what = [decision.outcome, f"by {decision.rule}" if decision.rule else ""]
+    what += [f"{', '.join({one.profiler for one in decision.requests})} of" if decision.requests else ""]
+    what += [", ".join(ranks["suspect"]), f"beside {', '.join(ranks['control'])}" if ranks["control"] else ""]
+    return f"{' '.join(filter(None, what))}: {reason_sentence(decision)}"

@@ -1,12 +1,14 @@
 """What is remembered of a suspect's captures: a cooldown, failures, a trace of its fault, and what that left open."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.policy.captures import EVIDENCE_S, trigger
+from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
 from sftriage.policy.state import (
     DAY_S,
@@ -23,96 +25,49 @@ from sftriage.policy.state import (
     remembered,
     suspect_key,
 )
-from sftriage.words.decisions import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence
+from tests.unit.conftest import cases
 
-from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
+from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of, outcome, policy_in, verdict_in
+
+POLICY = make_policy(CAPTURING)
 
 
-def captured(found: bool, policy=None, now_s: float = NOW, state: State = BEGUN, **verdict) -> State:
-    """The state once a suspect was captured, and its capture has ended a second later."""
-    decision, state = decide(make_verdict(**verdict), policy or make_policy(CAPTURING), state, now_s)
-    assert decision.outcome == "capture", decision
-    for request in decision.requests:
-        state = finished(state, of(request.capture_id, "stored"), now_s + 1, reproduced=found)
+def taken(state: State, policy=POLICY, now_s=NOW, nsys=False, **verdict):
+    """What is decided on a window of a suspect, and the state after it, through a restart."""
+    decision, state = decide(make_verdict(**verdict), policy, state, now_s, nsys=nsys)
+    return decision, State.from_json(state.to_json())
+
+
+def captured(missing="", *, found=True, policy=POLICY, now_s=NOW, state=BEGUN, early=True, **verdict) -> State:
+    """The state once a suspect was captured and its capture has ended, with its fault ``found`` or not.
+
+    It leaves something open (``missing``), which is known before it has ended (``early``) or after it.
+    """
+    decision, state = taken(state, policy, now_s, **verdict)
+    (request,) = decision.requests
+    state = left_open(state, request.capture_id, missing) if early else state
+    state = finished(state, of(request.capture_id, "stored"), now_s + 1, reproduced=found)
+    state = state if early else left_open(state, request.capture_id, missing)
     return State.from_json(state.to_json())
 
 
-@pytest.mark.parametrize(
-    ("found", "capture", "outcome"),
-    [
-        (False, {}, "capture"),
-        # What is in a trace is in it whichever rule asked for it; another profiler shows something else
-        (True, {}, "throttle"),
-        (True, {"profiler": "nsys"}, "capture"),
-    ],
-)
-def test_another_rule_has_a_cooldown_of_its_own_and_sees_the_traces_that_there_are(found, capture, outcome):
-    policy = make_policy(CAPTURING, {**OTHER, "capture": capture})
-    decision, _ = decide(make_verdict(), policy, captured(found), NOW + 60)
-    assert decision.outcome == outcome
-    assert decision.rule == ("b" if outcome == "capture" else "a")
-
-
-GAIN_S = 0.02
-
-
-@pytest.mark.parametrize(
-    ("found", "after_s", "verdict", "reason"),
-    [
-        # A capture that holds the fault stands for it, as long as that is no worse
-        (True, 60, {}, "already_captured"),
-        (True, 600, {}, "already_captured"),
-        (True, DAY_S, {"gain_s": 0.005}, "already_captured"),
-        (True, DAY_S, {"gain_s": 1.49 * GAIN_S}, "already_captured"),
-        (True, EVIDENCE_S - 1, {}, "already_captured"),
-        # Worse, after another start of the job, or much later it is captured again
-        (True, 600, {"gain_s": 1.5 * GAIN_S}, "rule_matched"),
-        (True, 600, {"attempt": 1}, "rule_matched"),
-        (True, EVIDENCE_S, {}, "rule_matched"),
-        # but not before it has cooled
-        (True, 599, {"gain_s": 1.5 * GAIN_S}, "cooldown"),
-        (True, 599, {"attempt": 1}, "cooldown"),
-        # One that does not hold the fault is tried again after the cooldown
-        (False, 599, {}, "cooldown"),
-        (False, 600, {}, "rule_matched"),
-    ],
-)
-def test_what_was_captured_and_has_not_changed_waits(found, after_s, verdict, reason):
-    state = captured(found, gain_s=GAIN_S)
-    decision, _ = decide(make_verdict(**verdict), make_policy(CAPTURING), state, NOW + after_s)
-    assert decision.reason == reason
-
-
-def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_and_now():
-    decision, after = decide(make_verdict(gain_s=0.025), make_policy(CAPTURING), state := captured(True), NOW + 3600)
-    assert (decision.outcome, decision.rule, after) == ("throttle", "a", state)
-    assert decision.parameters == {
-        "rule": "a",
-        "capture_id": "w100-149-r2-a-1",
-        "captured_gain_s": 0.02,
-        "gain_s": 0.025,
-        "worse_gain_s": pytest.approx(0.03),
-        "until_s": NOW + EVIDENCE_S,
-    }
-    assert reason_sentence(decision) == (
-        "already captured: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
-        "it is captured again once it costs 30 ms, once the job has started again, or from 2027-01-22T08:00:00Z on"
-    )
-    assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
-
-
-def test_no_limit_is_in_the_way_of_what_is_captured_already():
-    # GIVEN a capture that has used up the hour, or more than captures may cost
-    policy = make_policy(CAPTURING, captures_per_hour=1)
-    for found, reasons in ((True, ["already_captured"] * 2), (False, ["captures_per_hour", "overhead_budget"])):
-        state = captured(found)
-        said = [decide(make_verdict(), policy, one, NOW + 600)[0] for one in (state, charged(state, 1e6))]
-        assert [(one.outcome, one.reason) for one in said] == [("throttle", reason) for reason in reasons]
+@pytest.mark.parametrize(("given", "expected"), cases(Path(__file__).parent / "captured.txt"))
+@pytest.mark.parametrize("early", [True, False])
+def test_what_is_done_about_a_suspect_that_was_captured(given, expected, early):
+    case = yaml.safe_load(f"{{{given}}}")
+    policy, now_s, nsys = policy_in(case), NOW + case.pop("after_s", 2), case.pop("nsys", False)
+    first = {name: case.pop(name) for name in ("found", "missing") if name in case}
+    state = captured(**first, policy=policy, early=early, **case.pop("first", {}))
+    state = charged(state, case.pop("cost_s", 0.0))
+    decision, after = decide(verdict_in(case), policy, state, now_s, nsys=nsys)
+    assert outcome(decision) == expected
+    assert decision.requests or after == state
 
 
 def test_a_capture_of_what_became_worse_that_misses_it_leaves_the_one_before_standing():
     worse = {"gain_s": 0.03}
-    state = captured(False, state=captured(True), now_s=NOW + 600, **worse)
+    state = captured(found=False, state=captured(), now_s=NOW + 600, **worse)
     # THEN what is as it was is known, and what is worse is tried again
     assert decide(make_verdict(), make_policy(CAPTURING), state, NOW + 1200)[0].reason == "already_captured"
     assert decide(make_verdict(**worse), make_policy(CAPTURING), state, NOW + 1200)[0].outcome == "capture"
@@ -224,107 +179,34 @@ def test_a_capture_that_is_lost_counts_as_made():
     assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"
 
 
-POLICY = make_policy(CAPTURING)
-
-
-def taken(state: State, policy=POLICY, now_s=NOW, nsys=False, **verdict):
-    """What is decided on a window of a suspect, and the state after it, through a restart."""
-    decision, state = decide(make_verdict(**verdict), policy, state, now_s, nsys=nsys)
-    return decision, State.from_json(state.to_json())
-
-
-def followed(missing="operators", *, reproduced=True, policy=POLICY, early=True, **verdict) -> tuple[str, State]:
-    """The first capture of a suspect and the state once it has ended, and it is known what it leaves open."""
-    decision, state = taken(BEGUN, policy, **verdict)
-    (request,) = decision.requests
-    state = left_open(state, request.capture_id, missing) if early else state
-    state = finished(state, of(request.capture_id, "stored"), NOW + 1, reproduced=reproduced)
-    state = state if early else left_open(state, request.capture_id, missing)
-    return request.capture_id, State.from_json(state.to_json())
-
-
-@pytest.mark.parametrize(
-    ("missing", "first", "nsys", "then"),
-    [
-        ("operators", {"stage": "data"}, False, ("follow_up", "torch")),
-        ("stacks", {"stage": "forward"}, False, ("follow_up", "stacks")),
-        ("system", {"stage": "forward"}, True, ("follow_up", "nsys")),
-        # There is no other means, or nothing to see with one
-        ("system", {"stage": "forward"}, False, ("already_captured", None)),
-        ("", {"stage": "data"}, False, ("already_captured", None)),
-    ],
-)
-@pytest.mark.parametrize("early", [True, False])
-def test_what_is_left_open_is_asked_of_the_other_means_without_waiting(missing, first, nsys, then, early):
-    # GIVEN a suspect whose capture holds the fault WHEN it is there a moment later THEN no cooldown is waited for
-    capture_id, state = followed(missing, early=early, **first)
-    decision, _ = taken(state, now_s=NOW + 2, nsys=nsys, **first)
-    assert (decision.reason, next((one.profiler for one in decision.requests), None)) == then
-    assert then[1] is None or decision.parameters["follows"] == capture_id
-
-
-@pytest.mark.parametrize(
-    ("how", "verdict", "reason"),
-    [
-        # A fault that was not there while it was captured is tried again, not looked into
-        ({"reproduced": False}, {}, "cooldown"),
-        # Another suspect, or the same one after another start of the job, has a first capture of its own
-        ({}, {"ranks": (1,)}, "rule_matched"),
-        ({}, {"attempt": 1}, "cooldown"),
-        # A rule that names its profiler means that one
-        ({"policy": make_policy({**CAPTURING, "capture": {"profiler": "stacks"}})}, {}, "already_captured"),
-    ],
-)
-def test_what_is_not_followed_up(how, verdict, reason):
-    _, state = followed(**how)
-    assert taken(state, how.get("policy", POLICY), NOW + 2, **verdict)[0].reason == reason
+FIRST = "w100-149-r2-a-1"
 
 
 def test_there_is_one_follow_up_whatever_it_shows():
     # GIVEN a follow-up that runs THEN no other is asked for
-    capture_id, state = followed()
-    (second,) = (decided := taken(state, now_s=NOW + 2))[0].requests
-    assert second.capture_id != capture_id
+    (second,) = (decided := taken(captured("operators"), now_s=NOW + 2))[0].requests
+    assert second.capture_id != FIRST
     assert taken(decided[1], now_s=NOW + 3)[0].reason == "already_captured"
     # WHEN it has ended, and leaves something open too THEN there is no third
     state = left_open(decided[1], second.capture_id, "system")
     for reproduced in (True, False):
         ended = finished(state, of(second.capture_id, "stored"), NOW + 4, reproduced=reproduced)
         # (the first is looked into again once its control is there)
-        ended = left_open(ended, capture_id, "operators")
+        ended = left_open(ended, FIRST, "operators")
         assert taken(ended, now_s=NOW + 5, nsys=True)[0].reason == "already_captured"
 
 
 def test_a_follow_up_that_fails_is_tried_again_once_failures_are_let_be():
-    _, state = followed()
-    decision, state = taken(state, now_s=NOW + 2)
+    decision, state = taken(captured("operators"), now_s=NOW + 2)
     state = finished(state, of(decision.requests[0].capture_id, "refused"), NOW + 3)
     assert taken(state, now_s=NOW + 4)[0].reason == "after_failures"
     assert taken(state, now_s=NOW + 64)[0].reason == "follow_up"
 
 
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        ({"captures_per_hour": 1}, "captures_per_hour"),
-        ({"captures_per_hour": 2}, "place_kept"),
-        ({"captures_per_run": 1}, "captures_per_run"),
-        ({"captures_per_hour": 3}, "follow_up"),
-    ],
-)
-def test_the_limits_hold(limits, reason):
-    policy = make_policy({**CAPTURING, "cooldown": "0s"}, **limits)
-    _, state = followed(policy=policy)
-    assert taken(state, policy, NOW + 2)[0].reason == reason
-
-
-def test_decision_and_manifest_say_what_was_chosen_why_and_what_it_follows():
-    capture_id, state = followed()
-    decision, _ = taken(state, now_s=NOW + 2)
-    shown = f"rule a follows up {capture_id} with PyTorch Profiler: its stacks do not show what the time"
-    assert reason_sentence(decision).startswith(shown)
+def test_a_manifest_says_what_was_chosen_and_what_it_follows():
+    decision, _ = taken(captured("operators"), now_s=NOW + 2)
     both = [trigger(make_verdict(), POLICY, one, one.requests[0]) for one in (taken(BEGUN)[0], decision)]
-    assert [(one.chosen, one.follows) for one in both] == [("host_stage", ""), ("left_open", capture_id)]
+    assert [(one.chosen, one.follows) for one in both] == [("host_stage", ""), ("left_open", FIRST)]
 
 
 @pytest.mark.parametrize(

@@ -12,47 +12,26 @@ from sftriage.model.captures import Decision
 from sftriage.model.windows import SystemCode
 from sftriage.policy.captures import trigger
 from sftriage.policy.engine import decide
-from sftriage.policy.schema import Limits
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words.decisions import advice, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 from tests.unit.conftest import cases
 
-from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
-
-RULES = {
-    "a": CAPTURING,
-    "b": OTHER,
-    "in": {"name": "in", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}},
-    "deep": {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}},
-    "watch": {"name": "watch", "match": {"gain": ">= 1%"}},
-    "stalls": {"name": "stalls", "match": {"label": "stalled"}},
-    "late": {"name": "late", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}},
-}
+from .making import BEGUN, CAPTURING, NOW, make_policy, make_verdict, of, outcome, policy_in, verdict_in
 
 
 def decided(given: str) -> tuple[Decision, State, State]:
     """The decision on a case of `decided.txt`, and the states before and after it; times are relative to now."""
     case: dict[str, Any] = yaml.safe_load(f"{{{given}}}")
-    rules = [RULES[one] if isinstance(one, str) else {**CAPTURING, **one} for one in case.pop("rules", ["a"])]
-    spec = {name: case.pop(name) for name in (*Limits.model_fields, "active") if name in case}
+    policy = policy_in(case)
     about = case.pop("state", {})
     about["fired_s"] = {key: NOW + at_s for key, at_s in about.pop("fired_s", {}).items()}
     about["asked_s"] = tuple(NOW + at_s for at_s in about.pop("asked_s", ()))
     about["running"] = {f"w1-50-r{rank}-x-1": Running(rank, NOW + 60) for rank in about.pop("running", ())}
     peers = case.pop("peers", ())
-    verdict = make_verdict(**{name: tuple(one) if isinstance(one, list) else one for name, one in case.items()})
+    verdict = verdict_in(case)
     state = replace(BEGUN, **about)
-    return *decide(verdict, make_policy(*rules, **spec), state, NOW, peers), state
-
-
-def outcome(decision: Decision) -> str:
-    """What was decided, by which rule, on which ranks and beside which peers, and why."""
-    ranks = {role: [str(one.rank) for one in decision.requests if one.role == role] for role in ("suspect", "control")}
-    what = [decision.outcome, f"by {decision.rule}" if decision.rule else ""]
-    what += [f"{', '.join({one.profiler for one in decision.requests})} of" if decision.requests else ""]
-    what += [", ".join(ranks["suspect"]), f"beside {', '.join(ranks['control'])}" if ranks["control"] else ""]
-    return f"{' '.join(filter(None, what))}: {reason_sentence(decision)}"
+    return *decide(verdict, policy, state, NOW, peers), state
 
 
 @pytest.mark.parametrize(("given", "expected"), cases(Path(__file__).parent / "decided.txt"))
