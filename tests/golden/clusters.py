@@ -3,7 +3,10 @@
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from k8s.make_crds import definition
 from sftriage.kube.controllers import ControllerSettings, wanted
@@ -17,66 +20,7 @@ from tests.unit.kube.pods import pod
 
 RESNET = JobRef("jobset", "resnet", "ml")
 OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "7d"}
-NSYS = {"sftriage.dev/nsys": "example.com/nsys:1"}
-NATS = {"nats": "tls://nats:4222", "nats_secret": "keys", "nats_ca": True}
-STORE = {"store": "s3://traces", "store_secret": "s3"}
-SIZES = {"cpu": "8", "memory": "64Gi"}
-
-
-def path(*values: Any, **more: Any) -> dict[str, Any]:
-    return {"train": {"env": [{"name": "PYTHONPATH", **one} for one in values], **more}}
-
-
-PODS: dict[str, dict[str, Any]] = {
-    "any user": {},
-    "root": {"securityContext": {"runAsUser": 0}},
-    "another user": {"securityContext": {"runAsUser": 1000}},
-    "root, and a user of ours": {"securityContext": {"runAsUser": 0}, "settings": {"run_as_user": 7}},
-    "cores of its own": {"train": {"resources": {"limits": SIZES, "requests": SIZES}}},
-    "cores shared": {"train": {"resources": {"limits": SIZES, "requests": {"cpu": "1"}}}},
-    "stacks from outside": {"annotations": {"sftriage.dev/share-process-namespace": "true"}},
-    "nsys": {"annotations": NSYS},
-    "nsys, root": {"annotations": NSYS, "securityContext": {"runAsUser": 0}},
-    "nsys, another user": {"annotations": NSYS, "securityContext": {"runAsUser": 1000}},
-    "nsys, a Python of its own": {"annotations": NSYS, "env": {"PYTHON_EXEC": "/opt/python"}},
-    "a store and a hub of the cluster": {"settings": {**STORE, **NATS}},
-    "an encrypted hub": {"settings": {"hub_tls": True}},
-    "a path": path({"value": "/app:/lib"}),
-    "an empty path": path({"value": ""}),
-    "a path without a value": path({}),
-    "two paths": path({"value": "/a"}, {"value": "/b"}),
-    "perhaps a path of a ConfigMap": {"train": {"envFrom": [{"configMapRef": {"name": "c"}}]}},
-    "no list of variables": {"train": {"env": None}},
-    "the path of its image": {"annotations": {"sftriage.dev/image-pythonpath": "/workspace"}},
-    "named containers": {
-        "annotations": {"sftriage.dev/containers": "train, second"},
-        "more": [{"name": "proxy"}, {"name": "second"}],
-    },
-    "a path from elsewhere in another container": {
-        "more": [{"name": "b", "env": [{"name": "PYTHONPATH", "valueFrom": {"secretKeyRef": {}}}]}]
-    },
-    "init containers": {"initContainers": [{"name": "fetch", "image": "x"}]},
-    "rings of its own": {"env": {"SFTRIAGE_RINGS": "/dev/shm/mine"}},
-    "the node's network": {"hostNetwork": True},
-    "the node's network, with names": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"},
-    "no job": {"job": None},
-    "a server without a version": {"server": None},
-    "a server without sidecars": {"server": (1, 28)},
-    "Windows": {"os": {"name": "windows"}},
-    "Windows, by its node": {"nodeSelector": {"kubernetes.io/os": "windows"}},
-    "a container that is missing": {"annotations": {"sftriage.dev/containers": "trainer"}},
-    "a path from elsewhere": path({"valueFrom": {"configMapKeyRef": {}}}),
-    "a volume with a name of ours": {"volumes": [{"name": "sftriage", "hostPath": {"path": "/"}}]},
-    "a place of ours": {"train": {"volumeMounts": [{"name": "v", "mountPath": "/sftriage-rings/"}]}},
-    "a container with a name of ours": {"more": [{"name": "sftriage-agent"}]},
-}
-CONTROLLERS: dict[str, tuple[dict[str, Any], str]] = {
-    "by default": ({}, ""),
-    "metrics, a store, a claim and a user": ({**STORE, "metrics_secret": "scraped", "run_as_user": 7}, "claim"),
-    "an encrypted hub": ({"hub_tls": True}, ""),
-    "a hub of the cluster": (NATS, ""),
-    "a hub of the cluster, and metrics": ({**NATS, "metrics_secret": "scraped"}, ""),
-}
+GIVEN: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 HOUR_S = 3600.0
 LONG_AGO, BEFORE, LATELY = clock(NOW_S - 100 * HOUR_S), clock(NOW_S - HOUR_S), clock(NOW_S - 5)
@@ -237,13 +181,13 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
 def texts() -> Iterator[str]:
     """All of them; of a pod and a controller what differs from the first."""
     first: list[str] = []
-    for name, row in PODS.items():
+    for name, row in GIVEN["pods"].items():
         body, found = injected(**copy.deepcopy(row))
         added = [one for one in flat(applied(body, found.patch)) if one not in flat(body)]
         yield from (f"# A pod: {name}", *(f"! {one}" for one in found.warnings), *differences(first, added))
         first = first or added
     first = []
-    for name, (settings, claim) in CONTROLLERS.items():
+    for name, (settings, claim) in GIVEN["controllers"].items():
         objects = wanted(RESNET, ControllerSettings(InjectionSettings(**settings), claim), {"a.yaml": "a"}, [OWNER])
         found = [line for one in objects for line in flat({one["kind"]: one})]
         yield from (f"# A controller: {name}", *differences(first, found))
@@ -261,7 +205,7 @@ def injected(
     body = pod(None, about.pop("env", None), **about)
     body["spec"]["containers"][0] |= train or {}
     body["spec"]["containers"] += more
-    return body, injection(body, job, InjectionSettings(**(settings or {})), server)
+    return body, injection(body, job, InjectionSettings(**(settings or {})), server and tuple(server))
 
 
 def flat(value: Any, at: str = "") -> list[str]:

@@ -80,24 +80,6 @@ def test_policies_are_told_how_they_stand(server, namespace, operator):
         assert "annotations" not in one["metadata"]
 
 
-def test_what_happened_while_it_was_away_is_caught_up_with(server, namespace, operator):
-    """GIVEN an operator that was killed WHEN policies come, go and change meanwhile THEN the next one finds them."""
-    server.create(policy("a"), namespace)
-    with operator.running() as process:
-        becomes(server, namespace, {"a": FINE})
-        process.kill()
-        process.wait(SOON_S)
-        server.create(policy("b", rules=[{"name": "other", "match": {}}]), namespace)
-        replaced = server.kubectl("get", "triagepolicy", "a", "-n", namespace, "-o", "json").stdout
-        changed = json.loads(replaced)
-        changed["spec"]["active"] = {"cron": "never"}
-        server.kubectl("replace", "-f", "-", text=json.dumps(changed))
-        assert standing(server, namespace) == {}
-        process.poll = lambda: None  # type: ignore[method-assign]  # it was us who ended it
-    with operator.running():
-        becomes(server, namespace, {"a": INVALID, "b": FINE})
-
-
 @pytest.mark.skipif(OWN not in os.environ or ANY in os.environ, reason="a server of others is not ended here")
 def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
     """GIVEN a server that soon forgets WHEN it ends and comes back, and watches expire THEN nothing is missed."""
@@ -240,27 +222,6 @@ def with_finalizer(server: Cluster, namespace: str, store: RemoteStore, manifest
 
 def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
     return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
-
-
-def test_deleting_a_capture_deletes_its_trace(server, namespace, operator, stored):
-    with operator.running("--store", stored[0].place):
-        name = with_finalizer(server, namespace, *stored)
-        assert len(stored[0].ids()) == 1
-        server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-        wait_until(gone(server, namespace), SOON_S)
-    assert stored[0].ids() == frozenset()
-
-
-def test_a_trace_is_deleted_though_whoever_should_was_away(server, namespace, operator, stored):
-    """GIVEN a capture that is deleted while no operator runs THEN it waits, and the next operator deletes its trace."""
-    with operator.running("--store", stored[0].place):
-        name = with_finalizer(server, namespace, *stored)
-    server.kubectl("delete", "tracecapture", name, "-n", namespace, "--wait=false")
-    assert server.get("tracecapture", name, namespace=namespace)["metadata"]["deletionTimestamp"]
-    assert len(stored[0].ids()) == 1
-    with operator.running("--store", stored[0].place):
-        wait_until(gone(server, namespace), SOON_S)
-    assert stored[0].ids() == frozenset()
 
 
 def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, stored):
