@@ -23,7 +23,7 @@ from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, ended, wait_until
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import copied, keep
 from tests.unit.kube.objects import kubeconfig
 
 ANY = "SFTRIAGE_TEST_KUBECONFIG"
@@ -277,17 +277,10 @@ def put_status(server: Cluster, namespace: str, plural: str, name: str, status: 
 
 
 def stored_trace(folder: Path, url: str) -> tuple[RemoteStore, Manifest]:
-    trace = folder / "exported.json"
-    trace.write_text('{"traceEvents": []}')
-    run = LocalStore(folder / "run")
-    manifest = run.put(CAPTURE_ID, trace, lambda artefact: manifest_of(CAPTURE_ID, artefact))
     found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
-    manifest = manifest.model_copy(update={"reproduced": found})
+    manifest = keep(folder / "run", CAPTURE_ID, reproduced=found)
     store = RemoteStore.open(url, job=manifest.job, run=manifest.run)
-    for artefact in manifest.artefacts:
-        store.put_artefact(CAPTURE_ID, artefact, run.path(CAPTURE_ID, artefact.name).read_bytes())
-    store.put_manifest(manifest)
-    return RemoteStore.open(url), manifest
+    return RemoteStore.open(url), copied(LocalStore(folder / "run"), store, manifest)
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ from typing import Any
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from tests.scenario import entries, run_at
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import keep
 
 
 def run_with_capture(folder: Path) -> Path:
     """A run of which no more is known than its one capture, c-1."""
-    run, trace = run_at(folder / "run").directory.path, folder / "trace.json"
-    trace.write_text('{"traceEvents": []}')
-    LocalStore(run).put("c-1", trace, lambda artefact: manifest_of("c-1", artefact))
+    run = run_at(folder / "run").directory.path
+    keep(run, "c-1")
     return run
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import run_with_capture
-from tests.unit.conftest import manifest_of, run_in
+from tests.unit.conftest import keep, run_in
 
 ASKING = """
 import atexit, json, sys
@@ -68,11 +67,9 @@ def test_a_command_imports_no_more_than_it_needs(environment, run, tmp_path, com
 @pytest.mark.parametrize("command", ["show", "get", "pin"])
 def test_a_shell_completes_the_captures_of_the_run(environment, tmp_path, command):
     # GIVEN a run with captures
-    trace = tmp_path / "exported.json"
-    trace.write_text("{}")
-    store = LocalStore(run_in(tmp_path / "run").path)
+    run_in(tmp_path / "run")
     for name in ("w1-a", "w1-b", "w2-c"):
-        store.put(name, trace, lambda artefact, it=name: manifest_of(it, artefact))
+        keep(tmp_path / "run", name)
     # WHEN bash asks how a line may go on
     words = f"sftriage traces {command} --run {tmp_path / 'run'} w1"
     asked = {"_SFTRIAGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -18,7 +18,7 @@ from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.processes import DEADLINE_S, free_port, wait_until
 from tests.scenario import run_at
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import keep
 
 VIEWER = "https://ui.perfetto.dev"
 PERFETTO = """<!doctype html><script>
@@ -83,9 +83,7 @@ def got(url: str) -> bytes:
 def run(tmp_path) -> Path:
     """A run with one capture, of a size that no one write takes."""
     directory = run_at(tmp_path / "run").directory
-    trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps({"traceEvents": [os.urandom(3 << 20).hex()]}))
-    LocalStore(directory.path).put("c-1", trace, lambda artefact: manifest_of("c-1", artefact))
+    keep(directory.path, "c-1", content=json.dumps({"traceEvents": [os.urandom(3 << 20).hex()]}))
     return directory.path
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -29,20 +28,13 @@ from tests import needs
 from tests.integration.postgres import PASSWORD, USER, Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, environment_of
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import keep
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
 pytestmark = needs.postgres
 
 FORK = multiprocessing.get_context("fork")
 STORE = f"s3://{BUCKET}/team"
-
-
-def put(store, trace, capture_id, second=0, rank=2, run="run-1"):
-    def build(artefact):
-        return manifest_of(capture_id, artefact, second=second, rank=rank).model_copy(update={"run": run})
-
-    return store.put(capture_id, trace, build)
 
 
 def asked(start, directory, *arguments, code=0) -> str:
@@ -81,19 +73,11 @@ def url(server) -> str:
 
 
 @pytest.fixture
-def trace(tmp_path) -> Path:
-    path = tmp_path / "exported.json"
-    path.write_text('{"traceEvents": []}')
-    return path
-
-
-@pytest.fixture
-def store_of(tmp_path, trace):
+def store_of(tmp_path):
     def make(run: str, *capture_ids: str) -> LocalStore:
-        store = LocalStore(tmp_path / run)
         for number, capture_id in enumerate(capture_ids):
-            put(store, trace, capture_id, number)
-        return store
+            keep(tmp_path / run, capture_id, second=number)
+        return LocalStore(tmp_path / run)
 
     return make
 
@@ -191,19 +175,18 @@ def test_captures_of_all_stores_are_found_together_each_once(url, store_of, tmp_
     assert catalogues.directory_here(rows[1].store) is None
 
 
-def _index_many(url, root, trace, number):
-    store = LocalStore(root / f"run-{number % 2}")
-    catalogue = Catalogue(url, store)
+def _index_many(url, root, number):
+    catalogue = Catalogue(url, LocalStore(root))
     for one in range(10):
-        catalogue.add(put(store, trace, f"p{number}-{one}"))
+        catalogue.add(keep(root, f"p{number}-{one}"))
         if one % 4 == number:
             catalogue.reindex()
         catalogue.refresh()
 
 
-def test_processes_that_make_it_add_and_reindex_at_once_lose_nothing(url, tmp_path, trace):
+def test_processes_that_make_it_add_and_reindex_at_once_lose_nothing(url, tmp_path):
     # GIVEN an empty database, and four processes that begin with it at once, two and two on one store
-    workers = [FORK.Process(target=_index_many, args=(url, tmp_path, trace, number)) for number in range(4)]
+    workers = [FORK.Process(target=_index_many, args=(url, tmp_path / f"run-{one % 2}", one)) for one in range(4)]
     for worker in workers:
         worker.start()
     alive(workers)
@@ -257,14 +240,14 @@ def test_whoever_may_only_read_finds_what_is_there(server, url, store_of):
         Catalogue(reader, store_of("other", "b")).refresh()
 
 
-def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start, environment, url, trace, tmp_path):
+def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start, environment, url, tmp_path):
     # GIVEN two runs that share a catalogue, each with a capture of one name
     for run in ("one", "two"):
         info = RunInfo(run, "resnet", "2026-11-20T12:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
-        store = LocalStore(create(tmp_path / run, info, "").path)
+        create(tmp_path / run, info, "")
         for name in ("w-1", f"of-{run}"):
-            put(store, trace, name, run=run)
-        Catalogue(url, store).find()
+            keep(tmp_path / run, name, run=run)
+        Catalogue(url, LocalStore(tmp_path / run)).find()
     environment["SFTRIAGE_CATALOGUE"] = url
 
     sftriage = partial(asked, start, tmp_path)
@@ -287,20 +270,20 @@ def own_server(server):
     server.start()
 
 
-def _put_and_index(url, root, trace, begun):
+def _put_and_index(url, root, begun):
     """As a run does it: into the store, and then the catalogue is told, which nobody waits for."""
-    store, index = LocalStore(root), SharedIndexing(root, url, look_s=0.01, retry_s=0.01)
+    index = SharedIndexing(root, url, look_s=0.01, retry_s=0.01)
     index.start()
     for one in range(60):
-        put(store, trace, f"c-{one:02}")
+        keep(root, f"c-{one:02}")
         begun.set()
     index.finish(lambda said: None, lambda: 0.0)
 
 
-def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_path, trace):
+def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_path):
     # GIVEN a run that puts captures, and a server that dies meanwhile
     url, begun = own_server.database(), FORK.Event()
-    run = FORK.Process(target=_put_and_index, args=(url, tmp_path / "run", trace, begun))
+    run = FORK.Process(target=_put_and_index, args=(url, tmp_path / "run", begun))
     run.start()
     assert begun.wait(DEADLINE_S)
     own_server.kill()
@@ -316,7 +299,7 @@ def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_
     assert len(ids(Catalogue(url, None))) == 60
 
 
-def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path, trace, store_of, caplog):
+def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path, store_of, caplog):
     caplog.set_level(logging.WARNING, logger="sftriage")
     url, store = own_server.database(), store_of("run", "a")
     index = SharedIndexing(tmp_path / "run", url, look_s=0.02, retry_s=0.05)
@@ -324,7 +307,7 @@ def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path,
     wait_until(lambda: ids(Catalogue(url, None)) == ["a"])
     # GIVEN a server that is gone while captures are put and removed
     own_server.kill()
-    put(store, trace, "b", 1)
+    keep(tmp_path / "run", "b", second=1)
     store.remove("a")
     wait_until(lambda: "not catalogued" in caplog.text)
     # WHEN it comes back THEN the catalogue is as the store is, although nobody told it again
@@ -337,28 +320,23 @@ def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path,
     assert said == []
 
 
-def test_a_capture_that_is_stored_is_catalogued_at_once(url, tmp_path, trace, store_of):
-    # GIVEN a run whose store is looked at once in a long while
-    store = store_of("run", "a")
+def test_a_capture_is_found_at_once_and_its_copy_where_everybody_can_reach_it(url, tmp_path, store_of):
+    # GIVEN a run that tells a shared catalogue, and looks at its store once in a long while
+    store, elsewhere = store_of("run", "z"), f"file://{tmp_path / 'elsewhere'}"
+    everywhere = Catalogue(url, None)
     index = SharedIndexing(tmp_path / "run", url, look_s=DEADLINE_S * 2)
     index.start()
-    everywhere = Catalogue(url, None)
-    wait_until(lambda: ids(everywhere) == ["a"])
+    wait_until(lambda: ids(everywhere) == ["z"])
     # WHEN it is told of another capture THEN that is found
-    put(store, trace, "b", 1)
-    index.take(CaptureChanged(1.0, CaptureResult("b", 0, "stored")))
-    wait_until(lambda: sorted(ids(everywhere)) == ["a", "b"])
+    store.remove("z")
+    store_of("run", "a")
+    index.take(CaptureChanged(1.0, CaptureResult("a", 0, "stored")))
+    wait_until(lambda: ids(everywhere) == ["a"])
     index.finish(pytest.fail)
-
-
-def test_a_copy_that_was_uploaded_is_found_where_everybody_can_reach_it(url, tmp_path, trace, store_of):
-    # GIVEN a run that uploads its captures, and tells a shared catalogue
-    store, elsewhere = store_of("run", "a"), f"file://{tmp_path / 'elsewhere'}"
+    # GIVEN a run that uploads its captures too
     remote = RemoteStore.open(elsewhere, job="resnet", run="run-1", create=True)
     index = SharedIndexing(tmp_path / "run", url, look_s=0.02)
     index.start()
-    everywhere = Catalogue(url, None)
-    wait_until(lambda: ids(everywhere) == ["a"])
     assert catalogues.on_one_host(everywhere.find()[0].store)
     # WHEN the copy is there and verified THEN that is where the catalogue says it is
     uploader = Uploader(tmp_path / "run", remote, elsewhere)
@@ -422,16 +400,15 @@ def test_a_statement_that_waits_for_somebody_elses_lock_is_given_up(url, store_o
 
 
 @pytest.fixture
-def bucket(moto, monkeypatch, environment, tmp_path, trace):
+def bucket(moto, monkeypatch, environment, tmp_path):
     """A store with the captures of two runs, two each and both of the same names."""
     for name, value in environment_of(moto.url).items():
         monkeypatch.setenv(name, value)
     environment.update(environment_of(moto.url))
     moto.clear()
     for number, run in enumerate(("one", "two")):
-        local = LocalStore(tmp_path / run)
         for second, name in enumerate(("w1-r2", "w9-r3")):
-            put(local, trace, name, 10 * number + second, 2 + second, run)
+            keep(tmp_path / run, name, second=10 * number + second, rank=2 + second, run=run)
             for path in sorted((tmp_path / run / "captures" / name).iterdir()):
                 key = f"team/resnet/{run}/{name}/{path.name}"
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from sftriage.commands import main
 from sftriage.model.captures import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
+from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 2 << 30
@@ -140,6 +142,26 @@ def make_manifest() -> MakeManifest:
 TRACE = json.dumps({"traceEvents": [{"name": f"op{at}", "ph": "X", "ts": at, "dur": 1} for at in range(2000)]})
 
 
+def keep(root: Path, capture_id: str, source: Path | None = None, content: str = TRACE, **about: Any) -> Manifest:
+    """Put a capture into the store of a run: of a trace that is there, or of some ``content``."""
+    its = {name: about.pop(name) for name in ("job", "run", "reproduced") if name in about}
+    with TemporaryDirectory() as folder:
+        if source is None:
+            source = Path(folder, "trace.json")
+            source.write_text(content)
+        made = partial(manifest_of, capture_id, **about)
+        return LocalStore(root).put(capture_id, source, lambda artefact: made(artefact).model_copy(update=its))
+
+
+def copied(store: LocalStore, remote: RemoteStore, manifest: Manifest) -> Manifest:
+    """Put a capture of a run into a store elsewhere too."""
+    for artefact in manifest.artefacts:
+        content = store.path(manifest.capture_id, artefact.name).read_bytes()
+        remote.put_artefact(manifest.capture_id, artefact, content)
+    remote.put_manifest(manifest)
+    return manifest
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     """A trace as torch.profiler writes it, small."""
@@ -157,10 +179,7 @@ def store(tmp_path: Path) -> LocalStore:
 def put(store: LocalStore, trace: Path) -> Put:
     """Put a capture into the store."""
 
-    def put_one(capture_id: str, **about: Any) -> Manifest:
-        return store.put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact, **about))
-
-    return put_one
+    return partial(keep, Path(store.place).parent, source=trace)
 
 
 class Outcome(NamedTuple):

@@ -16,15 +16,11 @@ from pathlib import Path
 
 from sftriage.errors import CaptureError
 from sftriage.traces.store import TRACE_NAME, LocalStore
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import keep
 
 # Forked, because fifteen interpreters that import pydantic would take longer than all of the tests.
 FORK = multiprocessing.get_context("fork")
 KILLS = 15
-
-
-def put(root: Path, trace: Path, capture_id: str) -> None:
-    LocalStore(root).put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact))
 
 
 def verified(store: LocalStore, source: bytes, directory: Path) -> int:
@@ -44,7 +40,7 @@ def leftovers(root: Path) -> int:
 def put_for_ever(root: Path, trace: Path, prefix: str, ready: Connection) -> None:
     for number in count():
         ready.send("go")
-        put(root, trace, f"{prefix}-{number}")
+        keep(root, f"{prefix}-{number}", trace)
 
 
 def test_killed_at_random_instants(tmp_path: Path) -> None:
@@ -91,7 +87,7 @@ def die_at(call: int, root: Path, trace: Path) -> None:
 
     os.fsync = dying(os.fsync)  # in a process of its own
     Path.rename = dying(Path.rename)
-    put(root, trace, "c-1")
+    keep(root, "c-1", trace)
 
 
 def test_killed_before_each_call_that_makes_it_durable(tmp_path: Path, trace: Path) -> None:
@@ -109,7 +105,7 @@ def test_killed_before_each_call_that_makes_it_durable(tmp_path: Path, trace: Pa
         assert leftovers(root) == 0
         if not listed:
             # What was left does not stand in the way of trying again.
-            put(root, trace, "c-1")
+            keep(root, "c-1", trace)
         assert verified(store, trace.read_bytes(), tmp_path) == 1
         if child.exitcode == 0:
             break
@@ -123,7 +119,7 @@ def put_on_a_full_disk(root: Path, trace: Path, answer: Connection) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
-        put(root, trace, "c-2")
+        keep(root, "c-2", trace)
     except CaptureError as error:
         answer.send((str(error), error.__cause__.errno if isinstance(error.__cause__, OSError) else None))
     else:
@@ -133,7 +129,7 @@ def put_on_a_full_disk(root: Path, trace: Path, answer: Connection) -> None:
 def test_a_disk_that_fills_up_leaves_what_was_there_and_nothing_else(tmp_path: Path, trace: Path) -> None:
     root, large = tmp_path / "run", tmp_path / "large.json"
     large.write_bytes(random.Random(7).randbytes(400_000))
-    put(root, trace, "c-1")
+    keep(root, "c-1", trace)
     here, there = FORK.Pipe()
     child = FORK.Process(target=put_on_a_full_disk, args=(root, large, there))
     child.start()
@@ -145,9 +141,9 @@ def test_a_disk_that_fills_up_leaves_what_was_there_and_nothing_else(tmp_path: P
 
 
 def put_two(root: Path, trace: Path, number: int) -> None:
-    put(root, trace, f"own-{number}")
+    keep(root, f"own-{number}", trace)
     with contextlib.suppress(CaptureError):
-        put(root, trace, "same")
+        keep(root, "same", trace)
 
 
 def test_many_processes_put_at_once_and_one_of_them_wins(tmp_path: Path, trace: Path) -> None:

@@ -17,7 +17,7 @@ from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import FILE_VARIABLE, URL_VARIABLE, RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.trainer.sampler import NAME as STACKS_NAME
-from tests.unit.conftest import manifest_of, run_in
+from tests.unit.conftest import keep, manifest_of, run_in
 from tests.unit.reduce.test_samples import document
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"
@@ -43,17 +43,15 @@ def seen(module_path):
 def make(folder):
     """A run with captures: two of one rank, one of another, which left two files."""
     directory = run_in(folder / "run")
-    store = LocalStore(directory.path)
     trace, dump = folder / "trace", folder / "dump"
     trace.write_text('{"traceEvents": []}')
     dump.write_bytes(b"dump")
-    store.put(FIRST, trace, lambda artefact: manifest_of(FIRST, artefact, second=1))
+    keep(directory.path, FIRST, trace, second=1)
     of_second = {"stage": "forward", "first_step": 960, "window": (900, 949), "second": 2}
-    second, third = manifest_of(SECOND, **of_second), manifest_of(THIRD, rank=3, second=3)
-    found = {"reproduced": FOUND}
-    store.put(SECOND, trace, lambda artefact: second.model_copy(update={**found, "artefacts": (artefact,)}))
+    keep(directory.path, SECOND, trace, reproduced=FOUND, **of_second)
+    third = manifest_of(THIRD, rank=3, second=3)
     files = [FileToStore(trace), FileToStore(dump, "dump.pickle", "application/octet-stream", compress=False)]
-    store.put_files(THIRD, files, lambda artefacts: third.model_copy(update={"artefacts": artefacts}))
+    LocalStore(directory.path).put_files(THIRD, files, lambda them: third.model_copy(update={"artefacts": them}))
     return directory
 
 
@@ -91,11 +89,9 @@ def test_captures_on_other_hosts_say_on_which(sftriage, seen, monkeypatch):
 
 def test_a_control_is_not_listed_as_a_suspect(sftriage, tmp_path):
     # GIVEN a capture of a suspect, and one of the healthy rank beside it
-    directory, trace = run_in(tmp_path / "run"), tmp_path / "trace"
-    trace.write_text('{"traceEvents": []}')
+    directory = run_in(tmp_path / "run")
     for name, rank, role in (("c-1", 2, "suspect"), ("c-2", 1, "control")):
-        manifest = partial(manifest_of, name, rank=rank, role=role)
-        LocalStore(directory.path).put(name, trace, manifest)
+        keep(directory.path, name, rank=rank, role=role)
     # WHEN they are listed THEN it is said which is which
     lines = sftriage("traces", "list", "--run", directory.path).out.splitlines()
     said = {name: line for line in lines for name in ("c-1", "c-2") if name in line}
@@ -228,11 +224,10 @@ def share(trace, tmp_path):
 
     def share(*runs):
         for name in runs:
-            source, place = tmp_path / f"source-{name}", tmp_path / "shared" / "resnet" / name
-            its = {"run": name}
-            LocalStore(source).put("w-1", trace, lambda at, its=its: manifest_of("w-1", at).model_copy(update=its))
+            place = tmp_path / "shared" / "resnet" / name
+            keep(tmp_path / name, "w-1", trace, run=name)
             place.mkdir(parents=True)
-            (source / "captures" / "w-1").rename(place / "w-1")
+            (tmp_path / name / "captures" / "w-1").rename(place / "w-1")
         return ["--store", f"file://{tmp_path / 'shared'}"]
 
     return share

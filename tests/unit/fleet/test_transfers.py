@@ -9,7 +9,7 @@ from sftriage.fleet.wire import RunName
 from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import keep
 
 RESULT = CaptureResult("c-1", 3, "stored")
 UPLOADING = Transfer(RESULT, "uploading", 1, lambda _: None)
@@ -17,8 +17,7 @@ UPLOADING = Transfer(RESULT, "uploading", 1, lambda _: None)
 
 @pytest.fixture
 def there(tmp_path):
-    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
-    LocalStore(tmp_path / "there").put("c-1", tmp_path / "trace.json", lambda artefact: manifest_of("c-1", artefact))
+    keep(tmp_path / "there", "c-1")
     folder = tmp_path / "there" / "captures" / "c-1"
     return (folder / MANIFEST_NAME).read_bytes(), {"trace.json.gz": folder / "trace.json.gz"}
 

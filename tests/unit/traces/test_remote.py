@@ -52,15 +52,6 @@ def test_a_capture_lies_where_people_find_it_and_is_there_once_its_manifest_is(o
     assert (whole.reference(manifest), store.reference(manifest)) == (place, "c-1")
 
 
-def test_one_id_in_two_runs_is_two_captures(objects, whole):
-    first, second = keep(objects, captured(run="run-1")), keep(objects, captured(run="run-2"))
-    assert whole.ids() == {"resnet/run-1/c-1", "resnet/run-2/c-1"}
-    assert whole.manifest("resnet/run-2/c-1") == second
-    with pytest.raises(UsageError, match=r"2 captures are called c-1; say which: resnet/run-1/c-1, resnet/run-2/c-1"):
-        whole.manifest("c-1")
-    assert run_of(objects, run="run-1").manifests().manifests == (first,)
-
-
 def rewritten(**values):
     return lambda manifest: json.dumps({**json.loads(manifest.to_json()), **values}).encode()
 

@@ -20,6 +20,7 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, RetentionLimits, expired, outlook, remove
 from sftriage.traces.store import TRACE_NAME, WHOLE, LocalStore, Store, Upload
 from sftriage.traces.uploading import verified
+from tests.unit.conftest import copied
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
 
@@ -37,14 +38,8 @@ def shelf(request, store, put, tmp_path) -> Shelf:
     if request.param == "here":
         return Shelf(store, Path(store.place), put)
     remote = RemoteStore.open(str(tmp_path / "elsewhere"), job="resnet", run="run-1", create=True)
-
-    def put_there(capture_id: str) -> Manifest:
-        manifest = put(capture_id)
-        remote.put_artefact(capture_id, manifest.artefacts[0], store.path(capture_id, TRACE_NAME).read_bytes())
-        remote.put_manifest(manifest)
-        return manifest
-
-    return Shelf(remote, tmp_path / "elsewhere" / "resnet" / "run-1", put_there)
+    place = tmp_path / "elsewhere" / "resnet" / "run-1"
+    return Shelf(remote, place, lambda capture_id: copied(store, remote, put(capture_id)))
 
 
 def test_get_copies_what_was_put_and_says_how_far_it_is(shelf, tmp_path):
@@ -147,13 +142,9 @@ def test_what_is_not_there_is_said_and_no_name_leads_out(shelf, name, trace, tmp
     assert shelf.store.ids() == {"c-1"}
 
 
-def stored(store: LocalStore, capture_id: str) -> Path:
-    return store.path(capture_id, TRACE_NAME)
-
-
 def test_a_capture_is_stored_compressed_described_and_private(store, put, trace):
     manifest = put("c-1")
-    path = stored(store, "c-1")
+    path = store.path("c-1", TRACE_NAME)
     raw = path.read_bytes()
     assert gzip.decompress(raw) == trace.read_bytes()
     assert raw[3:8] == bytes(5)  # no name and no time: one trace always gives the same bytes
@@ -203,7 +194,7 @@ def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manif
     for source, reason in ((empty, "the trace is empty"), (link, "symbolic links"), (tmp_path / "no", "No such file")):
         with pytest.raises(CaptureError, match=reason):
             store.put("c-2", source, lambda artefact: make_manifest("c-2", artefact))
-    captures = stored(store, "c-1").parents[1]
+    captures = store.path("c-1", TRACE_NAME).parents[1]
     assert sorted(entry.name for entry in captures.iterdir()) == [".lock", "c-1"]
     assert store.manifests().manifests == (first,)
 
@@ -211,7 +202,7 @@ def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manif
 def test_what_is_gone_is_missing_and_has_no_path(store, put):
     put("c-1")
     assert store.seen("c-1")[1].whole
-    directory = stored(store, "c-1").parent
+    directory = store.path("c-1", TRACE_NAME).parent
     for happens, said in (
         ((directory / TRACE_NAME).unlink, "trace.json.gz: missing"),
         ((directory / "manifest.json").unlink, "manifest.json: missing"),
@@ -221,7 +212,7 @@ def test_what_is_gone_is_missing_and_has_no_path(store, put):
         assert store.seen("c-1")[1].state == "missing"
         assert said in store.seen("c-1")[1].words
         with pytest.raises(SftriageError, match=said):
-            stored(store, "c-1")
+            store.path("c-1", TRACE_NAME)
 
 
 def test_a_store_that_is_not_there_is_empty(store, tmp_path):
@@ -234,7 +225,7 @@ def test_a_store_that_is_not_there_is_empty(store, tmp_path):
 
 def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, put, tmp_path):
     put("good")
-    captures = stored(store, "good").parents[1]
+    captures = store.path("good", TRACE_NAME).parents[1]
     good = captures / "good"
     (captures / "stray file").touch()
     (captures / "empty").mkdir()
@@ -265,7 +256,7 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
 
 def test_sweep_removes_leftovers_and_waits_for_a_put(store, put, trace):
     put("c-1")
-    captures = stored(store, "c-1").parents[1]
+    captures = store.path("c-1", TRACE_NAME).parents[1]
     leftover = captures / ".tmp-c-9-abcd"
     leftover.mkdir()
     (leftover / TRACE_NAME).write_bytes(b"half")
@@ -357,7 +348,7 @@ def test_a_capture_goes_as_one(store, put):
     # THEN trace and manifest of the others are gone, and nothing is left of them
     assert ([one.capture_id for one in gone], problem) == (["c-1", "c-3"], None)
     assert store.ids() == {"c-2"}
-    captures_directory = store.path("c-2", "trace.json.gz").parents[1]
+    captures_directory = store.path("c-2", TRACE_NAME).parents[1]
     assert sorted(path.name for path in captures_directory.iterdir()) == [".lock", "c-2"]
     # AND once it is not pinned any more, it goes too
     store.pin("c-2", pinned=False)
