@@ -137,13 +137,18 @@ class Controller:
         self.costs = self._ledgers[window.attempt].add(window, now_s)
         for cost in self.costs:
             if cost.cost_s:
-                self._state = charged(self._state, cost.cost_s)
-                self._remember()
+                self._remember(charged(self._state, cost.cost_s))
             self.record(cost)
         verdict = self._judged(window)
         self._clock = verdict.clock
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
-            self._note_split(window, now_s)
+            # Whether the sync stage is split at the last ready gradient goes on record when that changes.
+            ready_NR = window.ready_NR
+            known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
+            if self._split != (known > 0.0):
+                self._split = known > 0.0
+                first_step, last_step = window.first_step, window.last_step
+                self.record(events.EvidenceGathered(now_s, first_step, last_step, ready_fraction=known))
         judged = self._decided(verdict, now_s, peers_of(verdict, window))
         for one in self._pasts[window.attempt].paused:
             self.record(msgspec.structs.replace(one, time_s=now_s))
@@ -166,14 +171,6 @@ class Controller:
             self._recent.append(chronic)
         return verdict
 
-    def _note_split(self, window: Window, now_s: float) -> None:
-        """Put on record whether the sync stage is split at the last ready gradient, when that changes."""
-        ready_NR = window.ready_NR
-        known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
-        if self._split != (known > 0.0):
-            self._split = known > 0.0
-            self.record(events.EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
-
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> events.WindowJudged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
 
@@ -192,13 +189,11 @@ class Controller:
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a capture that a person asks for, and put it on record."""
         still = () if job is None else still_ranks(job, self._watch.pace.typical_s)
-        decision, self._state = decide_manual_request(
+        decision, state = decide_manual_request(
             ask, self.policies, self._state, now_s, job, still, clock=self._clock, nsys=self._nsys
         )
-        if decision.requests:
-            self._remember()
         triggers = {one.capture_id: trigger(ask, self.policies, decision, one) for one in decision.requests}
-        decision = self._known(decision, triggers)
+        decision = self._known(decision, triggers, state)
         self.record(events.ManualRequestDecided(ask, decision, triggers))
         return decision
 
@@ -212,12 +207,11 @@ class Controller:
         rank = next((one for one in job.ranks if one.rank == hung.rank), None)
         if rank is None or rank.closed or rank.alive is False:
             return None
-        decision, why, self._state = decide_follow_up(
+        decision, why, state = decide_follow_up(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
         )
-        self._remember()
         triggers = {one.capture_id: why for one in decision.requests}
-        decision = self._known(decision, triggers)
+        decision = self._known(decision, triggers, state)
         self.record(events.FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
@@ -249,17 +243,17 @@ class Controller:
         return ask.request_id in self._left.request_ids
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> events.WindowJudged:
-        known = self._state
-        self.losses = self.losses.after(verdict)
-        decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._nsys, losses=self.losses)
-        if self._state != known:
-            self._remember()
+        self.losses, about = self.losses.after(verdict), (self.policies, self._state, now_s, peers)
+        decision, state = decide(verdict, *about, nsys=self._nsys, losses=self.losses)
         triggers = {one.capture_id: trigger(verdict, self.policies, decision, one) for one in decision.requests}
-        judged = events.WindowJudged(verdict, self._known(decision, triggers), triggers)
+        judged = events.WindowJudged(verdict, self._known(decision, triggers, state), triggers)
         self.record(judged)
         return judged
 
-    def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
+    def _known(self, decision: Decision, triggers: Mapping[str, Trigger], state: State) -> Decision:
+        """Remember what a decision changes before it is handed out; its captures say what led to them."""
+        if state != self._state:
+            self._remember(state)
         self._triggers |= triggers
         return labelled(decision, triggers)
 
@@ -290,21 +284,21 @@ class Controller:
     ) -> None:
         """Put on record that a capture is in another state; once it has ended, its rank may be captured again."""
         if result.state in ENDED:
-            self._state = finished(self._state, result, now_s, reproduced=found is not None and found.answer != "no")
-            self._remember()
+            holds_fault = found is not None and found.answer != "no"
+            self._remember(finished(self._state, result, now_s, reproduced=holds_fault))
         self.record(events.CaptureChanged(now_s, result, found, stored_bytes))
 
     def explained(self, found: events.CauseFound) -> None:
         """Put on record what a capture says of its rank, and remember what it leaves open."""
-        self._state = left_open(self._state, found.capture_id, found.left_open)
-        self._remember()
+        self._remember(left_open(self._state, found.capture_id, found.left_open))
         self.record(found)
 
     def record(self, event: events.Event) -> None:
         self._records.append(event)
         self._publish(event)
 
-    def _remember(self) -> None:
+    def _remember(self, state: State) -> None:
+        self._state = state
         self._records.keep(self._state_file, self._state.to_json())
 
 
