@@ -372,14 +372,15 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The right to lead a job, renewed by the hub's thread until it is ``lost`` (why; "" while it is held) or let go.
+    """The right to lead a job by its ``places`` on a ``hub`` until it is ``lost`` (why; "" while it is held) or let go.
 
-    ``run_id`` is that of the run that leads; ``epoch`` increases with each holder, even if the hub has lost its data.
-    Making one raises UsageError where another controller leads the job, HubError where the hub does not answer.
+    The hub's thread renews it. ``run_id`` is that of the run that leads; ``epoch`` increases with each holder, even if
+    the hub has lost its data. Making one raises UsageError where another controller leads the job, HubError where the
+    hub does not answer.
     """
 
     def __init__(self, hub: Hub, places: Subjects, leader: Leader) -> None:
-        self._hub, self._places, self._leader = hub, places, leader
+        self.hub, self.places, self._leader = hub, places, leader
         self._revision, self.epoch, self.lost = 0, 0, ""
         # A renewal that is under way when the lease is let go would take it once more.
         self._turn = asyncio.Lock()
@@ -392,12 +393,12 @@ class Lease:
         if not self.lost:
             self.lost = "it was let go"
             with contextlib.suppress(Exception):
-                self._hub.call(self._remove(), RENEW_S)
+                self.hub.call(self._remove(), RENEW_S)
 
     async def _take(self) -> None:
         from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
-        bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
+        bucket = await _bucket(self.hub.js, self.places.lease, ttl=TTL_S)
         deadline_s = time.monotonic() + TTL_S + RENEW_S
         while True:
             try:
@@ -421,14 +422,14 @@ class Lease:
 
     async def _hold_from(self, revision: int) -> None:
         """Hold it since a revision. The hub says when that was, which no later holder has."""
-        stored = await self._hub.js.get_msg(f"KV_{self._places.lease}", seq=revision)
+        stored = await self.hub.js.get_msg(f"KV_{self.places.lease}", seq=revision)
         at_us = 0 if stored.time is None else int(stored.time.timestamp() * 1e6)
         self._revision, self.epoch = revision, max(self.epoch + 1, at_us)
 
     async def _hold(self) -> None:
         while not self.lost:
             await asyncio.sleep(RENEW_S)
-            if self._hub.connected_s is not None:
+            if self.hub.connected_s is not None:
                 await self._renew()
 
     async def _renew(self) -> None:
@@ -439,7 +440,7 @@ class Lease:
                 return
             try:
                 try:
-                    bucket = await self._hub.js.key_value(self._places.lease)
+                    bucket = await self.hub.js.key_value(self.places.lease)
                     self._revision = await bucket.update(_KEY, self._value, last=self._revision)
                 except (KeyWrongLastSequenceError, NotFoundError):
                     await self._retake()
@@ -449,7 +450,7 @@ class Lease:
     async def _retake(self) -> None:
         from nats.js.errors import KeyWrongLastSequenceError
 
-        bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
+        bucket = await _bucket(self.hub.js, self.places.lease, ttl=TTL_S)
         try:
             revision = await bucket.create(_KEY, self._value)
         except KeyWrongLastSequenceError:
@@ -467,7 +468,7 @@ class Lease:
 
     async def _remove(self) -> None:
         async with self._turn:
-            bucket = await self._hub.js.key_value(self._places.lease)
+            bucket = await self.hub.js.key_value(self.places.lease)
             await bucket.delete(_KEY, last=self._revision)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sftriage.errors import SftriageError
-from sftriage.fleet.hub import Hub, Lease, Subjects, is_token, make_places, taken_up
+from sftriage.fleet.hub import Lease, is_token, make_places, taken_up
 from sftriage.fleet.wire import Incarnation, Shipment, decode_shipment
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import StepArrays
@@ -77,10 +77,8 @@ class AgentMessage:
 class Incoming:
     """Messages that arrive until the job has ``ended``; ``lost_all`` is called when the hub has lost its data."""
 
-    def __init__(
-        self, hub: Hub, places: Subjects, lease: Lease, lost_all: Callable[[], None], refusals: Refusals
-    ) -> None:
-        self._hub, self._places, self._lease = hub, places, lease
+    def __init__(self, lease: Lease, lost_all: Callable[[], None], refusals: Refusals) -> None:
+        self._hub, self._places, self._lease = lease.hub, lease.places, lease
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
         # As they came: two threads that decode and judge in turns wait for each other with every message.
         self._waiting: deque[tuple[AgentMessage, bytes]] = deque()
@@ -90,7 +88,7 @@ class Incoming:
         self._stream: object = None
         # Those that are not settled.
         self._open: dict[int, AgentMessage] = {}
-        hub.start(self._consume())
+        self._hub.start(self._consume())
 
     @property
     def agents(self) -> set[str]:

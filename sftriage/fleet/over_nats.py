@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from sftriage.fleet.hosts import Generations, Groups, Host, Members, status_of_all
-from sftriage.fleet.hub import Hub, Lease, Subjects
+from sftriage.fleet.hub import Lease
 from sftriage.fleet.incoming import FETCH_S, AgentMessage, Deduplicator, Incoming, Refusals, RowBuffer
 from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Incarnation, Orders, decode_findings, encode
@@ -60,27 +60,25 @@ def all_over(
 
 
 class NatsFleet:
-    """See `sftriage.controller.agents.Fleet`. It lets go of ``hub`` and ``lease``.
+    """See `sftriage.controller.agents.Fleet`. It lets go of the ``lease`` and its hub.
 
     ``note`` saves generations before anything is reported by them, and ``keep`` saves steps.
     """
 
     def __init__(
         self,
-        hub: Hub,
-        places: Subjects,
         lease: Lease,
         generations: Generations,
         note: Callable[[Generations], None],
         keep: KeptRows,
         fetching: Fetching,
     ) -> None:
-        self._hub, self._places, self._lease = hub, places, lease
+        self._lease, self._hub = lease, lease.hub
         self._generations, self._note, self._keep = generations, note, keep
         self._noted, self._refusals = generations.changes, Refusals()
-        self._orders = CaptureOrders(self, hub, places, lease, fetching, time.monotonic, self._refusals)
+        self._orders = CaptureOrders(self, lease, fetching, time.monotonic, self._refusals)
         self._hosts: dict[str, Host] = {}
-        self._incoming = Incoming(hub, places, lease, self._orders.write_again, self._refusals)
+        self._incoming = Incoming(lease, self._orders.write_again, self._refusals)
         self._unsettled: deque[AgentMessage] = deque()
         self._rows = RowBuffer(SILENT_S + FETCH_S)
         self._dedup = Deduplicator()
@@ -288,7 +286,7 @@ class NatsFleet:
 
     async def _request_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:
         try:
-            answer = await self._hub.client.request(self._places.ask(agent), encode(ranks), timeout=GPUS_S)
+            answer = await self._hub.client.request(self._lease.places.ask(agent), encode(ranks), timeout=GPUS_S)
             return decode_findings(answer.data)
         except Exception as error:
             return GpuFindings(time.time(), problem=f"host {agent} does not say: {type(error).__name__}")
@@ -326,16 +324,9 @@ class CaptureOrders:
     """Captures that a fleet wants, followed to their end or given up in time. The hub's thread writes the orders."""
 
     def __init__(
-        self,
-        fleet: NatsFleet,
-        hub: Hub,
-        places: Subjects,
-        lease: Lease,
-        fetching: Fetching,
-        clock: Callable[[], float],
-        refusals: Refusals,
+        self, fleet: NatsFleet, lease: Lease, fetching: Fetching, clock: Callable[[], float], refusals: Refusals
     ) -> None:
-        self._fleet, self._hub, self._places, self._lease = fleet, hub, places, lease
+        self._fleet, self._lease = fleet, lease
         self._fetching, self._clock, self._refusals = fetching, clock, refusals
         self._orders: dict[str, _Order] = {}
         self._begun = False
@@ -354,7 +345,7 @@ class CaptureOrders:
         self._fetched: set[str] = set()
         # Of the former, those that the hub has lost: their hosts send them again.
         self._missing: set[str] = set()
-        hub.start(self._write())
+        lease.hub.start(self._write())
 
     @property
     def busy(self) -> bool:
@@ -471,7 +462,7 @@ class CaptureOrders:
         capture_id = report.result.capture_id
         if capture_id not in self._under_way:
             self._under_way.add(capture_id)
-            self._hub.start(self._fetch(report, message))
+            self._lease.hub.start(self._fetch(report, message))
             return
         self._missing.discard(capture_id)
         if message is not None:
@@ -479,7 +470,7 @@ class CaptureOrders:
 
     async def _fetch(self, report: Report, message: AgentMessage | None) -> None:
         report = await self._fetching.fetched(
-            *(self._hub, self._places.traces, report),
+            *(self._lease.hub, self._lease.places.traces, report),
             tell=lambda progress: self._reports.append((progress, None, True)),
             missing=partial(self._missing.add, report.result.capture_id),
         )
@@ -506,7 +497,7 @@ class CaptureOrders:
                 some = list(self._to_write.items())
             for agent, (same, data) in some:
                 try:
-                    want = want or await self._hub.js.key_value(self._places.want)
+                    want = want or await self._lease.hub.js.key_value(self._lease.places.want)
                     await want.put(agent, data)
                 except Exception as error:
                     log.debug("what is wanted was not written: %s", error)

@@ -252,7 +252,7 @@ class JobController(WatchedRun):
             own(rings)
             Note(run.hub, HubNote).save(HubNote(options.job_id))
             super().__init__(run, info, files, sinks)
-            self._fleet = self._made(hub, lease)
+            self._fleet = self._made(lease)
             # (steps are here by then, and take no reading)
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
             held.pop_all()
@@ -302,7 +302,7 @@ class JobController(WatchedRun):
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
         super().close()
 
-    def _made(self, hub: Hub, lease: Lease) -> NatsFleet:
+    def _made(self, lease: Lease) -> NatsFleet:
         info = self._info
         name = RunName(info.job, info.run_id, info.store or "")
         noted = Note(self.directory.generations, Known)
@@ -314,7 +314,7 @@ class JobController(WatchedRun):
         fetching = Fetching(LocalStore(self.directory.path), self.directory.spool, name, quick)
         fetching.sweep()
         kept = KeptRows(self.directory.steps, kept_of(info), self._disk)
-        return NatsFleet(hub, self._places, lease, Generations(noted.load() or Known()), note, kept, fetching)
+        return NatsFleet(lease, Generations(noted.load() or Known()), note, kept, fetching)
 
 
 def job_of(directory: Path) -> str:

@@ -86,7 +86,7 @@ class Told:
         hub.call(make_places(hub, PLACES, "run-1"), 20.0)
         keep = KeptRows(self.directory / "steps", None, Disk())
         fetching = Fetching(LocalStore(self.directory), self.directory)
-        return hub, lease, NatsFleet(hub, PLACES, lease, Generations(), lambda _: None, keep, fetching)
+        return hub, lease, NatsFleet(lease, Generations(), lambda _: None, keep, fetching)
 
     def tell(self, number):
         """The agent tells so many messages, each until it is certain that the hub has it."""

@@ -31,7 +31,7 @@ class Nowhere:
 
 
 class Lease:
-    epoch, lost = 7, ""
+    epoch, lost, hub, places = 7, "", Nowhere(), Subjects("job")
 
 
 class Asked(CaptureOrders):
@@ -46,7 +46,7 @@ class Asked(CaptureOrders):
             gone=lambda agent, one: agent in self.gone,
         )
         fetching = Fetching(LocalStore(tmp_path), tmp_path)
-        super().__init__(fleet, Nowhere(), Subjects("job"), Lease(), fetching, lambda: self.now_s, self.refusals)
+        super().__init__(fleet, Lease(), fetching, lambda: self.now_s, self.refusals)
 
     def ordered(self, agent):
         return [one.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
