@@ -241,6 +241,7 @@ class Members:
 class Host:
     """What is known of one agent: on our clock, its newest message is of ``seen_s``, and its status of ``status_s``."""
 
+    generations: Generations  # of its job
     seen_s: float = 0.0
     boot_id: str = ""
     process: str = ""
@@ -283,9 +284,9 @@ class Host:
             left_R = (shipment.status.closed_R != 0) | (shipment.status.alive_R == 0)
             self._left = tuple(shipment.status.rank_R[left_R].tolist())
 
-    def take(self, agent: str, rows: Rows, generations: Generations) -> Sequence[Members]:
+    def take(self, agent: str, rows: Rows) -> Sequence[Members]:
         """Note the ranks of some rows, older starts first; those that are of a generation."""
-        generation, infos = rows.generation, rows.ranks
+        generation, infos, generations = rows.generation, rows.ranks, self.generations
         if self.newest is None or generation >= self.newest.generation:
             self.newest = rows
         was, known = self._known.get(generation, ((), ()))
@@ -311,11 +312,11 @@ class Host:
         self._known[generation] = (self.boot_id, generations.changes, infos), known
         return known
 
-    def takes_part(self, generations: Generations) -> bool:
+    def takes_part(self) -> bool:
         """Whether it has ranks of the newest generation, or none at all yet."""
         infos = {} if self.newest is None else self.newest.ranks
-        of = [generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
-        return not of or generations.newest in of
+        of = [self.generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
+        return not of or self.generations.newest in of
 
     @property
     def n_ranks(self) -> int:
@@ -326,18 +327,18 @@ class Host:
         """Those that it has had of late."""
         return set().union(*self.rings.values())
 
-    def away(self, generations: Generations) -> list[int]:
+    def away(self) -> list[int]:
         """The ranks of the newest generation that are the host's and take no more steps, as far as is known."""
         if self.newest is None or not (self.silent or (self.status is not None and (self.over or self._left))):
             return []
         infos = self.newest.ranks
         left: Iterable[int] = infos if self.silent or self.over else [rank for rank in self._left if rank in infos]
-        of = ((rank, generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
-        return [rank for rank, generation in of if generation == generations.newest]
+        of = ((rank, self.generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
+        return [rank for rank, generation in of if generation == self.generations.newest]
 
-    def doing(self, generations: Generations) -> JobStatus | None:
+    def doing(self) -> JobStatus | None:
         """What the ranks of the newest generation are doing, by the newest status; None where that has none."""
-        status = self.status
+        status, generations = self.status, self.generations
         if status is None:
             return None
         rings = self.rings.get(status.attempt, {})
@@ -356,9 +357,9 @@ class Host:
         return now_s - max(self.seen_s, connected_s)
 
 
-def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:
+def status_of_all(hosts: Iterable[Host], now_s: float) -> JobStatus | None:
     """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
-    found = [(status, host.status_s) for host in hosts if (status := host.doing(generations)) is not None]
+    found = [(status, host.status_s) for host in hosts if (status := host.doing()) is not None]
     return joined_statuses([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
 
 

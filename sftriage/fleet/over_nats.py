@@ -43,9 +43,7 @@ MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
 
 
-def all_over(
-    hosts: Mapping[str, Host], waiting: Collection[str], generations: Generations, now_s: float, connected_s: float
-) -> bool:
+def all_over(hosts: Mapping[str, Host], waiting: Collection[str], now_s: float, connected_s: float) -> bool:
     """Whether a job has ended on all of its hosts, by name, as far as is known and nothing else is ``waiting`` of them.
 
     A host that waits for the others, and for us, goes on saying every second that it is over.
@@ -54,8 +52,7 @@ def all_over(
         return False
     quiet = ((host, host.quiet_s(now_s, connected_s)) for host in hosts.values())
     return all(
-        host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not host.takes_part(generations))
-        for host, quiet_s in quiet
+        host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not host.takes_part()) for host, quiet_s in quiet
     )
 
 
@@ -83,7 +80,7 @@ class NatsFleet:
         self._rows = RowBuffer(SILENT_S + FETCH_S)
         self._dedup = Deduplicator()
         self._groups = Groups(
-            lambda agent: self._hosts[agent].takes_part(self._generations),
+            lambda agent: self._hosts[agent].takes_part(),
             lambda agent: self._is_silent(self._hosts[agent]),
         )
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
@@ -100,7 +97,7 @@ class NatsFleet:
         connected_s = self._hub.connected_s
         if connected_s is None or self._orders.busy:
             return False
-        if not all_over(self._hosts, self._incoming.agents, self._generations, time.monotonic(), connected_s):
+        if not all_over(self._hosts, self._incoming.agents, time.monotonic(), connected_s):
             self._called.clear()
             return False
         answers = [self._answers(agent) for agent, host in self._hosts.items() if not host.over]
@@ -114,14 +111,12 @@ class NatsFleet:
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are reported once, and so is the silence of ranks."""
         self._take_in()
-        due = self._rows.due(
-            time.monotonic(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
-        )
+        due = self._rows.due(time.monotonic(), [rank for host in self._hosts.values() for rank in host.away()])
         for host in self._hosts.values():
             if host.silent or host.newest is None or not self._is_silent(host):
                 continue
             host.silent = True
-            newest, away = host.newest, tuple(host.away(self._generations))
+            newest, away = host.newest, tuple(host.away())
             if away:
                 empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
                 due.append(replace(empty, generation=self._generations.newest, away=away))
@@ -134,7 +129,7 @@ class NatsFleet:
         if connected_s is None:
             return None
         heard = [one for one in self._hosts.values() if one.seen_s >= connected_s and not self._is_silent(one)]
-        return status_of_all(heard, self._generations, time.monotonic())
+        return status_of_all(heard, time.monotonic())
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
@@ -215,10 +210,10 @@ class NatsFleet:
             if shipment.agent not in self._hosts and len(self._hosts) >= MAX_HOSTS:
                 self._refusals.note(shipment.agent, f"a job of more than {MAX_HOSTS} hosts")
                 continue
-            host = self._hosts.setdefault(shipment.agent, Host())
+            host = self._hosts.setdefault(shipment.agent, Host(self._generations))
             host.heard(shipment, message.sent_s, message.at_s)
             for rows in sorted(shipment.rows, key=attrgetter("generation")):
-                members = host.take(shipment.agent, rows, self._generations)
+                members = host.take(shipment.agent, rows)
                 if sum(len(some.of) for some in members) < len(rows.ranks):
                     # (of a start of the job that is long over, or that never was)
                     known = {rank for some in members for rank in some.of}

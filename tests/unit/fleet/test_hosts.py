@@ -42,14 +42,14 @@ def started(at_s, some):
 
 def heard(generations, *some, at_s=0.0, host=None, **more):
     """A host, after one message of it, by whose clock it is as late as by the hub's; and its members in the rows."""
-    host = host or Host()
+    host = host or Host(generations)
     host.heard(shipment(*some, mono_ns=int(at_s * 1e9), **more), at_s, at_s)
-    return host, [host.take("node-a", one, generations) for one in some]
+    return host, [host.take("node-a", one) for one in some]
 
 
 def test_what_its_ranks_are_doing_grows_old_with_us(generations):
     host, _ = heard(generations, rows(), at_s=5.0, status=status())
-    (first, _) = status_of_all([host], generations, 7.0).ranks
+    (first, _) = status_of_all([host], 7.0).ranks
     assert (first.rank, first.stage_age_ns, first.step_age_ns) == (0, 2 * 10**9 + 5, 2 * 10**9 + 9)
 
 
@@ -58,13 +58,13 @@ def test_ranks_of_an_earlier_start_do_nothing_any_more(generations):
     # WHEN the job has started again elsewhere, with other processes
     other = replace(info(0, pid=9, host="node-b"), started_mono_ns=2000 * 10**9)
     generations.take("node-b:", 0.0, {0: other}, {0: Incarnation.of("boot-b", other)})
-    assert host.doing(generations) is None
-    assert host.away(generations) == []
+    assert host.doing() is None
+    assert host.away() == []
     # AND the host's new ranks are of that start, by whatever count the host has
     again = started(2000.5, rows((1, 2), generation=4))
     _, ((members,),) = heard(generations, again, at_s=2002.0, host=host, status=status((1, 2), attempt=4))
     assert (members.generation, {one.attempt for one in members.infos.values()}) == (1, {1})
-    assert host.doing(generations).rank_R.tolist() == [1, 2]
+    assert host.doing().rank_R.tolist() == [1, 2]
 
 
 def test_its_members_change_with_the_generations(generations):
@@ -73,7 +73,7 @@ def test_its_members_change_with_the_generations(generations):
     host, ((members,),) = heard(generations, first, at_s=1010.0)
     assert (members.generation, sorted(members.of)) == (0, [0, 1])
     # THEN they are what they were for as long as nothing changes
-    assert host.take("node-a", first, generations)[0] is members
+    assert host.take("node-a", first)[0] is members
     # WHEN rank 1 is another process
     second = replace(info(1, pid=77, attempt=1), started_mono_ns=2000 * 10**9)
     other = replace(first, ranks={**first.ranks, 1: second})
@@ -95,24 +95,24 @@ def test_its_members_change_with_the_generations(generations):
 def test_ranks_that_take_no_more_steps_are_away_and_all_of_a_silent_host(generations, told, away, silent):
     host, _ = heard(generations, rows(), **told)
     host.silent = silent
-    assert host.away(generations) == ([0, 1] if silent else away)
+    assert host.away() == ([0, 1] if silent else away)
 
 
 def test_a_host_that_records_other_stages_is_not_in_the_status_of_all(generations):
     one, _ = heard(generations, rows((2, 3)), status=status((2, 3)))
     other, _ = heard(generations, rows((0, 1)), status=status((0, 1)))
-    assert [each.rank for each in status_of_all([one, other], generations, 0.0).ranks] == [0, 1, 2, 3]
+    assert [each.rank for each in status_of_all([one, other], 0.0).ranks] == [0, 1, 2, 3]
     foreign = replace(status((0, 1)), schema=StageSchema(("backward", "other")))
     other, _ = heard(generations, rows((0, 1)), host=other, status=foreign)
-    assert [each.rank for each in status_of_all([one, other], generations, 0.0).ranks] == [2, 3]
-    assert status_of_all([], generations, 0.0) is None
+    assert [each.rank for each in status_of_all([one, other], 0.0).ranks] == [2, 3]
+    assert status_of_all([], 0.0) is None
 
 
 NOW_S = 1000.0
 
 
 def host(*, over=False, quiet_s=0.0):
-    return Host(seen_s=NOW_S - quiet_s, over=over)
+    return Host(Generations(), NOW_S - quiet_s, over=over)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def host(*, over=False, quiet_s=0.0):
     ],
 )
 def test_a_job_is_over_once_it_is_on_all_hosts(hosts, waiting, expected):
-    assert all_over(hosts, waiting, Generations(), NOW_S, 0.0) is expected
+    assert all_over(hosts, waiting, NOW_S, 0.0) is expected
 
 
 def test_what_the_drivers_of_two_hosts_say_is_put_together():
@@ -144,7 +144,7 @@ def test_what_the_drivers_of_two_hosts_say_is_put_together():
     assert of_all([slow, none]) == GpuFindings(8.0, slow.remarks, slow.gpus, none.problem)
 
 
-HERE, SILENT, OVER = (Host(newest=rows(), **how) for how in ({}, {"silent": True}, {"over": True}))
+HERE, SILENT, OVER = (Host(Generations(), newest=rows(), **how) for how in ({}, {"silent": True}, {"over": True}))
 AWAY = "the hub cannot be reached: is its host up?"
 A, AB, ABC = (dict.fromkeys(names, HERE) for names in ("a", "ab", "abc"))
 LOOKS = {
