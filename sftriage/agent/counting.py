@@ -287,11 +287,22 @@ class Counting:
         one = self._ranks.get((info.attempt, info.rank))
         if one is None:
             one = self._ranks[info.attempt, info.rank] = RankCounters(info)
-        reading = None if one.over else self._reading(one)
-        if reading is not None:
-            self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
-            one.readings_TK[:-1] = one.readings_TK[1:]
-            one.readings_TK[-1] = reading
+        if one.over:
+            return
+        try:
+            reading = one.read()
+        except OSError:
+            # A process that has ended publishes no more steps; one that goes on is in another namespace of processes.
+            if one.hidden > 1:
+                self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
+            if one.hidden != 1:
+                self._leave(one)
+            return
+        if reading[1 + PLACE["queued_s"]] == UNKNOWN:
+            self._say("the kernel counts no time in the run queue; whether a rank waited for a CPU is not known")
+        self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
+        one.readings_TK[:-1] = one.readings_TK[1:]
+        one.readings_TK[-1] = reading
 
     def laid_over(self, attempt: int, steps: StepArrays) -> StepArrays:
         """New steps of ranks, each of which was looked at after that, with what was counted of each where it is known.
@@ -308,20 +319,6 @@ class Counting:
         for one in self._ranks.values():
             self._leave(one)
         self._ranks.clear()
-
-    def _reading(self, one: RankCounters) -> Reading | None:
-        try:
-            reading = one.read()
-        except OSError:
-            # A process that has ended publishes no more steps; one that goes on is in another namespace of processes.
-            if one.hidden > 1:
-                self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
-            if one.hidden != 1:
-                self._leave(one)
-            return None
-        if reading[1 + PLACE["queued_s"]] == UNKNOWN:
-            self._say("the kernel counts no time in the run queue; whether a rank waited for a CPU is not known")
-        return reading
 
     def _write(self, one: RankCounters, info: RingInfo, reading: Reading) -> None:
         try:

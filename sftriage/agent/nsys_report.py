@@ -79,7 +79,11 @@ def examine(path: Path) -> ReportContents:
         with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
             # Among what nsys keeps as text there is some that is none.
             database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-            tables = _tables(database)
+            # nsys makes a table only when there is something for it.
+            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = {
+                name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names
+            }
             if "StringIds" not in tables:
                 raise CaptureError("the export has no strings: it is not one of nsys")
             contents = _contents(database, tables)
@@ -111,12 +115,6 @@ def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[st
 def unread(complaint: str) -> str:
     """What an importer's complaint means."""
     return f"nsys could not read all that it had recorded ({complaint}): one as new as the job's CUDA can"
-
-
-def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Tables and their columns: nsys makes a table only when there is something for it."""
-    names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names}
 
 
 def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> dict[str, Any]:
