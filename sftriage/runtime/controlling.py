@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -47,21 +47,11 @@ from sftriage.windows.rings import Rows
 from sftriage.windows.steplog import KeptSteps, blocks_of
 
 LOGS_PER_SECOND = 256
-"""So many logs are written a second, if there are so many."""
+"""Maximum logs written per second."""
 MAX_LANES = 128
 """While the disk has so much to do, nothing is asked of it that has time."""
 MAX_HELD_BYTES = 32 << 20
 """Of what waits for its turn: with more, others are written sooner than that."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """What waits to be written of one agent's ranks, in one generation, from its ``first`` rows on."""
-
-    first: Rows
-    parts: dict[str, list[StepArrays]] = field(default_factory=dict)
-    n_steps: int = 0
-    size_bytes: int = 0
 
 
 class KeptRows:
@@ -71,7 +61,8 @@ class KeptRows:
         self, steps: Path, kept: KeptSteps | None, disk: Disk, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._steps, self._kept, self._disk, self._clock = steps, kept, disk, clock
-        self._held: OrderedDict[tuple[int, str], _Held] = OrderedDict()
+        # What waits to be written, by generation and agent, the oldest first.
+        self._held: OrderedDict[tuple[int, str], list[Rows]] = OrderedDict()
         self._held_bytes = 0
         self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
@@ -87,26 +78,18 @@ class KeptRows:
     def position(self) -> int | None:
         """Where in the stream the first of what waits is; None where nothing does."""
         first = next(iter(self._held.values()), None)
-        return None if first is None else first.first.position
+        return None if first is None else first[0].position
 
     def take(self, rows: Rows) -> None:
         """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
         at = rows.generation, rows.agent
         with self._lock:
-            held = self._held.get(at)
-            if held is not None and held.first.ranks is not rows.ranks and held.first.ranks != rows.ranks:
+            if at in self._held and self._held[at][0].ranks != rows.ranks:
                 self._have_written([self._pop(at)])
-                held = None
-            if held is None:
-                held = self._held[at] = _Held(rows)
-            for kind, part in (("steps", rows.steps), (LOG_KIND, rows.device_steps)):
-                if part is None:
-                    continue
-                # (what was counted is in no log of steps)
-                held.parts.setdefault(kind, []).append(replace(part, counted_BC=None))
-                held.n_steps += len(part)
-                held.size_bytes += part.slots_BW.nbytes
-                self._held_bytes += part.slots_BW.nbytes
+            # (what was counted is in no log of steps)
+            rows = replace(rows, steps=replace(rows.steps, counted_BC=None))
+            self._held.setdefault(at, []).append(rows)
+            self._held_bytes += _size_bytes([rows])
             if rows.steps.capturing_B.any():
                 self._blocks[rows.generation] |= blocks_of(rows.steps)
                 # These are looked into once the capture is stored.
@@ -123,37 +106,39 @@ class KeptRows:
 
     def _write(self, n_logs: float) -> int:
         with self._lock:
-            some: list[_Held] = []
+            some: list[list[Rows]] = []
             number = 0
             while self._held and (number < n_logs or self._held_bytes > MAX_HELD_BYTES):
                 some.append(self._pop(next(iter(self._held))))
-                number += len(some[-1].first.ranks)
+                number += len(some[-1][0].ranks)
             self._have_written(some)
             return number
 
-    def _pop(self, at: tuple[int, str]) -> _Held:
+    def _pop(self, at: tuple[int, str]) -> list[Rows]:
         held = self._held.pop(at)
-        self._held_bytes -= held.size_bytes
+        self._held_bytes -= _size_bytes(held)
         return held
 
-    def _have_written(self, some: Sequence[_Held], *, last: bool = True) -> None:
+    def _have_written(self, some: Sequence[list[Rows]], *, last: bool = True) -> None:
         for held in some:
-            counted = Counted("steps", held.n_steps, held.size_bytes)
-            blocks = frozenset(self._blocks[held.first.generation])
-            lane = f"steps of {held.first.agent} in {held.first.generation}"
+            counted = Counted("steps", sum(map(len, _parts(held))), _size_bytes(held))
+            blocks = frozenset(self._blocks[held[0].generation])
+            lane = f"steps of {held[0].agent} in {held[0].generation}"
             self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
 
-    def _append(self, held: _Held, blocks: frozenset[int]) -> None:
+    def _append(self, held: list[Rows], blocks: frozenset[int]) -> None:
         """In the disk's thread. What the disk refuses is tried again, and what is in a log by then is left out."""
-        generation, infos = held.first.generation, held.first.ranks
+        generation, infos = held[0].generation, held[0].ranks
         if generation > self._newest:
             self._newest = generation
             for old in [at for at in self._logs if at[0] < self._newest - 1]:
                 self._logs.pop(old).close()
-        for kind, parts in held.parts.items():
+        device = [rows.device_steps for rows in held if rows.device_steps is not None]
+        for kind, parts in (("steps", [rows.steps for rows in held]), (LOG_KIND, device)):
+            if not parts:
+                continue
             steps = together(parts)
-            order_B = np.argsort(steps.rank_B, kind="stable")
-            steps = steps[order_B]
+            steps = steps[np.argsort(steps.rank_B, kind="stable")]
             ranks = list(infos)
             begin_K, end_K = (np.searchsorted(steps.rank_B, ranks, side) for side in ("left", "right"))
             for rank, begin, end in zip(ranks, begin_K.tolist(), end_K.tolist(), strict=True):
@@ -173,6 +158,14 @@ class KeptRows:
             self._made.add(at)
             self._logs[at] = RankLog(self._steps, info, kind, self._kept, at_once, lambda _: None, there)
         return self._logs[at]
+
+
+def _parts(held: list[Rows]) -> list[StepArrays]:
+    return [part for rows in held for part in (rows.steps, rows.device_steps) if part is not None]
+
+
+def _size_bytes(held: list[Rows]) -> int:
+    return sum(part.slots_BW.nbytes for part in _parts(held))
 
 
 log = logging.getLogger("sftriage")
