@@ -88,11 +88,6 @@ class NatsFleet:
         self._called: dict[str, Future[GpuFindings]] = {}
 
     @property
-    def lost(self) -> str:
-        """Why this controller leads no longer; "" while it does."""
-        return self._lease.lost
-
-    @property
     def over(self) -> bool:
         connected_s = self._hub.connected_s
         if connected_s is None or self._orders.busy:

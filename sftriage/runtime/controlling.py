@@ -222,8 +222,8 @@ class JobController(WatchedRun):
             held.callback(hub.close)
             leader = Leader(run_id, socket.gethostname(), os.getpid())
             hub.call(hub.connect(), CONNECT_S)
-            lease = Lease(hub, self._places, leader)
-            held.callback(lease.let_go)
+            self._lease = Lease(hub, self._places, leader)
+            held.callback(self._lease.let_go)
             if job is None:
                 # (a killed controller may take a moment to go)
                 with holding(run, HELD_S):
@@ -245,7 +245,7 @@ class JobController(WatchedRun):
             own(rings)
             Note(run.hub, HubNote).save(HubNote(options.job_id))
             super().__init__(run, info, files, sinks)
-            self._fleet = self._made(lease)
+            self._fleet = self._made()
             # (steps are here by then, and take no reading)
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
             held.pop_all()
@@ -267,8 +267,8 @@ class JobController(WatchedRun):
                 self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
                 return False
-            if self._fleet.lost:
-                raise UsageError(f"let go of the job: {self._fleet.lost}")
+            if self._lease.lost:
+                raise UsageError(f"let go of the job: {self._lease.lost}")
             if time.monotonic() > looked_s + SEEN_S:
                 looked_s = time.monotonic()
                 away = "" if self._hub.connected_s is not None else self._hub.unreachable()
@@ -295,7 +295,7 @@ class JobController(WatchedRun):
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
         super().close()
 
-    def _made(self, lease: Lease) -> NatsFleet:
+    def _made(self) -> NatsFleet:
         info = self._info
         name = RunName(info.job, info.run_id, info.store or "")
         noted = Note(self.directory.generations, Known)
@@ -307,7 +307,7 @@ class JobController(WatchedRun):
         fetching = Fetching(LocalStore(self.directory.path), self.directory.spool, name, quick)
         fetching.sweep()
         kept = KeptRows(self.directory.steps, kept_of(info), self._disk)
-        return NatsFleet(lease, Generations(noted.load() or Known()), note, kept, fetching)
+        return NatsFleet(self._lease, Generations(noted.load() or Known()), note, kept, fetching)
 
 
 def job_of(directory: Path) -> str:

@@ -166,7 +166,7 @@ def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, be
     told.tell(5)
     wait_until(told.heard, 40.0)
     # AND the job is led on, by somebody who is no older than before
-    assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)
+    assert (told.lease.lost, told.lease.epoch >= before) == ("", True)
 
 
 @pytest.mark.parametrize("others_tell", [0, 30])
@@ -239,7 +239,7 @@ def test_a_hub_whose_disk_was_full_stores_again_once_there_is_room(tmp_path):
         disk.empty()
         told.tell(1)
         wait_until(told.heard, 40.0)
-        assert told.fleet.lost == ""
+        assert told.lease.lost == ""
 
 
 def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatch):
