@@ -199,47 +199,44 @@ class Fetching:
             # Whoever put it there ended before it could say so.
             return size_bytes
         if elsewhere:
-            _take_elsewhere(self.store, self.run, manifest, near=self.near(manifest))
+            self._take_elsewhere(manifest)
         elif {one.name for one in manifest.artefacts} != set(files):
             raise CaptureError(f"capture {manifest.capture_id}: its files are not those of its manifest")
         else:
-            _put(self.store, manifest, files, None)
+            self._put(manifest, files)
         return size_bytes
 
+    def _take_elsewhere(self, manifest: Manifest) -> None:
+        capture_id, run = manifest.capture_id, self.run
+        if not run.store:
+            raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
+        with tempfile.TemporaryDirectory(prefix="near-") as folder:
+            files: dict[str, Path] = {}
+            try:
+                remote = RemoteStore.open(run.store, job=run.job, run=run.run_id)
+                there, condition = remote.look(capture_id)
+                if not condition.whole or there.artefacts != manifest.artefacts:
+                    why = f"is not in {run.store} as its host says: {condition.problem}"
+                    raise CaptureError(f"capture {capture_id} {why}")
+                for one in manifest.artefacts if self.near(manifest) else ():
+                    files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
+            except (StoreError, UsageError) as error:
+                # (its host has read all of it back; whoever fetches it later may read that store)
+                log.warning("capture %s is in %s, which was not read from here: %s", capture_id, run.store, error)
+                files.clear()
+            sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
+            now = datetime.now(timezone.utc)
+            self._put(manifest, files, Upload(url=run.store, state="stored", verified_at=now, manifest_sha256=sha256))
 
-def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
-    capture_id = manifest.capture_id
-    if not run.store:
-        raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
-    with tempfile.TemporaryDirectory(prefix="near-") as folder:
-        files: dict[str, Path] = {}
-        try:
-            remote = RemoteStore.open(run.store, job=run.job, run=run.run_id)
-            there, condition = remote.look(capture_id)
-            if not condition.whole or there.artefacts != manifest.artefacts:
-                raise CaptureError(f"capture {capture_id} is not in {run.store} as its host says: {condition.problem}")
-            for one in manifest.artefacts if near else ():
-                files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
-        except (StoreError, UsageError) as error:
-            # (its host has read all of it back; whoever fetches it later may read that store)
-            log.warning("capture %s is in %s, which was not read from here: %s", capture_id, run.store, error)
-            files.clear()
-        sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
-        now = datetime.now(timezone.utc)
-        upload = Upload(url=run.store, state="stored", verified_at=now, manifest_sha256=sha256)
-        _put(store, manifest, files, upload)
+    def _put(self, manifest: Manifest, files: Mapping[str, Path], upload: Upload | None = None) -> None:
+        def checked(found: tuple[Artefact, ...]) -> Manifest:
+            if not set(found) <= set(manifest.artefacts):
+                raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
+            return manifest
 
-
-def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], upload: Upload | None) -> None:
-    media_types = {one.name: one.media_type for one in manifest.artefacts}
-
-    def checked(found: tuple[Artefact, ...]) -> Manifest:
-        if not set(found) <= set(manifest.artefacts):
-            raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
-        return manifest
-
-    some = [FileToStore(path, name, media_types[name], compress=False) for name, path in files.items()]
-    store.put_files(manifest.capture_id, some, checked, upload)
+        named = [(one, files[one.name]) for one in manifest.artefacts if one.name in files]
+        some = [FileToStore(path, one.name, one.media_type, compress=False) for one, path in named]
+        self.store.put_files(manifest.capture_id, some, checked, upload)
 
 
 async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
