@@ -222,8 +222,7 @@ class GradientWatch:
 
     def _stop(self, why: str) -> None:
         self._recording.say_once(why)
-        if self._recording.watch is self:
-            self._recording.set_watch(None)
+        self._recording.set_watch(None)
         self.close()
 
 

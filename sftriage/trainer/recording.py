@@ -274,7 +274,9 @@ class Recording:
             self._rings_handled = NEVER if busy or self._hook.busy else rings
         if self._cuda_steps_left:
             self._cuda_steps_left -= 1
-            if cuda_in_use():
+            # (imports nothing, and calls no driver; torch may be half imported, in another thread)
+            cuda = getattr(sys.modules.get("torch"), "cuda", None)
+            if getattr(cuda, "is_initialized", bool)():
                 self._cuda_steps_left = 0
                 self.log.set_live(layout.ON_DEVICE, layout.TIMED if self._device_time else layout.UNTIMED)
                 if self._device_time:
@@ -336,13 +338,6 @@ class Recording:
             self._capturing = False
             self._hook.after_step()
             self._attend()
-
-
-def cuda_in_use() -> bool:
-    """Whether the trainer has initialised CUDA. Imports nothing, and makes no call of the driver."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    # (torch may be half imported, in another thread)
-    return bool(getattr(cuda, "is_initialized", bool)())
 
 
 _FUNCTIONS = (

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import struct
@@ -211,17 +212,15 @@ class Workers:
         found: list[ProcessSamples] = []
         gone = False
         until_s = monotonic() + ANSWER_S
-        # (one that was closed meanwhile has none)
-        waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
-        for channel in waiting.values():
+        waiting = selectors.PollSelector()
+        for channel in list(self._channels):
             channel.send(_KEEP, number)
-        poll = select.poll()
-        for descriptor in waiting:
-            poll.register(descriptor, select.POLLIN)
+            with contextlib.suppress(ValueError):  # (it was closed meanwhile: it has none)
+                waiting.register(channel.end, selectors.EVENT_READ, channel)
         with contextlib.suppress(OSError):
-            while waiting and (ready := poll.poll(max(0.0, until_s - monotonic()) * 1e3)):
-                for descriptor, _ in ready:
-                    channel, samples = waiting[descriptor], None
+            while waiting.get_map() and (ready := waiting.select(max(0.0, until_s - monotonic()))):
+                for key, _ in ready:
+                    channel, samples = key.data, None
                     try:
                         answer = channel.answer(number)
                         if answer is None:
@@ -231,8 +230,7 @@ class Workers:
                         over = samples is None and channel.over()
                         self._drop([channel] if over else [])
                         gone |= over
-                    poll.unregister(descriptor)
-                    del waiting[descriptor]
+                    waiting.unregister(channel.end)
                     found += [] if samples is None else [samples]
         found.sort(key=lambda one: (one.get("worker", 0), one["pid"]))
         return found + _not_reached({one["pid"] for one in found}, monotonic() + (ENDS_S if gone else 0.0))

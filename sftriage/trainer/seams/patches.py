@@ -150,7 +150,6 @@ class Seams:
         """The first round has ended, which shows what is trained: make a monitor for it."""
         from sftriage.trainer import moments
         from sftriage.trainer import monitor as recorder
-        from sftriage.trainer.monitor import COHORT_ENV
 
         monitor = None
         try:
@@ -159,7 +158,7 @@ class Seams:
                 return None
             found = self._look()
             self.compiled = self._compilations()
-            cohort = None if os.environ.get(COHORT_ENV) else self.cohort
+            cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
             uncompiled(*vars(moments.Stage).values(), *vars(moments.Log).values())
             if not monitor.active:
