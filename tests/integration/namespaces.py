@@ -10,10 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.integration.processes import kill
 
 DEVICE = "veth0"
 BOTH = ("10.97.0.1", "10.97.0.2")
+
+
+def printed_elsewhere(code: str, *arguments: object) -> str:
+    """What Python prints where process ids of here say nothing, as in another container."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(needs.NO_NAMESPACE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def ip(*arguments: object) -> None:

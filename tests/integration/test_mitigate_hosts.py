@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 
 from sftriage.mitigate.switching import SwitchFile, make_switch
 from sftriage.trainer.monitor import Monitor
-from tests import needs
-from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.namespaces import BOTH, printed_elsewhere, two_hosts
 from tests.integration.processes import FORKED, JOBS, descendants, is_controller, wait_until
 from tests.integration.remedies import POLICY, STRAGGLAR, remedies, say, states
 from tests.integration.runs import on_record
@@ -151,17 +149,8 @@ def test_an_agent_that_cannot_see_the_ranks_processes_finds_their_group(tmp_path
     rings.mkdir()
     (tmp_path / "steps").mkdir()
     path = make_switch(rings, (0, 1), group="ranks-0.abcd", here=(0,))
-    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FROM_A_SIDECAR, rings, tmp_path]
-
-    def seen():
-        done = subprocess.run(elsewhere, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode and "unshare" in done.stderr:
-            pytest.skip(needs.NO_NAMESPACE)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     # THEN their group is there while they write their rings, and gone with them
     with Monitor(("data",), sync=(), rank=0, world_size=2, rings=rings):
-        assert seen() == "['ranks-0.abcd']\n"
-    assert seen() == "[]\n"
+        assert printed_elsewhere(FROM_A_SIDECAR, rings, tmp_path) == "['ranks-0.abcd']\n"
+    assert printed_elsewhere(FROM_A_SIDECAR, rings, tmp_path) == "[]\n"
     assert path.exists()

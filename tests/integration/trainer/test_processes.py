@@ -17,6 +17,7 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
 from tests import needs
 from tests.disks import small_disk
+from tests.integration.namespaces import printed_elsewhere
 from tests.integration.processes import wait_until
 
 TRAIN_FOR_EVER = """
@@ -187,19 +188,11 @@ def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, ring
     trainer = train(TRAIN_FOR_EVER, rings, 64)
     trainer.says()
     code = "import sys; from sftriage.windows.rings import Ring; print(Ring(sys.argv[1]).writer_alive)"
-    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, str(rings / "rank-0.0.ring")]
-
-    def seen() -> str:
-        done = subprocess.run(elsewhere, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode and "unshare" in done.stderr:
-            pytest.skip(needs.NO_NAMESPACE)
-        return done.stdout
-
     # THEN it is seen to live, and to be gone once it was killed
-    assert seen() == "True\n"
+    assert printed_elsewhere(code, rings / "rank-0.0.ring") == "True\n"
     trainer.process.kill()
     trainer.ends()
-    assert seen() == "False\n"
+    assert printed_elsewhere(code, rings / "rank-0.0.ring") == "False\n"
 
 
 OF_TWO = """

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -50,7 +51,7 @@ class Script:
             self.monitor = kind(STAGES, ("backward",), rings=directory, slots=1)
         for operation, value in program:
             self.now_ns += 3
-            getattr(self, f"_{operation}")(value)
+            self._run(operation, value)
         with Ring(Path(directory) / "rank-0.0.ring") as reader:
             status, batch = reader.status(), reader.read()
             where = status.stage, status.step
@@ -61,73 +62,62 @@ class Script:
     def _clock(self) -> int:
         return self.now_ns
 
-    def _begin(self, number: int | None) -> None:
-        self.monitor.step(number).__enter__()
-
-    def _kind(self, number: int) -> None:
-        kind = ("", "evaluation", "a kind that is too long", None)[number]
-        step = self.monitor.step(kind=kind, work=number or None)
-        step.__enter__()
-
-    def _call(self, number: int) -> None:
-        # By keyword, by an equal name that is another object, and by what is no name at all.
-        asked = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[number]
-        for _ in range(2):
-            with self.monitor.stage(**asked):
-                pass
-
-    def _end(self, _: int) -> None:
-        self.monitor.step().__exit__(None, None, None)
-
-    def _fail(self, _: int) -> None:
-        with pytest.raises(KeyError), self.monitor.step(), self.monitor.stage("data"):
-            raise KeyError
-
-    def _thread(self, kind: int) -> None:
-        def elsewhere() -> None:
-            if kind % 2:
-                self._end(0)
-            with self.monitor.stage("data"):
-                pass
-            if kind > 1:
-                with self.monitor.step():
-                    pass
-
-        in_a_thread(elsewhere)
-
-    def _declare(self, number: int) -> None:
-        self.monitor.declare(f"late-{number}", sync=number > 1)
-
-    def _note(self, number: int) -> None:
-        self.monitor.note(kind=("", "evaluation", "a kind that is too long", "\x1f")[number], work=number)
-
-    def _join(self, number: int) -> None:
-        self.monitor.join(f"cohort-{number}")
-
-    def _enter(self, name: str) -> None:
-        self.monitor.stage(name).__enter__()
-
-    def _leave(self, name: str) -> None:
-        self.monitor.stage(name).__exit__(None, None, None)
-
-    # What a recording does with its log, where it captures, watches a device, and closes.
-
-    def _listen(self, number: int) -> None:
-        self.monitor._recording.log.listener = (lambda code: self._pass(code)) if number else None
-
-    def _put(self, number: int) -> None:
-        self.monitor._recording.log.put(WORK, number)
-
-    def _disown(self, _: int) -> None:
-        self.monitor._recording.log.owner = 0
-
     def _pass(self, ns: int) -> None:
         self.now_ns += ns
 
-    def _loop(self, count: int) -> None:
-        for _ in range(count):
-            with self.monitor.step(), self.monitor.stage("forward"):
-                self.now_ns += 7
+    def _run(self, operation: str, value: Any) -> None:
+        step, stage, log = self.monitor.step, self.monitor.stage, self.monitor._recording.log
+        match operation:
+            case "begin":
+                step(value).__enter__()
+            case "kind":
+                kind = ("", "evaluation", "a kind that is too long", None)[value]
+                step(kind=kind, work=value or None).__enter__()
+            case "end":
+                step().__exit__(None, None, None)
+            case "fail":
+                with pytest.raises(KeyError), step(), stage("data"):
+                    raise KeyError
+            case "loop":
+                for _ in range(value):
+                    with step(), stage("forward"):
+                        self.now_ns += 7
+            case "enter":
+                stage(value).__enter__()
+            case "leave":
+                stage(value).__exit__(None, None, None)
+            case "call":
+                # By keyword, by an equal name that is another object, and by what is no name at all.
+                asked = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[value]
+                for _ in range(2):
+                    with stage(**asked):
+                        pass
+            case "thread":
+                in_a_thread(self._elsewhere, value)
+            case "declare":
+                self.monitor.declare(f"late-{value}", sync=value > 1)
+            case "note":
+                self.monitor.note(kind=("", "evaluation", "a kind that is too long", "\x1f")[value], work=value)
+            case "join":
+                self.monitor.join(f"cohort-{value}")
+            case "pass":
+                self._pass(value)
+            # What a recording does with its log, where it captures, watches a device, and closes.
+            case "listen":
+                log.listener = (lambda code: self._pass(code)) if value else None
+            case "put":
+                log.put(WORK, value)
+            case "disown":
+                log.owner = 0
+
+    def _elsewhere(self, kind: int) -> None:
+        if kind % 2:
+            self.monitor.step().__exit__(None, None, None)
+        with self.monitor.stage("data"):
+            pass
+        if kind > 1:
+            with self.monitor.step():
+                pass
 
 
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
