@@ -141,7 +141,7 @@ def test_a_process_that_does_not_train_imports_nothing_of_ours(tmp_path, environ
     assert eval(output(plain, environment)) == before
     assert eval(output(looking, environment)) == before
     # (an import of torch takes a second; these are a few milliseconds of it)
-    names = ("hooks", "models", "patches", "replaced", "steps")
+    names = ("hooks", "models", "patches", "steps")
     seams = {"sftriage", "sftriage.errors", "sftriage.log", "sftriage.trainer", "sftriage.trainer.seams"}
     seams |= {f"sftriage.trainer.seams.{name}" for name in names}
     assert set(eval(output(importing, environment))) - set(before) == seams - set(before)
