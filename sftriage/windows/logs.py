@@ -262,9 +262,7 @@ class LogReader:
         return np.concatenate(places), together(found)
 
     def whole_from_step(self) -> int | None:
-        """The step from which on none has been removed; None where none has been at all."""
-        if self.files.all_there:
-            return None
+        """The step from which on none has been removed; None where none of these is there."""
         firsts = map(self.first_step, self.files.segments[self.files.n_thinned :])
         return next((first for first in firsts if first is not None), None)
 
