@@ -376,11 +376,11 @@ def timed(window: Window, settings: Settings) -> Timed:
     if window.device_NRS is None:
         if not window.on_device:
             return Timed(window)
-        return Timed(window, limited=True, numbers={**least, "device_coverage": 0.0})
+        return Timed(window, limited=True, numbers={"device_coverage": 0.0, **least})
     device = on_device(window)
     host_N, both_N = complete_steps(window), complete_steps(device)
     both_N &= host_N
-    numbers = {**least, "device_coverage": float(both_N.sum()) / max(1.0, float(host_N.sum()))}
+    numbers = {"device_coverage": float(both_N.sum()) / max(1.0, float(host_N.sum())), **least}
     if not both_N.any() or numbers["device_coverage"] < settings.most_fraction:
         return Timed(window, limited=True, numbers=numbers)
     steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
