@@ -193,13 +193,15 @@ def _with_size(
     there = step_T[since_T & (over_T >= base_s + size_s / 2)]
     if not len(there):
         return None
-    lasts_T = since_T & (step_T <= there[-1])
+    scaled_T = (over_T[since_T & (step_T <= there[-1])] - base_s) / size_s
+    none, part = int((scaled_T <= 0.25).sum()), int(((scaled_T > 0.25) & (scaled_T < 0.75)).sum())
     return replace(
         onset,
         pause_steps=int(np.diff(there).max(initial=1)),
         there_s=base_s + size_s / 2,
         size_s=size_s,
-        has_gaps=not grows and _has_gaps((over_T[lasts_T] - base_s) / size_s),
+        # It comes and goes: more steps have none of it than have a part of it.
+        has_gaps=not grows and none > 2 * part and none >= max(2, 0.05 * len(scaled_T)),
         grows=grows,
         known_through=int(step_T[-1]),
     )
@@ -299,12 +301,6 @@ def _onset(step_T: RankArray, log_odds_T: FloatArray, counts: float) -> Onset:
     likely = order[: int(np.searchsorted(np.cumsum(odds_T[order]), 0.99 * odds_T.sum())) + 1]
     earliest, latest = int(likely.min()), int(likely.max())
     return Onset(int(step_T[best]), int(step_T[earliest]), int(step_T[latest]))
-
-
-def _has_gaps(scaled_T: FloatArray) -> bool:
-    """Whether a fault comes and goes: more steps have none of it than have a part of it, and enough have all of it."""
-    none, part = int((scaled_T <= 0.25).sum()), int(((scaled_T > 0.25) & (scaled_T < 0.75)).sum())
-    return none > 2 * part and none >= max(2, 0.05 * len(scaled_T))
 
 
 def course_of(
