@@ -167,14 +167,30 @@ def test_one_column_beside_its_ideal_is_what_it_is_among_all_the_others_at_their
         np.testing.assert_allclose(alone_NW[:, column], operations.replay(kept_TW).finish_N, rtol=1e-14)
 
 
+def arrays(rows):
+    return {name: getattr(rows, name) for name in type(rows).__slots__ if name.endswith("_E")}
+
+
+def some(rows, kept_E):
+    return {name: values_E[kept_E] for name, values_E in arrays(rows).items()}
+
+
+def without(first=None, **which):
+    """The rows without some operations in all steps, or without the first few of them."""
+
+    def change(job, rows):
+        gone = job.ops(**which)[:first]
+        return some(rows, ~np.isin(np.arange(len(rows.step_E)) // (job.steps * job.dps), gone))
+
+    return change
+
+
 def test_steps_without_all_operations_are_left_out_and_it_says_so():
     # GIVEN a recording in which one operation of the second of its steps is missing
     rows = Job(steps=4).rows()
     missing = np.flatnonzero(rows.step_E == 10)[5]
-    kept = np.arange(len(rows.step_E)) != missing
-    fewer = {name: values[kept] for name, values in arrays(rows).items()}
     # WHEN it is taken up, THEN that step alone is left out
-    operations = arranged(type(rows)(rows.optypes, **fewer))
+    operations = arranged(type(rows)(rows.optypes, **some(rows, np.arange(len(rows.step_E)) != missing)))
     assert operations.steps == (7, 13, 16)
     assert operations.notes == ("1 of 4 steps left out: not all operations are there",)
 
@@ -182,50 +198,30 @@ def test_steps_without_all_operations_are_left_out_and_it_says_so():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: {"optypes": ["mine" if one == "gc" else one for one in rows.optypes]}, "optype mine: not one of"),
-        (lambda rows: {"duration_E": -rows.duration_E}, "duration: less than 0"),
-        (lambda rows: {"start_E": rows.start_E * np.nan}, "start_ts: not a finite number"),
-        (lambda rows: {"seq_E": np.zeros_like(rows.seq_E)}, "an operation is there twice"),
-        (lambda rows: {"pp_E": rows.pp_E * 2}, "stage: 3 of 7 stages have no operation"),
-        (lambda rows: {"optype_E": np.where(rows.optype_E == 1, 0, rows.optype_E)}, "an operation is there twice"),
-        (lambda rows: {"seq_E": rows.seq_E + np.int32(2**30)}, "too many operations in a step"),
-        (lambda rows: {"step_E": np.arange(len(rows.step_E))}, "the steps have hardly any operations in common"),
-        (lambda rows: {"chunk_E": rows.chunk_E * 0 - 1}, "forward-compute 0 of stage 0 is of no model chunk"),
-        (lambda rows: {name: rows_of[:0] for name, rows_of in arrays(rows).items()}, "no operations"),
+        (
+            lambda _, rows: {"optypes": ["mine" if one == "gc" else one for one in rows.optypes]},
+            "optype mine: not one of",
+        ),
+        (lambda _, rows: {"duration_E": -rows.duration_E}, "duration: less than 0"),
+        (lambda _, rows: {"start_E": rows.start_E * np.nan}, "start_ts: not a finite number"),
+        (lambda _, rows: {"seq_E": np.zeros_like(rows.seq_E)}, "an operation is there twice"),
+        (lambda _, rows: {"pp_E": rows.pp_E * 2}, "stage: 3 of 7 stages have no operation"),
+        (lambda _, rows: {"optype_E": np.where(rows.optype_E == 1, 0, rows.optype_E)}, "an operation is there twice"),
+        (lambda _, rows: {"seq_E": rows.seq_E + np.int32(2**30)}, "too many operations in a step"),
+        (lambda _, rows: {"step_E": np.arange(len(rows.step_E))}, "the steps have hardly any operations in common"),
+        (lambda _, rows: {"chunk_E": rows.chunk_E * 0 - 1}, "forward-compute 0 of stage 0 is of no model chunk"),
+        (lambda _, rows: some(rows, slice(0)), "no operations"),
+        (without(kind="backward-compute", stage=1), "stage 1 has no backward-compute"),
+        (without(kind="forward-recv", stage=1), "stage 1 has no forward-recv"),
+        (without(2, kind="forward-recv", stage=1), "stage 1 has 6 of forward-recv for 8 of forward-compute"),
+        (without(kind="backward-recv", stage=0), "backward-send 0 of stage 1 has no other end"),
     ],
 )
 def test_what_is_no_such_recording_is_refused_in_words(change, said):
-    # GIVEN a recording with something wrong in it
-    rows = Job(steps=2).rows()
-    wrong = type(rows)(**({"optypes": rows.optypes, **arrays(rows)} | change(rows)))
+    # GIVEN a recording with something wrong in it, or one that never has some operations
+    job = Job(steps=2)
+    rows = job.rows()
+    wrong = type(rows)(**({"optypes": rows.optypes, **arrays(rows)} | change(job, rows)))
     # WHEN it is taken up, THEN it says what
     with pytest.raises(InputError, match=said):
         arranged(wrong)
-
-
-@pytest.mark.parametrize(
-    ("without", "said"),
-    [
-        (lambda job: job.ops(kind="backward-compute", stage=1), "stage 1 has no backward-compute"),
-        (lambda job: job.ops(kind="forward-recv", stage=1), "stage 1 has no forward-recv"),
-        (
-            lambda job: job.ops(kind="forward-recv", stage=1)[:2],
-            "stage 1 has 6 of forward-recv for 8 of forward-compute",
-        ),
-        (lambda job: job.ops(kind="backward-recv", stage=0), "backward-send 0 of stage 1 has no other end"),
-    ],
-)
-def test_operations_that_are_missing_in_all_steps_are_said(without, said):
-    # GIVEN a recording that never has some operations
-    job = Job(steps=2, dps=1)
-    rows, gone = job.rows(), without(job)
-    n_cells = job.steps * job.dps
-    kept = ~np.isin(np.arange(len(rows.step_E)) // n_cells, gone)
-    fewer = {name: values[kept] for name, values in arrays(rows).items()}
-    # WHEN it is taken up, THEN it says which
-    with pytest.raises(InputError, match=said):
-        arranged(type(rows)(rows.optypes, **fewer))
-
-
-def arrays(rows):
-    return {name: getattr(rows, name) for name in type(rows).__slots__ if name.endswith("_E")}
