@@ -30,7 +30,7 @@ from sftriage.agent.counting import (
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import COUNTERS, OF_THREAD, PLACE, StageSchema
 from sftriage.runs.recordings import load_recording
-from sftriage.trainer.layout import find_rings
+from sftriage.trainer.layout import COUNTERS_MAGIC, OpenFile, find_rings
 from sftriage.windows.decoding import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import Ring
@@ -132,7 +132,10 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
         agent.rows()
     assert [path.stat().st_size for path in sorted(places["steps"].glob("*.counters"))] == sizes
     with Ring(find_rings(places["rings"])[0]) as ring:
-        assert kept_of(places["steps"], ring.info).info == ring.info
+        assert kept_of(places["steps"], ring.info) is not None
+        path = places["steps"] / ring.info.file_name("counters")
+        with OpenFile(path, os.O_RDONLY) as file:
+            assert file.checked_header(COUNTERS_MAGIC).info == ring.info
 
 
 def test_a_kernel_that_counts_nothing_is_said_once_and_no_thread_is_known(agent, monitor, monkeypatch, caplog):
