@@ -18,11 +18,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
-from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, log_of, statuses
+from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
-from sftriage.runs.summary import RunSummary, captures_cost_s
+from sftriage.runs.summary import RunSummary, captures_cost_s, captures_of
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME
@@ -34,8 +34,8 @@ from sftriage.whatif.slowdown import MIN_SLOWDOWN
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
 
-NEWEST = 8
-"""Decisions on the overview."""
+NEWEST, MAX_RUNNING = 8, 20
+"""Decisions on the overview, and captures that are not stored."""
 
 MAX_LANES, MAX_BOXES = 16, 4000
 """Workers whose step is drawn, the slowest; and operations: of more, only Perfetto makes a picture."""
@@ -91,6 +91,7 @@ class RunPage(Page[RunSource]):
         map_ = heat if isinstance(heat, HeatMap) else None
         chart = timeline(rows, axis, view.became, view.asks, map_)
         stages = [] if chart is None else [one.stage for one in chart.series]
+        stored = {one.capture_id for one in view.captures}
         n_steps = view.rows[-1].last_step - min(row.first_step for row in view.rows) + 1 if view.rows else 0
         return self.html(
             "overview.html",
@@ -109,7 +110,7 @@ class RunPage(Page[RunSource]):
             captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
-            running=_unfinished(view),
+            running=[one for one in captures_of(view) if one.capture_id not in stored][:MAX_RUNNING],
         )
 
     def _decisions(self, request: Request) -> Response:
@@ -169,7 +170,7 @@ class RunPage(Page[RunSource]):
         if found is None:
             if row is None:
                 raise HTTPException(404, "There is no such capture.")
-            (status,) = statuses((one for one in row.asked if one.capture_id == capture_id), view.became)
+            status = {one.capture_id: one for one in captures_of(view)}[capture_id]
             return self.html("lost.html", view, status=status, asked=row)
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
         if (compared := control_of(found)) is not None:
@@ -235,14 +236,6 @@ def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, 
 def _column_values(column: TimelineColumn) -> list[Any]:
     where = column.at, column.width, column.first_step, column.last_step, LABEL_WORDS[column.label], column.named
     return [*where, round(column.exposed_s, 6), [round(advance_s, 6) for advance_s in column.advances_s]]
-
-
-def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
-    stored = {one.capture_id for one in view.captures}
-    decided: tuple[WindowRow | RequestRow, ...] = (*view.rows, *view.asks)
-    asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
-    asked.sort(key=lambda entry: entry[0], reverse=True)
-    return statuses((one for _, one in asked[:20]), view.became)
 
 
 MAX_OPEN = 8
