@@ -274,8 +274,8 @@ class TraceReader:
         first = 0
         while first < len(ends) and (self._ended or first == 0 or first + _JOINED <= len(ends)):
             self._skip_gap()
-            count = self._one(ends[first : first + _JOINED])
-            if not count:
+            # (what seems to be an end may be one of a list behind that of the events)
+            if text.startswith(b"]", self._at) or not (count := self._one(ends[first : first + _JOINED])):
                 break
             first += count
             self._at = ends[first - 1]

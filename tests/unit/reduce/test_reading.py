@@ -34,25 +34,24 @@ VALUES = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
-    names=st.lists(st.text(max_size=10) | st.sampled_from(NASTY), max_size=12),
-    args=st.lists(VALUES, min_size=12, max_size=12),
+    named=st.lists(st.tuples(st.text(max_size=10) | st.sampled_from(NASTY), VALUES), max_size=12),
     beside=st.dictionaries(st.text(max_size=6), VALUES, max_size=4),
     style=st.sampled_from([(None, (",", ":")), (None, (", ", ": ")), (None, (" ,\n ", " :\r\n ")), ("\t", None)]),
     piece_bytes=st.integers(8, 400),
     file=st.sampled_from(["trace.json", "trace.json.gz", "named.anything"]),
 )
 def test_whatever_stands_in_it_the_events_are_those_that_json_has(
-    tmp_path, monkeypatch, names, args, beside, style, piece_bytes, file
+    tmp_path, monkeypatch, named, beside, style, piece_bytes, file
 ):
     # GIVEN any JSON beside the events and in their arguments, rank and clock before or after them
     beside = {f"_{key}": value for key, value in beside.items()}
-    events = [{**event(name, n, 1), "args": args[n]} for n, name in enumerate(names)]
+    events = [{**event(name, n, 1), "args": args} for n, (name, args) in enumerate(named)]
     indent, separators = style
     made = {**beside, "traceEvents": events, **ABOUT} if piece_bytes % 2 else {**ABOUT, "traceEvents": events, **beside}
     whole = json.dumps(made, indent=indent, separators=separators, ensure_ascii=False)
     monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
     (trace,) = traces_of(tmp_path / file, whole.encode())
-    its = [(name, EPOCH_NS + 1000 * n, EPOCH_NS + 1000 * (n + 1), "10") for n, name in enumerate(names)]
+    its = [(name, EPOCH_NS + 1000 * n, EPOCH_NS + 1000 * (n + 1), "10") for n, (name, _) in enumerate(named)]
     assert seen(trace) == sorted(its)
     assert (trace.rank, trace.world_size, trace.absolute, trace.notes) == (3, 8, True, ())
 
