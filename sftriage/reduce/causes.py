@@ -55,12 +55,12 @@ is held, one sample stands for long."""
 NEEDS_COUNTERS: frozenset[CauseCode] = frozenset({"python", "descheduled", "page_faults"})
 """What may be something else, by what the kernel has counted: it is not sure where that is not known."""
 
-DONE_TO_IT: dict[CauseCode, str] = {
+INTERRUPTIONS: dict[CauseCode, str] = {
     "descheduled": "waited",
     "stopped": "stopped",
     "garbage_collection": "collected",
 }
-"""What the system or the interpreter does to a thread, by the name of the time for which it did (`Spot.fraction`)."""
+"""What keeps a thread from its work, by the name of the time that it takes (`Spot.fraction`)."""
 
 
 def cause_of(
@@ -160,7 +160,7 @@ class _Search:
         return (
             (self._accounted() if by_system else None)
             or self._kernels()
-            or self._done_to_it()
+            or self._interrupted()
             or named
             or self._operator()
             or line
@@ -191,8 +191,8 @@ class _Search:
             return None
         return beside.stage_s * sum(one.weight_ns * (one.fraction(what) if what else 1) for one in found) / weight_ns
 
-    def _done_to_it(self) -> CauseInfo | None:
-        for code, what in DONE_TO_IT.items():
+    def _interrupted(self) -> CauseInfo | None:
+        for code, what in INTERRUPTIONS.items():
             took_s, control_s = self._spent_s(what), self._beside_s(self.others, what)
             if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
                 continue
@@ -448,7 +448,7 @@ def cause_of_rank(
     gil_s = seconds("gil")
     # What kept it from running, for how long a step. That another thread was busy meanwhile is no proof that it held
     # the interpreter; and on a busy host every rank waits for a core, which its peers' counters show.
-    spent_s: dict[CauseCode, float] = {code: seconds(what) for code, what in DONE_TO_IT.items()}
+    spent_s: dict[CauseCode, float] = {code: seconds(what) for code, what in INTERRUPTIONS.items()}
     spent_s["gil"] = max(gil_s, seconds("beside"))
     if counted is not None and "queued_s" in counted:
         del spent_s["descheduled"]

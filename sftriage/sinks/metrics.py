@@ -430,7 +430,7 @@ class Metrics(Sink):
 
     def _cost(self, lost_rank_s: Mapping[tuple[str, str], float]) -> None:
         for named, rank_s in lost_rank_s.items():
-            label = _one_of(self._suspect_labels, MAX_SUSPECT_LABELS, named, _OTHERS)
+            label = _bounded(self._suspect_labels, MAX_SUSPECT_LABELS, named, _OTHERS)
             before_s = self._lost_rank_s.get(named, 0.0)
             self._of("straggler_cost_rank_seconds", *label).inc(max(0.0, rank_s - before_s))
             self._lost_rank_s[named] = max(before_s, rank_s)
@@ -446,7 +446,7 @@ class Metrics(Sink):
         self._regression = begun
 
     def _label_of(self, stage: str | None) -> str:
-        return ALL_LOCAL if stage is None else _one_of(self._stages, MAX_STAGE_LABELS, stage, OTHER)
+        return ALL_LOCAL if stage is None else _bounded(self._stages, MAX_STAGE_LABELS, stage, OTHER)
 
     def _count(self, window: Window, clock: Clock, capture_id: str | None) -> None:
         if (new := self._tally.take(window, clock)) is None:
@@ -466,7 +466,7 @@ class Metrics(Sink):
             )
 
 
-def _one_of(known: set[Kept], most: int, label: Kept, other: Kept) -> Kept:
+def _bounded(known: set[Kept], most: int, label: Kept, other: Kept) -> Kept:
     """A label that is among the first ``most``, or the one of all others."""
     if len(known) < most:
         known.add(label)

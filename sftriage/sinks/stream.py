@@ -44,7 +44,7 @@ class Sink(Protocol):
         return
 
 
-class Lane:
+class DeliveryQueue:
     """Makes calls one after the other in a daemon thread; of more than ``capacity`` that wait the oldest are lost.
 
     What a call raises is logged, the first time, and the next one is made all the same.
@@ -52,6 +52,7 @@ class Lane:
 
     def __init__(self, name: str, capacity: int = CAPACITY) -> None:
         self._name = name
+        self._thread: threading.Thread | None = None
         self._waiting: deque[Callable[[], None]] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._lost = 0
@@ -62,6 +63,7 @@ class Lane:
         self._thread = start_thread(self._name, self._run, first, last)
 
     def put(self, call: Callable[[], None]) -> None:
+        """Queue a call, and return at once."""
         with self._changed:
             if self._ending:
                 return
@@ -74,13 +76,15 @@ class Lane:
             log.warning("%s does not keep up: it loses the oldest events from now on", self._name)
 
     def end(self) -> None:
-        """Have it end once nothing waits."""
+        """End once nothing waits."""
         with self._changed:
             self._ending = True
             self._changed.notify()
 
-    def leave(self, deadline_s: float) -> None:
-        """Wait for the end until then, on the monotonic clock; what still waits is lost."""
+    def join(self, deadline_s: float) -> None:
+        """Wait for the end until then, on the monotonic clock, and drop what still waits."""
+        if self._thread is None:
+            return
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
@@ -111,11 +115,11 @@ class Lane:
 
 
 class Stream:
-    """Tells sinks, each in a `Lane`. No thread is started before `start`; what is published before that waits."""
+    """Delivers events to sinks, by a queue each. No thread runs before `start`; what is published before that waits."""
 
     def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._lanes: list[tuple[Sink, Lane]] = []
+        self._queues: list[tuple[Sink, DeliveryQueue]] = []
         self._started = False
         for sink in sinks:
             self.add(sink)
@@ -123,30 +127,30 @@ class Stream:
     def add(self, sink: Sink) -> None:
         if self._started:
             raise RuntimeError(f"{sink.name} comes after the start")
-        self._lanes.append((sink, Lane(sink.name, self._capacity)))
+        self._queues.append((sink, DeliveryQueue(sink.name, self._capacity)))
 
     def start(self) -> None:
         self._started = True
-        for sink, lane in self._lanes:
-            lane.start(sink.start, last=[sink.close])
+        for sink, queue in self._queues:
+            queue.start(sink.start, last=[sink.close])
 
     def publish(self, seen: Event | Sight) -> None:
         """Have every sink told. Waits for none of them, and raises nothing."""
-        for sink, lane in self._lanes:
-            lane.put(partial(sink.take, seen))
+        for sink, queue in self._queues:
+            queue.put(partial(sink.take, seen))
 
     def close(self, grace_s: float) -> None:
         """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
         if self._started:
-            close_all([lane for _, lane in self._lanes], time.monotonic() + grace_s)
+            close_all([queue for _, queue in self._queues], time.monotonic() + grace_s)
 
 
-def close_all(lanes: Collection[Lane], deadline_s: float) -> None:
-    """End lanes that have started, all of them until then, on the monotonic clock."""
-    for lane in lanes:
-        lane.end()
-    for lane in lanes:
-        lane.leave(deadline_s)
+def close_all(queues: Collection[DeliveryQueue], deadline_s: float) -> None:
+    """End queues that have started, all of them by then, on the monotonic clock."""
+    for queue in queues:
+        queue.end()
+    for queue in queues:
+        queue.join(deadline_s)
 
 
 def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:

@@ -1,6 +1,6 @@
 """Webhooks: decisions posted to whom a policy's rules want told, while nobody in the triage waits for it.
 
-Each destination has a `Lane`: one that hangs or fails holds up no other. An address is a secret, for
+Each destination has a `DeliveryQueue`: one that hangs or fails holds up no other. An address is a secret, for
 who knows it may write there: no message has more of it than the host.
 """
 
@@ -35,7 +35,7 @@ from sftriage.model.events import CauseFound, Event, FollowUpDecided, PolicyChan
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.sinks.stream import CAPACITY, Lane, Sink, close_all, keep_newest
+from sftriage.sinks.stream import CAPACITY, DeliveryQueue, Sink, close_all, keep_newest
 from sftriage.words.decisions import caused, decision_values, reason_sentence
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import span, verdict_sentence
@@ -225,7 +225,7 @@ class Webhooks(Sink):
         self.job, self.run = job, run
         self.closing, self.close_by_s = threading.Event(), float("inf")
         self._rules = rules
-        self._lanes: dict[Webhook, Lane] = {}
+        self._queues: dict[Webhook, DeliveryQueue] = {}
         self._failing: set[Webhook] = set()
         # By suspect: the decision that was sent last, and why it is slow; and by capture the suspect.
         self._sent: dict[_Suspect, Decision] = {}
@@ -286,19 +286,19 @@ class Webhooks(Sink):
 
     def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
         for webhook in _of(self._rules(), decision.notify):
-            if webhook not in self._lanes:
-                self._lanes[webhook] = Lane(_named(webhook), CAPACITY)
-                self._lanes[webhook].start()
+            if webhook not in self._queues:
+                self._queues[webhook] = DeliveryQueue(_named(webhook), CAPACITY)
+                self._queues[webhook].start()
             steps = span(decision.first_step, decision.last_step)
-            self._lanes[webhook].put(partial(self._deliver, webhook, steps, make))
+            self._queues[webhook].put(partial(self._deliver, webhook, steps, make))
 
     def close(self) -> None:
         """Deliver what is waiting. The end stays where it is if this is called again."""
         if not self.closing.is_set():
             self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
-        lanes, self._lanes = self._lanes, {}
-        close_all(lanes.values(), self.close_by_s)
+        queues, self._queues = self._queues, {}
+        close_all(queues.values(), self.close_by_s)
 
     def _deliver(self, webhook: Webhook, steps: str, make: Callable[[], Message]) -> None:
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
