@@ -490,7 +490,8 @@ def _exchange(view: View, straggler: remedies.Straggler | None) -> remedies.Unde
 def advice_lines(advice: remedies.Advice) -> list[str]:
     """The advice in words, the most useful remedy first."""
     lines = [] if advice.straggler is None else [words.straggler_sentence(advice.straggler)]
-    lines += [] if advice.slow_link is None else [words.link_sentence(*advice.slow_link)]
+    if (slow := advice.slow_link) is not None:
+        lines.append(f"{words.link_name(slow.link).capitalize()} delays a microbatch by {milliseconds(slow.delay_s)}.")
     lines = lines or [words.NOBODY]
     lines += map(words.event_sentence, advice.tried)
     if advice.remedies and advice.best is None:

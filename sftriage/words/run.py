@@ -212,6 +212,19 @@ ASSUMPTIONS = {
     "pipeline": "every microbatch takes its stage's median, links delay and do not limit, and activations fit",
     "host_transfers": "transfers hold up what the device computes next, which the recording does not show",
 }
+REMEDIES = {
+    "take_out": "{saves}, with a spare in its place {with_a_spare_s}; {pays}.",
+    "rebalance": "{saves} with {its_share:.0%} of its work for it, and more for the others; pays wherever it can be "
+    "done.",
+    "rebalance, unknown": "{saves}; pays wherever it can be done.",
+    "stragglar": "{saves}: {after_s} once it is there, and not {ring_s}; {pays}.",
+    "stragglar, unknown": "Saves up to {most_of_ring:.0%} of an all-reduce, and pays where the straggler is late by "
+    "more than {break_even_of_ring:.0%} of one. Name --gradients and --bandwidth to have it in seconds.",
+    "pipeline": "{saves} with stages {ahead} microbatches ahead: {adapted_s}, and {ideal_s} without delays.",
+    "host_transfers, unknown": "Where transfers hold up what is computed next, a step is {held_up_s} even so; sent "
+    "from the host, {not_held_up_s}.",
+}
+"""What a remedy saves, and from where on; "unknown" where what it saves is not known in seconds."""
 SHOWN_S = 5e-5
 """Less than this is written as 0.0 ms."""
 NOTHING = "Nothing that is known here is worth the trouble."
@@ -229,47 +242,20 @@ def link_name(link: int) -> str:
     return f"the link between stages {link} and {link + 1}"
 
 
-def link_sentence(link: int, delay_s: float) -> str:
-    """Which link it is about."""
-    return f"The {link_name(link)[4:]} delays a microbatch by {milliseconds(delay_s)}."
-
-
 def remedy_sentence(remedy: Remedy) -> str:
     """What a remedy saves, and from where on."""
-    code, saves_s, pays_from_s, numbers = remedy.code, remedy.saves_s, remedy.pays_from_s, remedy.numbers
-    if code == "take_out":
-        spare = f"with a spare in its place {milliseconds(numbers['with_a_spare_s'])}"
-        return f"{_saves(saves_s)}, {spare}; pays where it is late by more than {_ms(pays_from_s)}."
-    if code == "rebalance":
-        its = f" with {numbers['its_share']:.0%} of its work for it, and more for the others" if numbers else ""
-        return f"{_saves(saves_s)}{its}; pays wherever it can be done."
-    if code == "stragglar" and saves_s is None:
-        return (
-            f"Saves up to {numbers['most_of_ring']:.0%} of an all-reduce, and pays where the straggler is late by more "
-            f"than {numbers['break_even_of_ring']:.0%} of one. Name --gradients and --bandwidth to have it in seconds."
-        )
-    if code == "stragglar":
-        ring, after = milliseconds(numbers["ring_s"]), milliseconds(numbers["after_s"])
-        pays = "never pays here" if pays_from_s is None else f"pays where it is late by more than {_ms(pays_from_s)}"
-        return f"{_saves(saves_s)}: {after} once it is there, and not {ring}; {pays}."
-    if code == "pipeline":
-        adapted, ideal = milliseconds(numbers["adapted_s"]), milliseconds(numbers["ideal_s"])
-        far = ", ".join(map(str, remedy.ahead))
-        return f"{_saves(saves_s)} with stages {far} microbatches ahead: {adapted}, and {ideal} without delays."
-    held, free = milliseconds(numbers["held_up_s"]), milliseconds(numbers["not_held_up_s"])
-    return f"Where transfers hold up what is computed next, a step is {held} even so; sent from the host, {free}."
-
-
-def _saves(saves_s: float | None) -> str:
+    saves_s, pays_from_s = remedy.saves_s, remedy.pays_from_s
+    saves = "Saves nothing"
     if saves_s is None:
-        return "Saves what cannot be said from here"
-    if abs(saves_s) < SHOWN_S:
-        return "Saves nothing"
-    return f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else f"Costs {milliseconds(-saves_s)} a step more"
-
-
-def _ms(seconds: float | None) -> str:
-    return "any time" if seconds is None else milliseconds(seconds)
+        saves = "Saves what cannot be said from here"
+    elif abs(saves_s) >= SHOWN_S:
+        more = f"Costs {milliseconds(-saves_s)} a step more"
+        saves = f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else more
+    late = "" if pays_from_s is None else f"pays where it is late by more than {milliseconds(pays_from_s)}"
+    shown = {name: milliseconds(one) if name.endswith("_s") else one for name, one in remedy.numbers.items()}
+    template = REMEDIES[remedy.code if saves_s is not None else f"{remedy.code}, unknown"]
+    ahead = ", ".join(map(str, remedy.ahead))
+    return template.format(saves=saves, pays=late or "never pays here", ahead=ahead, **shown)
 
 
 REMEDY_REASONS: Mapping[RemedyReason, str] = {

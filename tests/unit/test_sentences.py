@@ -450,32 +450,11 @@ def _texts(node: ast.expr) -> Iterator[str]:
                     yield from _texts(child)
 
 
-def in_rooms(*rooms: str) -> list[str]:
-    return sorted(str(path.relative_to(SOURCE)) for room in rooms for path in SOURCE.glob(room))
-
-
-def refusals() -> Rows:
-    for path in in_rooms("trainer/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"):
-        called = "CaptureError", "_NotBegunError", "failed", "_fail", "_refuse", "CaptureResult", "_finish_early"
-        for text in said_in(path, *called):
-            yield path, text
-
-
-def lines_of_commands() -> Rows:
-    for path in in_rooms("commands/*.py", "runtime/*.py"):
-        for text in said_in(path, "say", "tell", "write"):
-            yield path, text
-
-
-def findings() -> Rows:
-    for text in said_in("runtime/doctor.py", "CheckResult", "_present"):
-        yield "doctor", text
-
-
-def warnings() -> Rows:
-    for path in in_rooms("**/*.py"):
-        for text in said_in(path, "warning", "error", "warn", "joined", "_log_once", "Loop"):
-            yield path, text
+def calls(rooms: str, functions: str) -> Rows:
+    """What is said in the files of some rooms, by the file."""
+    for path in sorted(str(path.relative_to(SOURCE)) for room in rooms.split() for path in SOURCE.glob(room)):
+        for text in said_in(path, *functions.split()):
+            yield "doctor" if "CheckResult _" in functions else path, text
 
 
 def remedies() -> Rows:
@@ -519,7 +498,10 @@ def table(capsys) -> str:
         "What would resolve them": advice(),
         "Decisions": decisions(),
         "Captures": captures(),
-        "Why a capture is refused or fails": refusals(),
+        "Why a capture is refused or fails": calls(
+            "trainer/*.py agent/*.py runtime/triage.py traces/store.py",
+            "CaptureError _NotBegunError failed _fail _refuse CaptureResult _finish_early",
+        ),
         "Explanations": explanations(),
         "Manifests": manifests(),
         "Events": events(capsys),
@@ -527,9 +509,9 @@ def table(capsys) -> str:
         "Advice": remedies(),
         "The first glance": first_glance(),
         "Conditions of objects in a cluster": conditions(),
-        "Findings of the doctor": findings(),
-        "Lines of commands": lines_of_commands(),
-        "Warnings": warnings(),
+        "Findings of the doctor": calls("runtime/doctor.py", "CheckResult _present"),
+        "Lines of commands": calls("commands/*.py runtime/*.py", "say tell write"),
+        "Warnings": calls("**/*.py", "warning error warn joined _log_once Loop"),
     }
     lines = []
     for title, rows in sections.items():
