@@ -57,12 +57,6 @@ def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
     assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unwatched")
 
 
-def test_another_process_than_the_one_that_started_the_launcher_has_taken_over(run, rings):
-    liveness.note_launcher(rings, os.getppid())
-    with held(run.directory.lock, os.getpid()):
-        assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("taken_over", os.getpid())
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"-1", b"1e9", b"9" * 60])
 def test_a_lock_with_anything_in_it_is_looked_at(run, rings, content):
     run.directory.lock.write_bytes(content)
