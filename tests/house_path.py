@@ -26,7 +26,7 @@ from sftriage.runtime.triage import Triage
 from sftriage.sinks.stream import Sink
 from sftriage.trainer.monitor import Monitor
 
-MOST = 62
+MOST = 61
 FAULT_STEP, MAX_STEPS, DEADLINE_S = 200, 10_000, 60.0
 SOURCE = str(Path(sftriage.__file__).parent) + "/"
 POLICY = """

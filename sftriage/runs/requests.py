@@ -1,15 +1,13 @@
-"""Captures that people request: files in the run directory, taken up and answered by the controller."""
+"""Captures that people request: files in the run directory, which the controller takes up and answers."""
 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from pydantic import BaseModel, Field, ValidationError
 
 from sftriage.base.files import write_atomically
@@ -23,8 +21,6 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.liveness import WatcherLook
 from sftriage.words.decisions import decision_values
 from sftriage.words.verdicts import place
-
-log = logging.getLogger("sftriage")
 
 _MAX_TEXT = 500
 _Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
@@ -77,29 +73,6 @@ def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
 
 def _path(directory: RunDirectory, request: ManualRequest) -> Path:
     return directory.asks / f"{request.request_id}.json"
-
-
-def left(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
-    """The requests that were left, oldest first, each with its file, which whoever takes up the request removes.
-
-    Files that hold no request are removed with a warning.
-
-    Raises:
-        OSError: such a file cannot be removed.
-    """
-    try:
-        files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
-        paths = sorted(files, key=lambda path: path.lstat().st_mtime_ns)
-    except OSError:
-        return []
-    found = []
-    for path in paths:
-        try:
-            found.append((path, msgspec.json.decode(path.read_bytes(), type=ManualRequest)))
-        except (OSError, ValueError) as error:
-            path.unlink(missing_ok=True)
-            log.warning("%s is no capture that could be asked for: %s", path.name, error)
-    return found
 
 
 POLL_S = 0.1

@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic_ns
 
+import msgspec
+
 from sftriage.agent.agent import STORING_S
 from sftriage.base.files import refusing
 from sftriage.base.loops import LogOnce, Loop
@@ -32,7 +34,6 @@ from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
 from sftriage.runs.recordings import load_recording
-from sftriage.runs.requests import left
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
@@ -400,7 +401,7 @@ class ManualRequests:
 
         def find() -> None:
             if not self._found:
-                self._found += left(self._directory)
+                self._found += requests_in(self._directory)
 
         self._do(find, latest=True)
         while self._found:
@@ -475,3 +476,26 @@ class FailedTurns:
     def report(self) -> None:
         if self.count:
             log.error("triage failed %d times in this run; the tracebacks are in %s", self.count, self._path)
+
+
+def requests_in(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
+    """The captures that people request, oldest first, each with its file, which is removed once it is taken up.
+
+    Files that hold no request are removed with a warning.
+
+    Raises:
+        OSError: such a file cannot be removed.
+    """
+    found = []
+    try:
+        files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
+        paths = sorted(files, key=lambda path: path.lstat().st_mtime_ns)
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            found.append((path, msgspec.json.decode(path.read_bytes(), type=ManualRequest)))
+        except (OSError, ValueError) as error:
+            path.unlink(missing_ok=True)
+            log.warning("%s is no capture that could be asked for: %s", path.name, error)
+    return found

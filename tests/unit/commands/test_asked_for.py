@@ -10,7 +10,8 @@ from sftriage.commands.cli import flattened
 from sftriage.model.captures import ManualRequest
 from sftriage.policy.schema import Capture
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.requests import leave, left
+from sftriage.runs.requests import leave
+from sftriage.runtime.triage import requests_in
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on
 
@@ -102,10 +103,10 @@ def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     leave(directory, REQUEST)
     # WHEN the run takes it up THEN it is what was left, and it is gone once its file is removed
-    ((path, request),) = left(directory)
+    ((path, request),) = requests_in(directory)
     assert request == REQUEST
     path.unlink()
-    assert left(directory) == []
+    assert requests_in(directory) == []
 
 
 def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
@@ -114,4 +115,4 @@ def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
     (directory.asks / "a0.json").mkdir(parents=True)
     leave(directory, REQUEST)
     # THEN it is left alone, and requests are taken up
-    assert [request for _, request in left(directory)] == [REQUEST]
+    assert [request for _, request in requests_in(directory)] == [REQUEST]

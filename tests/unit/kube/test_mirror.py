@@ -15,8 +15,8 @@ from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.model.events import CaptureChanged, ManualRequestDecided
 from sftriage.runs.decisions import request_row, row_of
 from sftriage.runs.directory import RunInfo
-from sftriage.runs.requests import left
 from sftriage.runs.source import View
+from sftriage.runtime.triage import requests_in
 from sftriage.traces.store import Upload
 from tests.scenario import Recorder, decision, request_of, verdict
 from tests.unit.conftest import manifest_of
@@ -327,13 +327,13 @@ def test_a_person_s_request_is_left_once_and_answered(server, run, mirror):
     about = {"name": "look", "uid": "u-1", "generation": 1, "labels": {"sftriage.dev/job": JOB.object_name}}
     spec = {"job": "resnet", "rank": 2, "reason": "why?"}
     server.create({"apiVersion": "sftriage.dev/v1alpha1", "kind": "TraceCapture", "metadata": about, "spec": spec})
-    ((path, request),) = until(lambda: left(run.directory))
+    ((path, request),) = until(lambda: requests_in(run.directory))
     assert (request.request_id, request.ranks, request.reason) == ("k8s-u-1", (2,), "why?")
     # WHEN it was taken up, and its answer is not there yet THEN it is not left again
     path.unlink()
     looks = server.looks
     until(lambda: server.looks > looks + 5)
-    assert not left(run.directory)
+    assert not requests_in(run.directory)
     journal = Recorder(run.directory.decisions)
     manual = ManualRequest("k8s-u-1", (2,), "somebody", "why?")
     journal.append(

@@ -13,13 +13,13 @@ from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
 from sftriage.policy.in_force import load_set
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
 from sftriage.runs.journal import read_journal
-from sftriage.runs.requests import leave, left
+from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import RunSummary
 from sftriage.runtime import triage
 from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.local import ThisHost
-from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage
+from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage, requests_in
 from sftriage.traces.disk import at_once
 from sftriage.verdict.judging import reproduced
 from sftriage.windows.rings import status_of
@@ -185,7 +185,7 @@ def test_a_request_waits_for_ranks_that_may_start(tmp_path, asks, asked, there, 
     due = list(asks.due(lambda: job(*there), 100.0, ended=ended))
     assert [ask.ranks for ask, _ in due] == ([] if waits else [asked])
     # AND its file stays as long as it does
-    assert len(left(RunDirectory(tmp_path))) == waits
+    assert len(requests_in(RunDirectory(tmp_path))) == waits
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever_and_keeps_nobody_up(tmp_path, asks):
