@@ -25,6 +25,7 @@ from sftriage.words.verdicts import every, milliseconds, numbers, size, span, ve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from rich.console import JustifyMethod
 
     from sftriage.controller.replay import ReplayedDecision
     from sftriage.model.events import RemedyChanged, WindowJudged
@@ -66,10 +67,10 @@ def frontier_table(verdict: Verdict) -> Table:
 def windows_table(judged: Iterable[Verdict]) -> Table:
     """A line a window."""
     seen = list(judged)
-    table = Table(title="Windows", title_justify="left")
-    started_again = _started_again(one.attempt for one in seen)
-    for column in (*started_again, "steps", "verdict", "a step", "suspect", "gain", "how often"):
-        table.add_column(column, justify="right" if column in ("a step", "gain", "how often") else "left")
+    again = any(one.attempt for one in seen)
+    table = titled("Windows", ["attempt"] * again + ["steps", "verdict", "a step", "suspect", "gain", "how often"])
+    for column in table.columns:
+        column.justify = "right" if column.header in ("a step", "gain", "how often") else "left"
     for verdict in seen:
         label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
         for suspect in verdict.suspects[:1]:
@@ -77,7 +78,7 @@ def windows_table(judged: Iterable[Verdict]) -> Table:
             named = f"{who(suspect)}, {where(suspect)}{'' if verdict.named else ' (candidate)'}"
             suspected = [named, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
         table.add_row(
-            *(str(verdict.attempt + 1) for _ in started_again),
+            *[str(verdict.attempt + 1)] * again,
             numbers(verdict.first_step, verdict.last_step),
             Text(label, LABEL_STYLES[verdict.label]),
             milliseconds(verdict.step_s),
@@ -86,19 +87,10 @@ def windows_table(judged: Iterable[Verdict]) -> Table:
     return table
 
 
-def _started_again(attempts: Iterable[int]) -> tuple[str, ...]:
-    return ("attempt",) if any(attempts) else ()
-
-
-_Cell = Callable[["CaptureRow"], str]
-_FOLDED = {"job": 12, "cause": 32}
-_DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "created (UTC)"})
-
-
 def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
     """A line a decision, as `decision_values` gives them."""
-    started_again = _started_again(one["attempt"] for one in decided)
-    table = titled("Decisions", ["time (UTC)", *started_again, "steps", "label", "outcome", "reason"])
+    again = any(one["attempt"] for one in decided)
+    table = titled("Decisions", ["time (UTC)", *["attempt"] * again, "steps", "label", "outcome", "reason"])
     for decision in decided:
         became = [
             f"rank {one['rank']}: {one['state']}" + (f", {one['detail']}" if one["detail"] else "")
@@ -106,13 +98,18 @@ def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
         ]
         table.add_row(
             f"{verdicts.moment(decision['time_s']):%H:%M:%S}",
-            *(str(decision["attempt"] + 1) for _ in started_again),
+            *[str(decision["attempt"] + 1)] * again,
             numbers(decision["first_step"], decision["last_step"]),
             Text(decision["label"], LABEL_STYLES.get(decision["label"], "")),
             Text(decision["outcome"], OUTCOME_STYLES[decision["outcome"]]),
             "; ".join([decision["words"], *became]),
         )
     return table
+
+
+_Cell = Callable[["CaptureRow"], str]
+_FOLDED = {"job": 12, "cause": 32}
+_DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "created (UTC)"})
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:
@@ -125,11 +122,11 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreConditi
         conditions: whether each is there as it was put; the column is there once one is not.
         width: characters in a line; what finds no room there is left to `sftriage traces show`.
     """
-    several = len({(row.job, row.run) for row in rows}) > 1
     states = {
         (row.store, row.reference): condition.state if condition else ""
         for row, condition in zip(rows, conditions, strict=True)
     }
+    several = len({(row.job, row.run) for row in rows}) > 1
     columns: dict[str, _Cell] = {
         **({"job": lambda row: row.job, "run": lambda row: row.run} if several else {}),
         "capture": lambda row: row.capture_id,
@@ -141,28 +138,30 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreConditi
         "captured steps": lambda row: numbers(row.first_step, row.last_step),
         "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
-        "because of window": _window_of,
+        "because of window": lambda row: (
+            "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
+        ),
         "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
     }
     # Every cell has a space on either side, and a line.
     left, widths = width - 1, {name: _width(name, map(cell, rows)) for name, cell in columns.items()}
     if left < sum(needed + 3 for name, needed in widths.items() if name not in _DISPENSABLE):
         return _captures_list(rows, columns)
-    chosen: dict[str, int] = {}
+    for name in columns:
+        if name in _DISPENSABLE and widths[name] + 3 > left:
+            del widths[name]
+        else:
+            left -= widths[name] + 3
+    table = titled("Captures", ())
     for name, needed in widths.items():
-        if name not in _DISPENSABLE or needed + 3 <= left:
-            left -= needed + 3
-            chosen[name] = needed
-    table = Table(title="Captures", title_justify="left")
-    for name, needed in chosen.items():
         # What is left over goes to names that would otherwise take two lines.
         more = max(0, len(name) - needed)
         more = more if more <= left else 0
         left -= more
-        right = name in ("rank", "size")
-        table.add_column(name, justify="right" if right else "left", overflow="fold", width=needed + more)
+        justify: JustifyMethod = "right" if name in ("rank", "size") else "left"
+        table.add_column(name, justify=justify, overflow="fold", width=needed + more)
     for row in rows:
-        table.add_row(*(columns[str(column.header)](row) for column in table.columns))
+        table.add_row(*(columns[name](row) for name in widths))
     return table
 
 
@@ -170,10 +169,6 @@ def _stage_of(row: CaptureRow) -> str:
     if row.role == "control":
         return "(control)"
     return decisions.stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
-
-
-def _window_of(row: CaptureRow) -> str:
-    return "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
 
 
 def _width(name: str, cells: Iterable[str]) -> int:

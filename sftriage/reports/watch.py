@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sftriage.errors import InputError
-from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.captures import CaptureRequest
 from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
@@ -161,7 +161,10 @@ class RunNews:
             if is_news or refused or row.asked:
                 lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
         lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
-        lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
+        for one in ended:
+            damaged = f"No trace of rank {one.rank}: what is stored is damaged: {one.detail}."
+            text = damaged if one.state == "damaged" else ended_sentence(view.became[one.capture_id], one.size_bytes)
+            lines.append(f"{clock_time(now_s)}  {clean(text)}")
         lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in notes if (text := event_sentence(one))]
         if self._failing != (view.failing != ""):
             self._failing = not self._failing
@@ -207,9 +210,3 @@ def _ask_said(ask: RequestRow) -> str:
 def _captured(asked: Sequence[CaptureRequest]) -> str:
     beside = {"control": " to compare with"}
     return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
-
-
-def _ended_said(one: CaptureStatus, result: CaptureResult) -> str:
-    if one.state == "damaged":
-        return f"No trace of rank {result.rank}: what is stored is damaged: {one.detail}."
-    return ended_sentence(result, one.size_bytes)

@@ -79,7 +79,7 @@ class RunSummary:
         self.lost_s: float | None = None
         self.cause: CauseInfo | None = None
         self.answers: tuple[Answer, ...] = ()
-        self.steps = tuple(_watching(view)) if view.unwatched else ()
+        self.steps: tuple[NextStep, ...] = (_to_watch(view),) if view.unwatched else ()
         if view.rows:
             self._judge(telling_row(view.rows))
         else:
@@ -117,7 +117,11 @@ class RunSummary:
         if telling.label != "healthy":
             self.named, self.resolves = telling.named, newest.resolves
             self.done = words.decision_phrase(newest.outcome, newest.words)
-            self.captures = _captures(view, stretch)
+            asked = [one for row in reversed(stretch) for one in row.asked]
+            for ask in view.asks:
+                if ask.beside and any(one.capture_id == ask.beside for one in asked):
+                    asked = [*ask.asked, *asked]
+            self.captures = statuses(asked, view.became)
             before = next((row for row in reversed(stretch) if row.named), None) if not telling.named else None
             trouble = [one for one in view.rows if one.attempt == telling.attempt and one.last_step >= since]
             self.lost_s = self._lost_s(trouble, telling, since)
@@ -320,15 +324,6 @@ def _began(stretch: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
     return (min(onsets), min(onsets)) if onsets else (first.first_step, first.last_step)
 
 
-def _captures(view: View, trouble: Sequence[WindowRow]) -> tuple[CaptureStatus, ...]:
-    """The captures that a trouble has led to, and those that these have led to, newest first."""
-    asked = [one for row in reversed(trouble) for one in row.asked]
-    for ask in view.asks:
-        if ask.beside and any(one.capture_id == ask.beside for one in asked):
-            asked = [*ask.asked, *asked]
-    return statuses(asked, view.became)
-
-
 def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     """Every requested capture, newest first; then those in the store that this run did not request."""
     asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
@@ -422,16 +417,15 @@ def captured_words(manifest: Manifest) -> str:
     return of if again is None else f"{of}: {words.reproduced_words(again.answer, capture.role)}"
 
 
-def _watching(view: View) -> Iterator[NextStep]:
+def _to_watch(view: View) -> NextStep:
+    """What to do about a run that is not watched."""
     directory = shlex.quote(view.directory)
     if view.watcher.state == "unwatched":
-        yield NextStep("The job goes on: take it over.", f"sftriage attach --run {directory}")
-    elif view.watcher.state == "left" and view.rings_there:
+        return NextStep("The job goes on: take it over.", f"sftriage attach --run {directory}")
+    if view.watcher.state == "left" and view.rings_there:
         text = "Its ranks are gone too: judge the last steps that they recorded."
-        yield NextStep(text, f"sftriage attach --run {directory}")
-    else:
-        text = "Its ranks are gone too: judge the steps that are on record."
-        yield NextStep(text, f"sftriage analyze {directory}")
+        return NextStep(text, f"sftriage attach --run {directory}")
+    return NextStep("Its ranks are gone too: judge the steps that are on record.", f"sftriage analyze {directory}")
 
 
 def _lived_with(view: View) -> Iterator[NextStep]:

@@ -406,6 +406,12 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
         notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: not complete, or of another kind")
     if seen.limited:
         notes = (*notes, "by the hosts' clock alone, which on devices shows launches and waiting")
+    named = None
+    if verdict is not None:
+        suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
+        slow = tuple(worker for worker, rank in ranks.items() if rank in suspect.ranks)
+        held_back = suspect.by_system is not None
+        named = NamedOperations(slow, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
     return Operations(
         graph=graph,
         types=tuple(types),
@@ -421,15 +427,8 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
         final_T=np.ones(n_pp * n_columns, dtype=np.bool_),
         notes=notes,
         ranks=ranks,
-        named=None if verdict is None else _named(verdict, ranks),
+        named=named,
     )
-
-
-def _named(verdict: Verdict, ranks: Mapping[tuple[int, int], int]) -> NamedOperations:
-    suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
-    workers = tuple(worker for worker, rank in ranks.items() if rank in suspect.ranks)
-    held_back = suspect.by_system is not None
-    return NamedOperations(workers, suspect.stage or "", suspect.gain_s, step_s, held_back=held_back)
 
 
 def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
