@@ -7,7 +7,7 @@ change, ``SFTRIAGE_WRITE_SENTENCES=1`` writes the table anew: read what has chan
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -118,6 +118,21 @@ def judged(label: Label = "suspect", *reasons: str, suspects=(RANK,), **about) -
 
 
 Rows = Iterator[tuple[str, str]]
+CONDITIONS = {
+    "policy: ": POLICIES,
+    "report: ": REPORTS,
+    "capture: ": CAPTURE_STATES,
+    "capture of no run: ": CAPTURES,
+    "event: ": NEWS,
+    "reproduced: ": UNKNOWN,
+    "removal: ": REMOVAL,
+    "not injected: ": LEFT_ALONE,
+    "injected, but: ": INJECTED_BUT,
+}
+
+
+def tables(parts: Mapping[str, Mapping[str, str]]) -> Rows:
+    return ((f"{what}{code}", text) for what, sentences in parts.items() for code, text in sentences.items())
 
 
 def verdicts() -> Rows:
@@ -259,10 +274,7 @@ def decisions() -> Rows:
             yield f"{code}, resolved by", resolves
     throttled = Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
     yield "on a terminal", outcome_sentence(throttled)
-    for outcome in get_args(Outcome):
-        yield f"outcome: {outcome}", OUTCOMES[outcome]
-    for face, headline in FACES.items():
-        yield f"headline: {face}", headline
+    yield from tables({"outcome: ": OUTCOMES, "headline: ": FACES})
 
 
 def requested(rank: int, profiler: Profiler = "torch", role: str = "suspect") -> CaptureRequest:
@@ -387,25 +399,18 @@ def events(capsys) -> Rows:
 
 
 def causes() -> Rows:
-    for code, does in DOES.items():
-        if does:
-            yield f"cause: {code}", f"... {does}."
-        yield f"cause: {code}", NEXT_STEP[code]
-    for code, does in COUNTED.items():
-        yield f"cause, counted: {code}", f"... {does}."
-        if code in COUNTED_STEP:
-            yield f"cause, counted: {code}", COUNTED_STEP[code]
+    for what, causes, steps in (("cause", DOES, NEXT_STEP), ("cause, counted", COUNTED, COUNTED_STEP)):
+        for code, does in causes.items():
+            for text in (does and f"... {does}.", steps.get(code)):
+                if text:
+                    yield f"{what}: {code}", text
 
 
 def first_glance() -> Rows:
-    for question, text in QUESTIONS.items():
-        yield f"question: {question}", text
-    for face, text in {**HEALTH, "any other": SLOW}.items():
-        yield f"healthy? {face}", text
+    yield from tables({"question: ": QUESTIONS, "healthy? ": {**HEALTH, "any other": SLOW}})
     for stage in LOOK_AT:
         yield f"slow in {stage or 'all local stages'}", look_at("rank 2", stage, ("node-1",))
-    for code, text in AFTERWARDS.items():
-        yield f"once a run has ended: {code}", text
+    yield from tables({"once a run has ended: ": AFTERWARDS})
     losses = losses_of(
         judged(suspects=(replace(RANK, rank=rank, ranks=(rank,)),), attempt=rank, lost=Lost(90, (0.9,) * 50, 800))
         for rank in range(6)
@@ -475,23 +480,6 @@ def remedies() -> Rows:
             yield what, line
 
 
-def conditions() -> Rows:
-    parts = {
-        "policy": POLICIES,
-        "report": REPORTS,
-        "capture": CAPTURE_STATES,
-        "capture of no run": CAPTURES,
-        "event": NEWS,
-        "reproduced": UNKNOWN,
-        "removal": REMOVAL,
-        "not injected": LEFT_ALONE,
-        "injected, but": INJECTED_BUT,
-    }
-    for what, sentences in parts.items():
-        for code, text in sentences.items():
-            yield f"{what}: {code}", text
-
-
 def table(capsys) -> str:
     sections = {
         "Verdicts": verdicts(),
@@ -508,7 +496,7 @@ def table(capsys) -> str:
         "Causes": causes(),
         "Advice": remedies(),
         "The first glance": first_glance(),
-        "Conditions of objects in a cluster": conditions(),
+        "Conditions of objects in a cluster": tables(CONDITIONS),
         "Findings of the doctor": calls("runtime/doctor.py", "CheckResult _present"),
         "Lines of commands": calls("commands/*.py runtime/*.py", "say tell write"),
         "Warnings": calls("**/*.py", "warning error warn joined _log_once Loop"),
@@ -534,6 +522,7 @@ def test_no_code_is_without_a_row():
     assert set(PARAMETERS) == set(SENTENCES) == set(get_args(ReasonCode))
     assert set(RESOLVES) == {*REASONS, *STALLS}
     assert set(RESOLUTIONS) <= set(PARAMETERS)
+    assert (set(OUTCOMES), set(NEXT_STEP)) == (set(get_args(Outcome)), set(DOES))
     assert set(TOLD) == set(get_args(Event))
 
 
