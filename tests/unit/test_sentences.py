@@ -70,6 +70,7 @@ from sftriage.words.decisions import (
     cost_sentence,
     ended_sentence,
     outcome_sentence,
+    reason_kind,
     reason_sentence,
     resolution,
 )
@@ -97,6 +98,8 @@ from sftriage.words.verdicts import (
     RESOLVES,
     STALLS,
     explain,
+    hours_of_ranks,
+    lasted,
     system_sentence,
     verdict_sentence,
 )
@@ -171,9 +174,12 @@ def verdicts() -> Rows:
     yield "suspect that compiles alone", verdict_sentence(judged(suspects=(compiles,)))
     does = replace(RANK, alone=OwnWork("mine", 0.9, 178, 29.4))
     yield "suspect that does something of its own alone", verdict_sentence(judged(suspects=(does,)))
-    waited = judged(suspects=(replace(RANK, descheduled_fraction=0.83),), numbers={"queued_s": 0.03, "preempted": 8.2})
-    yield "suspect that waited for a CPU", verdict_sentence(waited)
-    yield "suspect that waited for a CPU, explained", system_sentence(waited)
+    for fraction in (0.83, 0.2, None):
+        for pattern in get_args(Pattern):
+            suspect = replace(patterns[pattern], descheduled_fraction=fraction)
+            waited = judged(suspects=(suspect,), numbers={"queued_s": 0.03, "preempted": 8.2})
+            yield f"suspect that waited for a CPU, {fraction}", verdict_sentence(waited)
+            yield f"suspect that waited for a CPU, {fraction}, explained", system_sentence(waited)
     for code, known in SAID.items():
         numbers = {name: 0.0302 if name.endswith("_s") else 31.0 for name in (*known, "queued_s", "preempted")}
         held_up = replace(RANK, system=(code, 0.83))
@@ -241,7 +247,7 @@ VARIANTS: list[tuple[ReasonCode, dict]] = [
     ("no_rule_matched", {"rule": "slow-rank", "gain_s": 0.004, "min_gain_s": 0.01, "stage": "", "stages": ("data",)}),
     ("no_rule_matched", {"rule": "dear", "cost_hours": 3.25, "min_cost_hours": 5.0}),
     ("observe_only", {"rule": "stuck", "reasons": ("died",), "rank": 3, "stage": "data"}),
-    ("pending", {"rule": "slow-rank", "lasted_s": 4.2, "for_s": 30.0}),
+    *(("pending", {"rule": "slow-rank", "lasted_s": lasted_s, "for_s": 86400.0}) for lasted_s in (4.2, 1234.5)),
     ("rule_matched", {**PARAMETERS["rule_matched"], "rank": 3, "stage": "", "controls": ()}),
     *(
         ("rule_matched", {**PARAMETERS["rule_matched"], "profiler": profiler, "chosen": chosen})
@@ -270,6 +276,7 @@ def decisions() -> Rows:
     for code, given in (*((code, PARAMETERS[code]) for code in get_args(ReasonCode)), *VARIANTS):
         decision = Decision(NOON_S, 90, 139, "suspect", "hold", code, parameters=given)
         yield code, reason_sentence(decision)
+        yield f"{code}, counted as", reason_kind(decision)
         if resolves := resolution(decision):
             yield f"{code}, resolved by", resolves
     throttled = Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
@@ -410,6 +417,13 @@ def first_glance() -> Rows:
     yield from tables({"question: ": QUESTIONS, "healthy? ": {**HEALTH, "any other": SLOW}})
     for stage in LOOK_AT:
         yield f"slow in {stage or 'all local stages'}", look_at("rank 2", stage, ("node-1",))
+    for who, stage, hosts in (("rank 2", "data", [""]), ("host vm (8 ranks)", None, ["vm"]), ("every rank", "x", "ab")):
+        yield f"slow, {who}", look_at(who, stage, hosts)
+    yield "lengths of time", ", ".join(map(lasted, (0.0, 0.4291, 1.463, 119, 120)))
+    yield (
+        "what all ranks have lost",
+        f"{hours_of_ranks(144.0, on_devices=False)}, {hours_of_ranks(3.7e6, on_devices=True)}",
+    )
     yield from tables({"once a run has ended: ": AFTERWARDS})
     losses = losses_of(
         judged(suspects=(replace(RANK, rank=rank, ranks=(rank,)),), attempt=rank, lost=Lost(90, (0.9,) * 50, 800))
