@@ -148,6 +148,13 @@ KEPT = CAPTURED, stored(), result("c-1", "stored", first_step=160)
 MISSING = replace(verdict(80, "suspect").suspects[0], gain_s=75.0, share=0.0)
 PASSED = replace(verdict(80, "suspect"), suspects=(replace(MISSING, pattern="one-off", gain_s=2.0),))
 STALL = replace(verdict(80, "stalled", reasons=("not_arrived",)), suspects=(MISSING,))
+
+
+def of_host(first: int, stage: str | None) -> Verdict:
+    of = verdict(first, "suspect", onset=20, stage=stage)
+    return replace(of, suspects=(replace(of.suspects[0], scope="host", ranks=(2, 3), rank=None, host="vm"),))
+
+
 HUNG = verdict(100, "stalled", reasons=("in_sync",))
 REMEDY = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data"}
 FULL = NOW_S, NOW_S - 1, "No space left"
@@ -163,6 +170,23 @@ STATES: dict[str, tuple[State, ...]] = {
     "healthy after a trouble": (window(30, "suspect"), window(80)),
     "healthy though a capture disturbed the newest window": (window(20), window(30, *DISTURBED)),
     "slow, and nothing done": (window(20), SLOW),
+    "undecided, then captured, and throttled now": (
+        *(window(20), window(30, "needs_evidence", "hold", "sync_ambiguous")),
+        window(100, "suspect", "capture", "rule slow-rank", asks="c-1", onset=120),
+        *(window(110, *DISTURBED), window(160, "suspect", "throttle", onset=125)),
+        *(stored(), result("c-1", "stored", first_step=160)),
+    ),
+    "slow, after a hang that led to two captures": (
+        *(judged(HUNG, "capture", "rule hang", "c-1"), window(130), window(180, "suspect", "throttle")),
+        note(FollowUpDecided("c-1", decision(HUNG, "capture", "it hangs", requests=(request_of("c-2"),)))),
+    ),
+    "a slow host, of which another stage or rank stands out in each window": (
+        window(0),
+        *(judged(of_host(first, stage)) for first, stage in ((20, "data"), (70, "forward"), (120, None))),
+        *(window(170, "suspect", onset=20, rank=3), window(220, "suspect", onset=20, stage="forward")),
+        judged(of_host(270, "data")),
+    ),
+    "another rank after a slow host": (judged(of_host(20, "data")), window(70, "suspect", rank=1, onset=70)),
     "slow, and throttled": (
         recorded,
         window(0),
