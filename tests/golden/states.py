@@ -17,6 +17,7 @@ from jinja2 import Environment
 from sftriage.base.process import locked
 from sftriage.model.captures import CaptureResult, ManualRequest
 from sftriage.model.events import (
+    CauseFound,
     CostMeasured,
     DiskRecovered,
     Event,
@@ -24,6 +25,7 @@ from sftriage.model.events import (
     FollowUpDecided,
     JobPaused,
     ManualRequestDecided,
+    Place,
     PolicyChanged,
     RemedyChanged,
     TakenOver,
@@ -199,7 +201,10 @@ STATES: dict[str, tuple[State, ...]] = {
     "slow, and captured": (recorded, window(20), *KEPT),
     "captured, then disturbed": (CAPTURED, window(40, *DISTURBED)),
     "captured, and the trace shows why": (*KEPT[:1], stored("c-1", findings().model_copy(update={"cause": SLEPT}))),
-    "a capture failed": (CAPTURED, result("c-1", "failed", "the disk is full")),
+    **{
+        f"a capture {state}": (CAPTURED, result("c-1", state, "the disk is full"))
+        for state in ("failed", "refused", "expired")
+    },
     "a capture failed, and the run has ended": (CAPTURED, result("c-1", "failed", "the disk is full"), over),
     "only disturbed": (window(40, *DISTURBED),),
     "throttled after a trouble with a capture": (CAPTURED, window(80), window(90, "suspect", "throttle")),
@@ -254,6 +259,11 @@ STATES: dict[str, tuple[State, ...]] = {
         window(100, "suspect"),
         note(RemedyChanged(**REMEDY, time_s=NOW_S, step=109, state="trying", reason="worthwhile")),
         note(RemedyChanged(**REMEDY, time_s=NOW_S, step=300, state="kept", reason="helps", numbers=FIGURES)),
+    ),
+    "it is known why, and is not": (
+        SLOW,
+        note(CauseFound(NOW_S, "c-1", 2, "unknown", True, "It is not known why.")),
+        note(CauseFound(NOW_S, "c-1", 2, "sleep", False, SLEPT.sentence, Place("load", "/job/data.py", 57), 3)),
     ),
     "a capture hung, and led to another": (
         judged(HUNG, "capture", "rule hang", "c-1"),

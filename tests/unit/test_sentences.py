@@ -54,7 +54,7 @@ from sftriage.policy.in_force import change_lines
 from sftriage.policy.state import losses_of
 from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import Other, note_kind
-from sftriage.runs.summary import advice_lines, losses_words
+from sftriage.runs.summary import advice_lines, captured_words, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.verdict.units import SAID
@@ -351,6 +351,10 @@ def manifests() -> Rows:
     for case, manifest in cases.items():
         for line in manifest_lines(manifest):
             yield case, line
+    for capture in (whole, control):
+        for answer in ("yes", "partly", "no"):
+            found = {"reproduced": told.model_copy(update={"answer": answer})}
+            yield f"{capture.capture.role}, in short", captured_words(capture.model_copy(update=found))
 
 
 TOLD: dict[type, list[Event]] = {

@@ -4,24 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.model.captures import ENDED, CaptureResult
+from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CostMeasured, NamedPolicy, PolicyChanged
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of, row_of
 from sftriage.runs.source import View
-from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s
-from sftriage.traces.manifest import Manifest, ReproducedInfo
+from sftriage.runs.summary import RunSummary, captures_cost_s
 from tests.scenario import decision, held, request_of, row
 
 
 def view(*rows, **about):
     return View("1", **{"info": object(), "rows": rows, "going": True, **about})
-
-
-@pytest.mark.parametrize("state", sorted(ENDED - {"stored"}))
-def test_a_capture_that_came_to_nothing_is_no_capture(state):
-    rows = [row(30, "suspect", "capture", "rule slow-rank", (request_of("c-1"),))]
-    found = RunSummary(view(*rows, became={"c-1": CaptureResult("c-1", 2, state, "the disk is full")}))
-    assert (found.face, [one.detail for one in found.lost]) == ("suspect", ["the disk is full"])
 
 
 def test_what_was_lost_is_what_windows_add_to_the_sum_of_who_is_named():
@@ -40,20 +32,6 @@ def test_a_command_is_one_to_paste():
 def test_captures_never_give_time_back():
     costs = [CostMeasured(1.0, 0, 1, 2, cost_s, 0.1) for cost_s in (0.5, -2.0, None, 0.25)]
     assert captures_cost_s(costs) == 0.75
-
-
-@pytest.mark.parametrize("answer", ["yes", "partly", "no"])
-def test_a_control_is_there_to_compare_with_and_has_no_fault(captured, answer):
-    # GIVEN a stored capture, of which it is known whether the fault was there meanwhile
-    again = ReproducedInfo(answer=answer, steps=5, steps_with=2, over_s=0.04, expected_s=0.02)
-    manifest = next(one for one in captured.source.view().captures if isinstance(one, Manifest))
-    manifest = manifest.model_copy(update={"reproduced": again})
-    # WHEN it is of the suspect THEN the fault is in it, or not
-    assert "the fault is" in captured_words(manifest)
-    # WHEN it is of a control rank THEN it is the suspect's that was there, or not
-    control = manifest.model_copy(update={"capture": manifest.capture.model_copy(update={"role": "control"})})
-    assert "to compare with; the fault was" in captured_words(control)
-    assert "suspect" in captured_words(control)
 
 
 def test_like_decisions_in_a_row_are_one_entry_and_captures_and_notes_are_entries_of_their_own():
