@@ -47,7 +47,7 @@ from sftriage.runs.source import View
 from sftriage.runs.summary import RunSummary, advice_of_run, captures_cost_s, remedy_line, tried_in
 from sftriage.traces.manifest import Manifest, first_problem
 from sftriage.words.decisions import caused
-from sftriage.words.kube import NEWS, REPRODUCED, capture_sentence, removal_sentence
+from sftriage.words.kube import CAPTURE_STATES, NEWS, REPRODUCED, removal_sentence
 from sftriage.words.kube import POLICIES as POLICY_WORDS
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 from sftriage.words.run import NOTHING, event_sentence, link_name, reproduced_words
@@ -184,7 +184,7 @@ def _cause(manifest: Manifest | None) -> str | None:
 
 
 def _progress(state: RequestState, detail: str, *, invalid: bool) -> Iterator[Now]:
-    reason, words = "Invalid" if invalid else state.capitalize(), capture_sentence(state, detail)
+    reason, words = "Invalid" if invalid else state.capitalize(), f"{CAPTURE_STATES[state]} {detail}".strip()
     accepted: Answer = "Unknown" if state == "requested" else "False" if state == "refused" else "True"
     yield Now("Accepted", accepted, "Accepted" if accepted == "True" else reason, words)
     stored: Answer = "True" if state == "stored" else "False" if state in ENDED else "Unknown"

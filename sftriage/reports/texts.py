@@ -201,11 +201,7 @@ def trace_values(one: Reduction) -> dict[str, Any]:
     """A reduction as JSON values."""
     trace, steps = one.trace, one.steps
     return {
-        "source": trace.source,
-        "rank": trace.rank,
-        "world_size": trace.world_size,
-        "job": trace.job,
-        "capture_id": trace.capture_id,
+        **{name: getattr(trace, name) for name in ("source", "rank", "world_size", "job", "capture_id")},
         "origin": one.origin,
         "stages": one.schema.stages,
         "sync": one.schema.sync,

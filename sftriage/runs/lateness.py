@@ -297,7 +297,7 @@ class LaneBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class DrawnRank:
     """One rank's steps. ``means_s`` is the mean duration of each stage over them."""
 
     title: str
@@ -311,7 +311,7 @@ class Lane:
 class Lanes:
     """The drawing. ``one_clock``: the ranks share a clock; otherwise they are laid together where they first meet."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DrawnRank, ...]
     stages: tuple[str, ...]
     sync: tuple[str, ...]
     first_step: int
@@ -370,7 +370,7 @@ def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
             for step, at, start, end in laid
             if end > start
         )
-        lanes.append(Lane(rank.title, rank.rank, rank.host, blocks, _means(rank.steps, schema)))
+        lanes.append(DrawnRank(rank.title, rank.rank, rank.host, blocks, _means(rank.steps, schema)))
     numbers = [one.step for rank in ranks for one in rank.steps]
     return Lanes(tuple(lanes), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
 

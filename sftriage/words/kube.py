@@ -69,11 +69,6 @@ REMOVAL: Mapping[str, str] = {
 """What becomes of a trace whose object is being deleted."""
 
 
-def capture_sentence(state: str, detail: str) -> str:
-    """How far a capture is, and what there is to say of it."""
-    return f"{CAPTURE_STATES[state]} {detail}".strip()
-
-
 def removal_sentence(code: str, **given: object) -> str:
     """What becomes of the trace of an object that is being deleted."""
     return REMOVAL[code].format(**given)
