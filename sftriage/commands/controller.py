@@ -141,28 +141,24 @@ def of_cluster(
     from sftriage.kube.jobs import JobRef
     from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.hub_server import HubOptions, HubServer
+    from sftriage.runtime.hub_server import HubOptions
     from sftriage.runtime.launcher import Notes
     from sftriage.sinks.metering import Metering
 
     job = shared.meant("--job-id", JobRef.of_id, job_id)
-    # Jobs of two namespaces may share a name, and their stores.
-    name = f"{job.namespace}/{job.name}"
+    name = f"{job.namespace}/{job.name}"  # (jobs of two namespaces may share a name, and their stores)
     keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
     # (a signal to this pod ends no job)
     notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    listen = None
-    if metrics_port is not None and os.environ.get(shared.TOKEN_VARIABLE):
-        listen = partial(shared.metrics_endpoint, everywhere, metrics_port, None)
+    shown = metrics_port if os.environ.get(shared.TOKEN_VARIABLE) else None
+    listen = None if shown is None else partial(shared.metrics_endpoint, everywhere, shown, None)
     with contextlib.ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:
-            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
-            held.callback(server.close)
-            server.keep()
+            held.callback(_hub_in_pod((everywhere, port), run, creds, tls).close)
             nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
         options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
@@ -180,6 +176,14 @@ def of_cluster(
                     break
             output.finish(watched)
         mirror.finish(SHOWN_S)
+
+
+def _hub_in_pod(address: tuple[str, int], run: Path, creds: Path, tls: Path | None) -> HubServer:
+    from sftriage.runtime.hub_server import HubServer
+
+    server = HubServer(address, (run / "hub").absolute(), creds, tls)
+    server.keep()
+    return server
 
 
 def _directory(root: Path) -> tuple[Path, bool]:

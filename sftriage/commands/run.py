@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -26,7 +26,6 @@ from sftriage.words.verdicts import place
 if TYPE_CHECKING:
     from sftriage.runtime.launcher import Launcher, Triaged
     from sftriage.runtime.nsys_launch import NsysLaunch
-    from sftriage.sinks.metering import Metering
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +85,18 @@ def run(
     def prepare() -> Triaged:
         """What watches a job takes a second to import, and more to get ready."""
         from sftriage.policy.in_force import PolicyFiles, find
-        from sftriage.runtime.copies import checked_catalogue
         from sftriage.runtime.local import job_name
 
         name = job_name(job, command)
         policies = [find(one) for one in policy or ["default"]]
         keeping, launch = keep.of(name), nsys.launch()
         if options is None:
-            url = checked_catalogue(catalogue)
-            metering, no_metrics = _metering(metrics, required=required)
-            output = JobOutput(metering, catalogue=url)
-            if no_metrics is not None:
-                output.say(f"no {no_metrics}")
-            how: dict[str, Any] = {"out": out, "keeping": keeping, "nsys": launch, "auto": auto}
-            return _on_this_host(whole, name, policies, output, **how)
+            output = _output(metrics, catalogue, required=required)
+            return _on_this_host(whole, name, policies, output, out=out, keeping=keeping, nsys=launch, auto=auto)
         from sftriage.runtime.many_hosts import HostRun
 
-        forwarded = {**arguments(keep), "--store": keeping.store, "--catalogue": catalogue, **arguments(metrics)}
-        forwarded["--nsys"] = True if launch else None
-        given = [one if value is True else f"{one}={value}" for one, value in forwarded.items() if value is not None]
-        given += [f"--policy={path}" for path in policies]
+        more = {"--store": keeping.store, "--catalogue": catalogue, "--nsys": True if launch else None}
+        given = _forwarded(keep, metrics, more, policies)
         # (the controller reads them again: mistakes in them are reported here, before the job starts)
         detection = PolicyFiles(policies).current.detection
         here = HostRun(name, options, given, detection, keeping)
@@ -120,17 +111,30 @@ def run(
     raise typer.Exit(status)
 
 
-def _metering(metrics: shared.MetricsOptions, *, required: bool) -> tuple[Metering, UsageError | None]:
-    """The sinks of a job's metrics; none where that is not possible and the job runs all the same, and why."""
+def _forwarded(
+    keep: shared.KeepingOptions, metrics: shared.MetricsOptions, more: Mapping[str, object], policies: list[Path]
+) -> list[str]:
+    """Options that the controller of a job on many hosts is started with."""
+    values = {**arguments(keep), **arguments(metrics), **more}.items()
+    given = [name if value is True else f"{name}={value}" for name, value in values if value is not None]
+    return [*given, *(f"--policy={path}" for path in policies)]
+
+
+def _output(metrics: shared.MetricsOptions, catalogue: str | None, *, required: bool) -> JobOutput:
+    """The output of a job; without metrics where the system refuses them and the job runs all the same."""
+    from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.launcher import is_mistake
     from sftriage.sinks.metering import Metering
 
+    url = checked_catalogue(catalogue)
     try:
-        return metrics.metering(), None
-    except UsageError as error:
-        if required or is_mistake(error):
+        return JobOutput(metrics.metering(), catalogue=url)
+    except UsageError as no_metrics:
+        if required or is_mistake(no_metrics):
             raise
-        return Metering(), error
+        output = JobOutput(Metering(), catalogue=url)
+        output.say(f"no {no_metrics}")
+        return output
 
 
 def _on_this_host(command: tuple[str, ...], name: str, policies: list[Path], output: JobOutput, **how: Any) -> Triaged:

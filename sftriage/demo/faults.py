@@ -53,7 +53,7 @@ class Fault:
 
     @property
     def option(self) -> str:
-        """The option that asks for it."""
+        """The option that causes it."""
         return "--fault" if self.delay_s else "--cause"
 
     @property

@@ -298,20 +298,20 @@ def _shares_of(ranks: Ranks) -> dict[str, float]:
 
 def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ...]:
     """Which profilers a capture could use, as far as is known without one."""
-    torch_works = bool(trainers) and all(one["kineto"] for one in trainers)
-    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     except (OSError, ValueError):
         scope = 0
-    attaching = os.geteuid() == 0 or scope == 0
-    why_no_spy = "" if attaching else "the kernel lets nobody attach to a process (ptrace_scope)"
-    return (
-        CaptureWorks("torch", torch_works, "" if torch_works else "no trainer has a torch with Kineto"),
-        CaptureWorks("stacks", bool(trainers), "" if trainers else "no trainer was seen"),
-        CaptureWorks("nsys", bool(nsys), "" if nsys else "nsys is not on PATH"),
-        CaptureWorks("py-spy", bool(spy and attaching), why_no_spy if spy else "not installed: pip install py-spy"),
-    )
+    why_no_spy = "the kernel lets nobody attach to a process (ptrace_scope)" if os.geteuid() and scope else ""
+    if shutil.which("py-spy", path=search_path()) is None:
+        why_no_spy = "not installed: pip install py-spy"
+    why_not = {
+        "torch": "" if trainers and all(one["kineto"] for one in trainers) else "no trainer has a torch with Kineto",
+        "stacks": "" if trainers else "no trainer was seen",
+        "nsys": "" if shutil.which("nsys") else "nsys is not on PATH",
+        "py-spy": why_no_spy,
+    }
+    return tuple(CaptureWorks(profiler, not why, why) for profiler, why in why_not.items())
 
 
 _MUCH = 0.2

@@ -19,52 +19,47 @@ from tests.integration.processes import DEADLINE_S, LOOP, ended, wait_until
 STATUS = 3
 BLOCK = "def block(*_, **__):\n    import time\n    while True:\n        time.sleep(60)\n"
 REFUSE = 'def refuse(*_, **__):\n    raise RuntimeError("can\'t start new thread")\n'
+BREAK = "def broken(*_, **__):\n    raise {}\n"
+LOCAL, TRIAGE, AGENT = "sftriage.runtime.local", "sftriage.runtime.triage", "sftriage.agent.agent"
 # what is done to a part of triage once its module is there, by name of the part
 FAULTS = {
     "threads": ("threading", REFUSE + "threading.Thread.start = refuse"),
-    "imports": ("sftriage.runtime.local", "raise ImportError('damaged')"),
-    "preparing": ("sftriage.runtime.local", BLOCK + "LocalRun.__init__ = block"),
-    "run directory": ("sftriage.runtime.local", BLOCK + "create = block"),
-    "memory": ("sftriage.runtime.local", "def make_rings_directory(*_): raise MemoryError"),
-    "beginning": ("sftriage.runtime.triage", "def broken(*_): raise OSError(5, 'broken')\nTriage.start = broken"),
-    "turns": ("sftriage.runtime.triage", BLOCK + "Triage.turn = block"),
-    "failing turns": (
-        "sftriage.runtime.triage",
-        "def broken(*_, **__): raise ValueError('broken')\nTriage._judge = broken",
-    ),
-    "agent": ("sftriage.agent.agent", BLOCK + "Agent.rows = block"),
-    "end of the agent": ("sftriage.agent.agent", BLOCK + "Agent.close = block"),
+    "imports": (LOCAL, "raise ImportError('damaged')"),
+    "preparing": (LOCAL, BLOCK + "LocalRun.__init__ = block"),
+    "run directory": (LOCAL, BLOCK + "create = block"),
+    "memory": (LOCAL, "def make_rings_directory(*_): raise MemoryError"),
+    "beginning": (TRIAGE, BREAK.format("OSError(5, 'broken')") + "Triage.start = broken"),
+    "turns": (TRIAGE, BLOCK + "Triage.turn = block"),
+    "failing turns": (TRIAGE, BREAK.format("ValueError('broken')") + "Triage._judge = broken"),
+    "agent": (AGENT, BLOCK + "Agent.rows = block"),
+    "end of the agent": (AGENT, BLOCK + "Agent.close = block"),
     "judging": ("sftriage.controller.controller", BLOCK + "Controller.take = block"),
     "journal": ("sftriage.runs.journal", BLOCK + "Journal._write = block"),
     "files": ("sftriage.base.files", BLOCK + "replacing = block"),
     "store": ("sftriage.traces.store", BLOCK + "LocalStore.ids = LocalStore.manifests = block"),
     "sink": ("sftriage.sinks.terminal", BLOCK + "Reporter.take = block"),
     "terminal": ("sftriage.commands.output", BLOCK + "JobOutput.say_summary = block"),
-    "rings": ("sftriage.runtime.local", BLOCK + "remove_rings_directory = block"),
+    "rings": (LOCAL, BLOCK + "remove_rings_directory = block"),
     "first step": ("sftriage.runtime.first_step", BLOCK + "FirstStep.end = block"),
-    "exit": ("sftriage.runtime.local", BLOCK + "import atexit\natexit.register(block)"),
-    "a thread of others": (
-        "sftriage.runtime.local",
-        BLOCK + "import threading\nthreading.Thread(target=block).start()",
-    ),
+    "exit": (LOCAL, BLOCK + "import atexit\natexit.register(block)"),
+    "a thread of others": (LOCAL, BLOCK + "import threading\nthreading.Thread(target=block).start()"),
 }
 INJECTED = """
 import os, sys
+class Injecting:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(cls)
+            import importlib.util
+            spec = importlib.util.find_spec(name)
+            loaded = spec.loader.exec_module
+            def exec_module(module):
+                loaded(module)
+                exec(compile({code!r}, "injected", "exec"), module.__dict__)
+            spec.loader.exec_module = exec_module
+            return spec
 if os.environ.pop("INJECTED", ""):
-    class Injecting:
-        @classmethod
-        def find_spec(cls, name, path=None, target=None):
-            if name == {module!r}:
-                sys.meta_path.remove(cls)
-                import importlib.util
-                spec = importlib.util.find_spec(name)
-                loaded = spec.loader.exec_module
-                def exec_module(module):
-                    loaded(module)
-                    exec(compile({code!r}, "injected", "exec"), module.__dict__)
-                spec.loader.exec_module = exec_module
-                return spec
-    sys.modules.pop({module!r}, None) if {module!r} != "threading" else None
     if {module!r} == "threading":
         import threading
         exec(compile({code!r}, "injected", "exec"))
@@ -208,11 +203,11 @@ def test_every_signal_of_the_jobs_reaches_it_and_ends_nothing_else(start, tmp_pa
 
 AT_FORK = "import os\nos.register_at_fork({when}=lambda: os.kill(os.getpid(), {signum}))"
 AT_START = {
-    "before it is started": ("sftriage.runtime.local", AT_FORK.format(when="before", signum=15)),
-    "once it is started": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=15)),
-    "by Ctrl-C": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=2)),
-    "by a scheduler": ("sftriage.runtime.local", AT_FORK.format(when="after_in_parent", signum=10)),
-    "while triage is imported": ("sftriage.runtime.local", "import os\nos.kill(os.getpid(), 15)"),
+    "before it is started": (LOCAL, AT_FORK.format(when="before", signum=15)),
+    "once it is started": (LOCAL, AT_FORK.format(when="after_in_parent", signum=15)),
+    "by Ctrl-C": (LOCAL, AT_FORK.format(when="after_in_parent", signum=2)),
+    "by a scheduler": (LOCAL, AT_FORK.format(when="after_in_parent", signum=10)),
+    "while triage is imported": (LOCAL, "import os\nos.kill(os.getpid(), 15)"),
     "while it gets ready": ("sftriage.runtime.rings", "import os\nos.kill(os.getpid(), 15)"),
 }
 
