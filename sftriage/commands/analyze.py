@@ -47,9 +47,9 @@ from sftriage.words.verdicts import verdict_sentence
 
 def analyze(
     path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
-    window: Annotated[int | None, option("N", "Steps in a window.", "50, or the run's", min=1)] = None,
-    stride: Annotated[int | None, option("N", "Steps between windows.", "10, or the run's", min=1)] = None,
-    as_json: Annotated[bool, option("--json", "One object a window, a line each.")] = False,
+    window: int | None = option("N", "Steps in a window.", "50, or the run's", min=1),
+    stride: int | None = option("N", "Steps between windows.", "10, or the run's", min=1),
+    as_json: bool = option("--json", "One object a window, a line each."),
 ) -> None:
     """Say where the time of a recording went, window by window, and who is to be looked at.
 
@@ -96,13 +96,10 @@ def whatif(
             "A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
         ),
     ],
-    timeline: Annotated[
-        Path | None,
-        option(
-            "FILE.json[.gz]", "Write a typical step, as measured and without stragglers, for Perfetto's viewer.", False
-        ),
-    ] = None,
-    as_json: Annotated[bool, option("--json", "One JSON object on stdout.")] = False,
+    timeline: Path | None = option(
+        "FILE.json[.gz]", "Write a typical step, as measured and without stragglers, for Perfetto's viewer.", False
+    ),
+    as_json: bool = option("--json", "One JSON object on stdout."),
 ) -> None:
     """Say what a job would run at without stragglers, whose they are, and of which kind.
 
@@ -162,13 +159,11 @@ def _cell(slowdown: float) -> Text:
 
 
 def advise(
-    run: Annotated[Path | None, argument("RUN", "Run directory.", "the newest run started here")] = None,
-    gradients: Annotated[str | None, option("SIZE", "What ranks all-reduce in a step: 500Mi.", False)] = None,
-    bandwidth: Annotated[float, option("GB/S", "Of a rank's link, each way.", min=1e-6, max=1e6)] = 25.0,
-    latency: Annotated[float, option("US", "Of a message, in microseconds.", min=0.0, max=1e9)] = 10.0,
-    pipeline: Annotated[
-        Path | None, option("TRACE.parquet", "The operations of its pipeline (as for whatif).", False)
-    ] = None,
+    run: Path | None = argument("RUN", "Run directory.", "the newest run started here"),
+    gradients: str | None = option("SIZE", "What ranks all-reduce in a step: 500Mi.", False),
+    bandwidth: float = option("GB/S", "Of a rank's link, each way.", min=1e-6, max=1e6, default=25.0),
+    latency: float = option("US", "Of a message, in microseconds.", min=0.0, max=1e9, default=10.0),
+    pipeline: Path | None = option("TRACE.parquet", "The operations of its pipeline (as for whatif).", False),
     as_json: JsonOption = False,
 ) -> None:
     """Say what would help against a straggler that stays, and by how much: by models, with what they take for granted.
@@ -196,15 +191,15 @@ def advise(
 
 def reduce(
     traces: Annotated[list[Path], argument("TRACE...", "Kineto JSON (.gz, .tar.gz) or nsys SQLite.")],
-    against: Annotated[
-        Path | None, option("PATH", "A run directory, or a capture's manifest.json in one: does the trace agree?")
-    ] = None,
-    control: Annotated[Path | None, option("TRACE", "The trace of a healthy rank, to lay beside a single one.")] = None,
-    names: Annotated[Path | None, option("--map FILE", "YAML that says which names mark steps and stages.")] = None,
-    rank: Annotated[list[str] | None, option("FILE=RANK", "The rank of a trace that says none.")] = None,
-    stage: Annotated[str | None, option("NAME", "The stage to look into.", "the suspect's")] = None,
-    save: Annotated[bool, option("--save", "Note the findings in the capture's manifest.")] = False,
-    as_json: Annotated[bool, option("--json", "One JSON object on stdout.")] = False,
+    against: Path | None = option(
+        "PATH", "A run directory, or a capture's manifest.json in one: does the trace agree?"
+    ),
+    control: Path | None = option("TRACE", "The trace of a healthy rank, to lay beside a single one."),
+    names: Path | None = option("--map FILE", "YAML that says which names mark steps and stages."),
+    rank: list[str] | None = option("FILE=RANK", "The rank of a trace that says none."),
+    stage: str | None = option("NAME", "The stage to look into.", "the suspect's"),
+    save: bool = option("--save", "Note the findings in the capture's manifest."),
+    as_json: bool = option("--json", "One JSON object on stdout."),
 ) -> None:
     """Reduce heavy traces to the coarse stages of each step, and say what they show.
 

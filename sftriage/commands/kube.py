@@ -111,30 +111,22 @@ def definitions() -> None:
 class ControllersOptions:
     """How controllers of jobs run."""
 
-    settings: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Start a controller for each job whose pods sftriage is in, with the image and the store of these "
-            "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
-            "none are started",
-        ),
-    ] = None
-    runs_claim: Annotated[
-        str | None,
-        option(
-            "NAME", "A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.", "they go with the pod"
-        ),
-    ] = None
-    grace_seconds: Annotated[float, option("N", "How long a controller outlives its job's pods.", min=0)] = 300.0
-    report_days: Annotated[
-        float,
-        option(
-            "N",
-            "How long the report of a job of plain pods, which goes with no object, stays after its last news.",
-            min=0,
-        ),
-    ] = 7.0
+    settings: Path | None = option(
+        "FILE",
+        "Start a controller for each job whose pods sftriage is in, with the image and the store of these "
+        "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
+        "none are started",
+    )
+    runs_claim: str | None = option(
+        "NAME", "A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.", "they go with the pod"
+    )
+    grace_seconds: float = option("N", "How long a controller outlives its job's pods.", min=0, default=300.0)
+    report_days: float = option(
+        "N",
+        "How long the report of a job of plain pods, which goes with no object, stays after its last news.",
+        min=0,
+        default=7.0,
+    )
 
     def __post_init__(self) -> None:
         if self.settings is None and self.runs_claim is not None:
@@ -142,23 +134,14 @@ class ControllersOptions:
 
 
 def operate(
-    store: Annotated[
-        list[str] | None, option("URL", "A store in which traces of deleted captures may be deleted. Repeatable.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None, option("--namespace -n NAME", "Only this namespace. Repeatable.", "all")
-    ] = None,
+    store: list[str] | None = option("URL", "A store in which traces of deleted captures may be deleted. Repeatable."),
+    namespace: list[str] | None = option("--namespace -n NAME", "Only this namespace. Repeatable.", "all"),
     *,
     of_jobs: ControllersOptions,
-    lease: Annotated[
-        str | None,
-        option(
-            "NAMESPACE/NAME", "Work only while this Lease is held: of several operators one works.", "no other is asked"
-        ),
-    ] = None,
-    watch_seconds: Annotated[
-        int, option("N", "How long a watch lasts before it is begun again.", min=1, max=3600)
-    ] = 300,
+    lease: str | None = option(
+        "NAMESPACE/NAME", "Work only while this Lease is held: of several operators one works.", "no other is asked"
+    ),
+    watch_seconds: int = option("N", "How long a watch lasts before it is begun again.", min=1, max=3600, default=300),
 ) -> None:
     """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.
 
@@ -209,7 +192,7 @@ SeenFromHereOption = Annotated[
 
 
 def status(
-    job: Annotated[str | None, argument("JOB", "Only this job.", False)] = None,
+    job: str | None = argument("JOB", "Only this job.", False),
     namespace: NamespaceOption = None,
     everywhere: EverywhereOption = False,
     context: ContextOption = None,
@@ -243,8 +226,8 @@ def _job_cells(row: dict[str, Any]) -> Iterable[str]:
 
 def traces(
     job: Annotated[str, argument("JOB", "Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")],
-    step: Annotated[int | None, option("N", "Only captures of this step, or made because of it.", min=0)] = None,
-    rank: Annotated[int | None, option("N", "Only captures of this rank.", min=0)] = None,
+    step: int | None = option("N", "Only captures of this step, or made because of it.", min=0),
+    rank: int | None = option("N", "Only captures of this rank.", min=0),
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
@@ -298,12 +281,10 @@ def _trace_cells(row: TraceRow) -> Iterable[str]:
 class StoredTraceChoice:
     """The TraceCapture to use: by name, or the most informative one of a job."""
 
-    capture: Annotated[
-        str | None, argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
-    ] = None
-    job: Annotated[str | None, option("JOB", "The trace of this job that tells most, rather than CAPTURE.")] = None
-    step: Annotated[int | None, option("N", "Of captures of this step, or made because of it.", min=0)] = None
-    rank: Annotated[int | None, option("N", "Of captures of this rank.", min=0)] = None
+    capture: str | None = argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
+    job: str | None = option("JOB", "The trace of this job that tells most, rather than CAPTURE.")
+    step: int | None = option("N", "Of captures of this step, or made because of it.", min=0)
+    rank: int | None = option("N", "Of captures of this rank.", min=0)
 
     def found(self, objects: ClusterObjects, namespace: str) -> Body:
         if (self.capture is None) == (self.job is None):
@@ -401,15 +382,13 @@ def capture(
     job: Annotated[str, argument("JOB", "Name of the job, as `sftriage kube status` shows it.")],
     rank: Annotated[int, option("N", "The rank to capture.", min=0)],
     reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
-    profiler: Annotated[ProfilerChoice | None, option("", "torch, stacks, nsys, or what suits.", "auto")] = None,
-    steps: Annotated[int | None, option("N", "Steps to record.", "5", min=1, max=1000)] = None,
-    warmup_steps: Annotated[
-        int | None, option("N", "Steps the profiler runs before those.", "1", min=0, max=100)
-    ] = None,
-    max_seconds: Annotated[int | None, option("S", "When it ends, whatever happens.", "60", min=1, max=3600)] = None,
-    max_bytes: Annotated[str | None, option("SIZE", "Size over which a trace is not kept.", "512Mi")] = None,
-    wait: Annotated[bool, option("--wait/--no-wait", "Wait for its end, or print the object's name and leave.")] = True,
-    timeout: Annotated[float | None, option("S", "How long to wait.", "its time-box and ten minutes", min=1.0)] = None,
+    profiler: ProfilerChoice | None = option("", "torch, stacks, nsys, or what suits.", "auto"),
+    steps: int | None = option("N", "Steps to record.", "5", min=1, max=1000),
+    warmup_steps: int | None = option("N", "Steps the profiler runs before those.", "1", min=0, max=100),
+    max_seconds: int | None = option("S", "When it ends, whatever happens.", "60", min=1, max=3600),
+    max_bytes: str | None = option("SIZE", "Size over which a trace is not kept.", "512Mi"),
+    wait: bool = option("--wait/--no-wait", "Wait for its end, or print the object's name and leave.", default=True),
+    timeout: float | None = option("S", "How long to wait.", "its time-box and ten minutes", min=1.0),
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
@@ -495,10 +474,9 @@ _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 
 def doctor(
     namespace: NamespaceOption = None,
-    operator_namespace: Annotated[
-        str | None,
-        option("NAME", "The namespace that sftriage is installed in.", "looked for in all that you may look at"),
-    ] = None,
+    operator_namespace: str | None = option(
+        "NAME", "The namespace that sftriage is installed in.", "looked for in all that you may look at"
+    ),
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -99,20 +99,17 @@ def list_traces(
     of: CapturesChoice,
     job: JobOption = None,
     run_id: RunIdOption = None,
-    rank: Annotated[int | None, option("N", "Only captures of this rank.", min=0)] = None,
-    stage: Annotated[str | None, option("NAME", "Only captures whose suspect was in this stage.")] = None,
-    step: Annotated[
-        str | None, option("N or A..B", "Only captures that recorded one of these steps, or were made because of one.")
-    ] = None,
-    since: Annotated[
-        str | None, option("WHEN", "Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC.")
-    ] = None,
-    reproduced: Annotated[
-        Literal["yes", "no", "partly"] | None,
-        option("", "Only captures in which the fault was still there, was not, or partly."),
-    ] = None,
-    profiler: Annotated[Profiler | None, option("", "Only captures of this profiler.")] = None,
-    host: Annotated[str | None, option("NAME", "Only captures on this host.")] = None,
+    rank: int | None = option("N", "Only captures of this rank.", min=0),
+    stage: str | None = option("NAME", "Only captures whose suspect was in this stage."),
+    step: str | None = option(
+        "N or A..B", "Only captures that recorded one of these steps, or were made because of one."
+    ),
+    since: str | None = option("WHEN", "Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."),
+    reproduced: Literal["yes", "no", "partly"] | None = option(
+        "", "Only captures in which the fault was still there, was not, or partly."
+    ),
+    profiler: Profiler | None = option("", "Only captures of this profiler."),
+    host: str | None = option("NAME", "Only captures on this host."),
     as_json: JsonOption = False,
 ) -> None:
     """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share."""
@@ -256,16 +253,13 @@ def show_schema() -> None:
 class Copying:
     """Which files of a capture are copied, and where to."""
 
-    out: Annotated[str, option("--out PATH", "File or directory to copy to; of several files, a directory.")] = "."
-    artefact: Annotated[
-        list[str] | None,
-        option(
-            "--artefact NAME",
-            "Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
-        ),
-    ] = None
-    every: Annotated[bool, option("--all", "Every file of the capture.")] = False
-    force: Annotated[bool, option("--force", "Overwrite a file that is there.")] = False
+    out: str = option("--out PATH", "File or directory to copy to; of several files, a directory.", default=".")
+    artefact: list[str] | None = option(
+        "--artefact NAME",
+        "Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+    )
+    every: bool = option("--all", "Every file of the capture.")
+    force: bool = option("--force", "Overwrite a file that is there.")
 
     def __post_init__(self) -> None:
         if self.every and self.artefact:
@@ -336,17 +330,13 @@ GRACE_S = 30
 class Showing:
     """How a capture is shown."""
 
-    artefact: Annotated[str | None, option("--artefact NAME", "Which file of it.", "the trace itself")] = None
-    browser: Annotated[bool, option("--browser/--no-browser", "Start a browser, or print the link.")] = True
-    offline: Annotated[bool, option("--offline", "Open sftriage's own page at the capture: it asks no other host.")] = (
-        False
-    )
-    port: Annotated[int | None, option("--port PORT", "Port to serve on.", "9001", min=1, max=65535)] = None
-    out: Annotated[Path | None, option("--out PATH", "Leave a copy of the trace in this file or directory.", False)] = (
-        None
-    )
-    wait: Annotated[float, option("--wait SECONDS", "How long the file waits to be fetched.", min=1.0)] = PATIENCE_S
-    as_json: Annotated[bool, option("--json", "One object on stdout: where what is.")] = False
+    artefact: str | None = option("--artefact NAME", "Which file of it.", "the trace itself")
+    browser: bool = option("--browser/--no-browser", "Start a browser, or print the link.", default=True)
+    offline: bool = option("--offline", "Open sftriage's own page at the capture: it asks no other host.")
+    port: int | None = option("--port PORT", "Port to serve on.", "9001", min=1, max=65535)
+    out: Path | None = option("--out PATH", "Leave a copy of the trace in this file or directory.", False)
+    wait: float = option("--wait SECONDS", "How long the file waits to be fetched.", min=1.0, default=PATIENCE_S)
+    as_json: bool = option("--json", "One object on stdout: where what is.")
 
     def __post_init__(self) -> None:
         if self.offline and self.artefact is not None:
@@ -484,14 +474,10 @@ def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
 def prune_traces(
     *,
     of: CapturesChoice,
-    age: Annotated[str | None, option("DURATION", "Remove captures older than this, such as 14d.")] = None,
-    total: Annotated[
-        str | None, option("--bytes SIZE", "Remove the oldest captures beyond this size together, such as 50Gi.")
-    ] = None,
-    damaged: Annotated[
-        bool, option("--damaged", "Remove captures whose trace or manifest is gone, or another than was put.")
-    ] = False,
-    dry_run: Annotated[bool, option("--dry-run", "Say what would go, and remove nothing.")] = False,
+    age: str | None = option("DURATION", "Remove captures older than this, such as 14d."),
+    total: str | None = option("--bytes SIZE", "Remove the oldest captures beyond this size together, such as 50Gi."),
+    damaged: bool = option("--damaged", "Remove captures whose trace or manifest is gone, or another than was put."),
+    dry_run: bool = option("--dry-run", "Say what would go, and remove nothing."),
     as_json: JsonOption = False,
 ) -> None:
     """Remove old captures, oldest first: trace, manifest and row as one.
@@ -550,16 +536,13 @@ TRIES = 3
 
 def upload_traces(
     run: RunOption = None,
-    store: Annotated[
-        str | None,
-        option(
-            "--store URL",
-            "Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
-            "environment. The run keeps it in mind.",
-            "the run's own",
-        ),
-    ] = None,
-    drop_local: Annotated[bool, option("--drop-local", "Remove traces here once they are verified there.")] = False,
+    store: str | None = option(
+        "--store URL",
+        "Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
+        "environment. The run keeps it in mind.",
+        "the run's own",
+    ),
+    drop_local: bool = option("--drop-local", "Remove traces here once they are verified there."),
     as_json: JsonOption = False,
 ) -> None:
     """Upload the captures of a run that are not in its store yet, each verified by reading it back.

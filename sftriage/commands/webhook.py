@@ -30,11 +30,11 @@ SettingsOption = Annotated[
 
 def serve(
     cert: Annotated[Path, option("DIR", "Directory with tls.crt and tls.key; new ones are taken up as they come.")],
-    port: Annotated[int, option("PORT", "Where to listen.", min=1, max=65535)] = 8443,
-    host: Annotated[str, option("ADDRESS", "On which address.")] = "0.0.0.0",
+    port: int = option("PORT", "Where to listen.", min=1, max=65535, default=8443),
+    host: str = option("ADDRESS", "On which address.", default="0.0.0.0"),
     settings: SettingsOption = None,
     server_version: ServerVersionOption = None,
-    cert_seconds: Annotated[float, option("N", "How long the certificate may be in coming.", min=0)] = 300.0,
+    cert_seconds: float = option("N", "How long the certificate may be in coming.", min=0, default=300.0),
 ) -> None:
     """Answer an API server's reviews: pods of training jobs get what has them watched, captures who asked for them.
 
@@ -59,12 +59,14 @@ def _version(said: str | None) -> tuple[int, int] | None:
 
 
 def certificates(
-    namespace: Annotated[str, option("--namespace -n NAME", "Where the webhook is.")] = "sftriage-system",
-    secret: Annotated[
-        str, option("NAME", "The Secret that the webhook's certificate goes into; it has to be there.")
-    ] = "sftriage-webhook-tls",
-    service: Annotated[str, option("NAME", "The webhook's Service.")] = "sftriage-webhook",
-    configuration: Annotated[str, option("NAME", "The MutatingWebhookConfiguration that is to trust it.")] = "sftriage",
+    namespace: str = option("--namespace -n NAME", "Where the webhook is.", default="sftriage-system"),
+    secret: str = option(
+        "NAME",
+        "The Secret that the webhook's certificate goes into; it has to be there.",
+        default="sftriage-webhook-tls",
+    ),
+    service: str = option("NAME", "The webhook's Service.", default="sftriage-webhook"),
+    configuration: str = option("NAME", "The MutatingWebhookConfiguration that is to trust it.", default="sftriage"),
 ) -> None:
     """Make the webhook's certificate, and have the API server trust it; where both are so already, do nothing.
 
@@ -84,9 +86,9 @@ def certificates(
 
 def inject(
     file: Annotated[list[str], option("--filename -f FILE", "A file with objects; - is stdin. Repeatable.")],
-    namespace: Annotated[
-        str, option("--namespace -n NAME", "Where objects go that do not say so themselves.")
-    ] = "default",
+    namespace: str = option(
+        "--namespace -n NAME", "Where objects go that do not say so themselves.", default="default"
+    ),
     settings: SettingsOption = None,
     server_version: ServerVersionOption = None,
 ) -> None:
@@ -121,13 +123,9 @@ def _objects(name: str) -> Iterator[dict[str, Any]]:
 
 def carry(
     folder: Annotated[Path, argument("DIR", "Where it goes.")],
-    spool: Annotated[Path | None, option("DIR", "A directory for traces to make, open to any user of the pod.")] = None,
-    nsys: Annotated[
-        Path | None, option("FILE", "The nsys of the pod: ranks start armed under it, by DIR/nsys-rank.")
-    ] = None,
-    nsys_armed: Annotated[
-        Path | None, option("PATH", "What the reports of armed ranks are called, up to their rank.")
-    ] = None,
+    spool: Path | None = option("DIR", "A directory for traces to make, open to any user of the pod."),
+    nsys: Path | None = option("FILE", "The nsys of the pod: ranks start armed under it, by DIR/nsys-rank."),
+    nsys_armed: Path | None = option("PATH", "What the reports of armed ranks are called, up to their rank."),
 ) -> None:
     """Copy what a trainer needs into a directory: what an injected pod's first container does.
 
