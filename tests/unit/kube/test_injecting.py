@@ -4,6 +4,8 @@ import copy
 import io
 import re
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonpatch
@@ -188,78 +190,41 @@ def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
 
 
 OLDEST, DEFAULTS = (1, 29), InjectionSettings()
-TEMPLATE: dict[str, Any] = {"metadata": {}, "spec": pod()["spec"]}
+WORKLOADS = yaml.safe_load((Path(__file__).parent / "workloads.yaml").read_text(encoding="utf-8"))
 
 
-def made(api: str, kind: str, spec: Any) -> dict[str, Any]:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": "resnet", "namespace": "ml"}, "spec": spec}
+def templates(value: Any) -> Iterator[dict[str, Any]]:
+    """The pod templates in a body."""
+    if isinstance(value, dict) and "containers" in (value.get("spec") or {}):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from templates(one)
 
 
-def at(value: Any, *path: Any) -> Any:
-    for name in path:
-        value = value[name]
-    return value
-
-
-OURS = {**TEMPLATE, "metadata": {"labels": {"sftriage.dev/job-name": "mine"}}}
-ROLES = {role: {"template": TEMPLATE} for role in ("Master", "Worker")}
-LEADERS = {"leaderWorkerTemplate": {"workerTemplate": TEMPLATE}}
-SET = {"replicatedJobs": [{"template": {"spec": {"template": TEMPLATE}}}]}
-RAY = {"headGroupSpec": {"template": TEMPLATE}, "workerGroupSpecs": [{"template": TEMPLATE}]}
-RAY_PLACES = "rayClusterSpec.headGroupSpec.template rayClusterSpec.workerGroupSpecs.0.template"
-WORKLOADS: dict[str, tuple[str, str, Any, str, str]] = {
-    "Job": ("batch/v1", "Job", {"template": TEMPLATE}, "job/resnet", "template"),
-    "JobSet": ("jobset.x-k8s.io/v1alpha2", "JobSet", SET, "jobset/resnet", "replicatedJobs.0.template.spec.template"),
-    "PyTorchJob": (
-        *("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": ROLES}, "pytorchjob/resnet"),
-        "pytorchReplicaSpecs.Master.template pytorchReplicaSpecs.Worker.template",
-    ),
-    "LeaderWorkerSet": (
-        *("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", LEADERS, "leaderworkerset/resnet-0"),
-        "leaderWorkerTemplate.workerTemplate",
-    ),
-    "Volcano": (
-        *("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"template": TEMPLATE}] * 2}, "volcano/resnet"),
-        "tasks.0.template tasks.1.template",
-    ),
-    "RayJob": ("ray.io/v1", "RayJob", {"rayClusterSpec": RAY}, "rayjob/resnet", RAY_PLACES),
-    "StatefulSet by a label of ours": ("apps/v1", "StatefulSet", {"template": OURS}, "pod/mine", "template"),
-}
-
-
-@pytest.mark.parametrize(("api", "kind", "spec", "job", "places"), WORKLOADS.values(), ids=WORKLOADS)
-def test_every_template_is_as_the_webhook_would_have_its_pods(api, kind, spec, job, places):
-    body = made(api, kind, spec)
+@pytest.mark.parametrize(("job", "body"), WORKLOADS["injected"].items(), ids=WORKLOADS["injected"])
+def test_every_template_is_as_the_webhook_would_have_its_pods(job, body):
     before = copy.deepcopy(body)
     found = injected(body, "elsewhere", DEFAULTS, OLDEST)
     assert body == before
-    assert (found.templates, found.warnings) == (len(places.split()), ())
-    for place in places.split():
-        template = at(found.body, "spec", *(int(part) if part.isdecimal() else part for part in place.split(".")))
+    assert (found.templates, found.warnings) == (len(list(templates(body))), ())
+    for template in templates(found.body):
         assert template["metadata"]["annotations"]["sftriage.dev/job-id"] == f"ml/{job}"
         assert injection(template, JobRef.of_id(f"ml/{job}"), DEFAULTS, OLDEST).patch == ()
     assert injected(found.body, "elsewhere", DEFAULTS, OLDEST).body == found.body
 
 
-AS_IT_IS = {
-    "a Service": made("v1", "Service", {"ports": []}),
-    "a Deployment": made("apps/v1", "Deployment", {"template": TEMPLATE}),
-    "another's Job": made("example.com/v1", "Job", {"template": TEMPLATE}),
-    "an odd one": made("batch/v1", "Job", {"template": None}),
-}
-
-
-@pytest.mark.parametrize("body", AS_IT_IS.values(), ids=AS_IT_IS)
+@pytest.mark.parametrize("body", WORKLOADS["as_they_are"])
 def test_what_is_no_training_job_comes_out_as_it_is(body):
     found = injected(body, "ml", DEFAULTS, OLDEST)
     assert (found.body, found.templates) == (body, 0)
 
 
-JOB_OF_ONE = made("batch/v1", "Job", {"template": TEMPLATE})
+JOB_OF_ONE = WORKLOADS["injected"]["job/resnet"]
 
 
 def test_a_file_of_several_objects_is_printed_as_kubectl_takes_it(sftriage, tmp_path):
-    job, other = JOB_OF_ONE, AS_IT_IS["a Service"]
+    job, other = JOB_OF_ONE, WORKLOADS["as_they_are"][0]
     both = {"apiVersion": "v1", "kind": "List", "items": [job, other]}
     path, settings = tmp_path / "job.yaml", tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump_all([both, None, other]))
