@@ -30,6 +30,7 @@ from sftriage.kube.client import (
     ask_unless,
     get_or_create,
     path_of,
+    plural_of,
     put_condition,
 )
 from sftriage.kube.injecting import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
@@ -133,14 +134,9 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
 
 def removed(job: JobRef) -> list[tuple[str, str, str]]:
     """API version, plural and name of all objects that a controller may have, that by which it is found last."""
-    name = job.object_name
-    return [
-        ("networking.k8s.io/v1", "networkpolicies", name),
-        ("rbac.authorization.k8s.io/v1", "rolebindings", name),
-        *(("v1", plural, name) for plural in ("serviceaccounts", "secrets", "configmaps", "services")),
-        ("v1", "secrets", secret_of(job, InjectionSettings(hub_tls=True))),
-        ("apps/v1", "deployments", name),
-    ]
+    secrets = (job.object_name, secret_of(job, InjectionSettings(hub_tls=True)))
+    *made, deployment = ((one["apiVersion"], plural_of(one["kind"]), secrets[0]) for one in manifest("controller.yaml"))
+    return [*made, *(("v1", "secrets", name) for name in secrets), deployment]
 
 
 def policy_files(found: Iterable[Standing]) -> dict[str, str]:

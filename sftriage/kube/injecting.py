@@ -403,21 +403,16 @@ def _add(path: str, value: Any) -> Operation:
 EACH = "*"
 """Every item of a list, and every value of a mapping."""
 
-_TEMPLATES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "Pod": ((),),
-    "Job": (("spec", "template"), ("spec", "tasks", EACH, "template")),
-    **dict.fromkeys(("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"), (("spec", "template"),)),
-    "JobSet": (("spec", "replicatedJobs", EACH, "template", "spec", "template"),),
-    "PyTorchJob": (("spec", "pytorchReplicaSpecs", EACH, "template"),),
-    "LeaderWorkerSet": (
-        ("spec", "leaderWorkerTemplate", "leaderTemplate"),
-        ("spec", "leaderWorkerTemplate", "workerTemplate"),
-    ),
-    "RayCluster": (("spec", "headGroupSpec", "template"), ("spec", "workerGroupSpecs", EACH, "template")),
-    "RayJob": (
-        ("spec", "rayClusterSpec", "headGroupSpec", "template"),
-        ("spec", "rayClusterSpec", "workerGroupSpecs", EACH, "template"),
-    ),
+_RAY = "headGroupSpec.template", "workerGroupSpecs.*.template"
+_TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "Pod": ("body",),
+    "Job": ("body.spec.template", "body.spec.tasks.*.template"),
+    **dict.fromkeys(("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"), ("body.spec.template",)),
+    "JobSet": ("body.spec.replicatedJobs.*.template.spec.template",),
+    "PyTorchJob": ("body.spec.pytorchReplicaSpecs.*.template",),
+    "LeaderWorkerSet": tuple(f"body.spec.leaderWorkerTemplate.{role}Template" for role in ("leader", "worker")),
+    "RayCluster": tuple(f"body.spec.{group}" for group in _RAY),
+    "RayJob": tuple(f"body.spec.rayClusterSpec.{group}" for group in _RAY),
 }
 """Where pod templates are, by kind: `batch/v1` and Volcano call theirs Job both."""
 
@@ -448,19 +443,19 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
     what = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()
     if kind in _NAMED_LATER:
         raise InputError(f"{what}: {_NAMED_LATER[kind]}")
-    whole = {"": _copied(dict(body))}
+    whole = {"body": _copied(dict(body))}
     warnings: list[str] = []
     count = 0
     for path in _TEMPLATES.get(kind, ()):
-        for holder, key in list(_places(whole, ("", *path))):
-            job = _job(whole[""], holder[key], namespace)
+        for holder, key in list(_places(whole, path.split("."))):
+            job = _job(whole["body"], holder[key], namespace)
             if job is None:
                 continue
             one = injection(holder[key], job, settings, server)
             warnings += [f"{what}: {warning}" for warning in one.warnings]
             count += bool(one.patch)
             holder[key] = applied(holder[key], one.patch)
-    return Changed(whole[""], count, tuple(dict.fromkeys(warnings)))
+    return Changed(whole["body"], count, tuple(dict.fromkeys(warnings)))
 
 
 def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -> JobRef | None:
