@@ -12,7 +12,6 @@ import hashlib
 import logging
 import math
 import re
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -232,8 +231,6 @@ class Mirror(Sink):
 
     def __init__(self, objects: ClusterObjects, job: JobRef) -> None:
         self._objects, self._job = objects, job
-        self._done = threading.Condition()
-        self._wanted = self._looked = 0
         self._source = self._next = RunSource(lambda: None)
         self._left: set[str] = set()
         self._known: tuple[Path | None, set[str]] = (None, set())
@@ -241,6 +238,7 @@ class Mirror(Sink):
         self._event_s: dict[str, float] = {}
         self._news: dict[str, list[ReportNews]] = {}
         self._problems: list[ClusterError] = []
+        self._overtaken = False
         self._captures_path = path_of(API_VERSION, CAPTURES.plural, job.namespace)
         about = {"apiVersion": API_VERSION, "kind": CAPTURES.kind}
         selector = {"labelSelector": f"{JOB_LABEL}={job.object_name}"}
@@ -274,25 +272,19 @@ class Mirror(Sink):
 
     def finish(self, patience_s: float) -> bool:
         """Show the end, and stop; whether that was done in time."""
-        with self._done:
-            self._wanted = wanted = self._looked + 1
-            self._loop.wake()
-            # (a look may be under way that misses the end)
-            done = self._done.wait_for(lambda: self._looked > wanted, patience_s)
+        done = self._loop.stop(patience_s, last_turn=True) and not self._loop.problem
         self._captures.end()
-        self._loop.stop(0.0)
         return done
 
     def _turn(self) -> None:
         began_s = time.thread_time()
         self._look()
+        if self._overtaken and self._loop.stopping.is_set():
+            # (no other turn comes; by then the watch has what was written meanwhile)
+            time.sleep(LOOK_S)
+            self._look()
         # (what comes meanwhile is for the next look)
         self._loop.least_s = max(LOOK_S, (time.thread_time() - began_s) / SHARE)
-        with self._done:
-            self._looked += 1
-            self._done.notify_all()
-            if self._looked <= self._wanted:
-                self._loop.wake()
 
     def _look(self) -> None:
         self._captures.listed.wait(AT_LEAST_S)
@@ -301,7 +293,7 @@ class Mirror(Sink):
             if self._source.directory is None or view.rows or view.telemetry.ranks:
                 self._source, self._written = self._next, (None, 0.0)
         view, directory = self._source.view(), self._source.directory
-        run, self._problems = Mirrored(self._job, view), []
+        run, self._problems, self._overtaken = Mirrored(self._job, view), [], False
         if directory is not None and self._captures.listed.is_set():
             bodies = self._captures.kept()
             if view.going and view.telemetry.ranks:
@@ -322,6 +314,7 @@ class Mirror(Sink):
         try:
             yield
         except AnsweredError as error:
+            self._overtaken |= error.status == STALE
             if error.status not in expected:
                 self._problems.append(error)
 
@@ -351,7 +344,7 @@ class Mirror(Sink):
         now_s = time.time()
         found = report_status(self._job.report(), view, now_s)
         what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
-        if what == self._written[0] and now_s < self._written[1] + REPORT_S and self._wanted < self._looked:
+        if what == self._written[0] and now_s < self._written[1] + REPORT_S and not self._loop.stopping.is_set():
             return
         with self._noting(NOT_FOUND, STALE):
             served = self._served_report()
