@@ -54,10 +54,6 @@ def answered(outcome, reason, *requests):
     return request_row(ManualRequestDecided(manual, decision(verdict(100), outcome, reason, requests=requests)))
 
 
-def test_an_id_is_that_of_a_job():
-    assert JobRef.of_id(JOB.job_id) == JOB
-
-
 @pytest.mark.parametrize("text", ["", "ml", "ml/jobset", "ml/jobset/", "/jobset/x", "ml/nothing/x"])
 def test_what_is_no_id_is_refused(text):
     with pytest.raises(ValueError, match="not NAMESPACE/SYSTEM/NAME"):
@@ -79,13 +75,6 @@ def test_what_a_policy_asked_for_is_an_object_that_a_server_takes(profiler, labe
     assert body["metadata"]["labels"] == {"sftriage.dev/job": JOB.object_name}
     assert "ownerReferences" not in body["metadata"]
     assert len(body["metadata"]["name"]) <= 253
-
-
-def test_a_capture_becomes_an_object_once():
-    """GIVEN captures that have been objects THEN they are not made again: somebody may have deleted them."""
-    both = run(fired(capture_id="c-1"), fired(capture_id="c-2"))
-    assert [name for name, _ in both.new({"c-1"})] == ["c-2"]
-    assert list(both.new({"c-1", "c-2"})) == []
 
 
 def test_objects_of_two_runs_have_names_of_their_own():
@@ -143,18 +132,13 @@ NOT_ASKED = {
     "one that is being deleted": by_person(deletionTimestamp="2027-01-15T07:30:00Z"),
     "one that was refused": by_person({"state": "refused"}),
     "one that has ended": by_person({"state": "stored"}),
+    "one of a policy": served(next(run(fired()).new(()))[1]),
 }
 
 
 @pytest.mark.parametrize("body", NOT_ASKED.values(), ids=NOT_ASKED)
 def test_these_are_not_asked_of_the_run(body):
     assert list(run().requests([body])) == []
-
-
-def test_a_policy_s_own_capture_is_not_asked_for_again():
-    seen = run(fired())
-    ((_, body),) = seen.new(())
-    assert list(seen.requests([served(body)])) == []
 
 
 def test_the_answer_to_a_person_is_on_their_object():
