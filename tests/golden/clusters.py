@@ -1,7 +1,8 @@
 """Clusters in many states: what an injected pod and a job's controller consist of, and what the doctor says."""
 
 import copy
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,47 +24,47 @@ OWNER = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "re
 GIVEN: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 HOUR_S = 3600.0
-LONG_AGO, BEFORE, LATELY = clock(NOW_S - 100 * HOUR_S), clock(NOW_S - HOUR_S), clock(NOW_S - 5)
-LABEL = {"sftriage.dev/inject": "enabled"}
-JOB_LABELS = {"batch.kubernetes.io/job-name": "train", "batch.kubernetes.io/job-completion-index": "0"}
+TIMES = {"long_ago": clock(NOW_S - 100 * HOUR_S), "before": clock(NOW_S - HOUR_S), "lately": clock(NOW_S - 5)}
+LABELS = {"batch.kubernetes.io/job-name": "train", "batch.kubernetes.io/job-completion-index": "0"}
 
 
-def running(name: str = "train-0", labels: Any = None, created: str = BEFORE, **more: Any) -> dict[str, Any]:
-    metadata = {
-        "name": name,
-        "namespace": "ml",
-        "labels": {**JOB_LABELS, **(labels or {})},
-        "creationTimestamp": created,
-    }
-    spec = {"containers": [{"name": "main", "image": "x"}]}
-    return {"metadata": {**metadata, **more}, "spec": spec, "status": {"phase": "Running"}}
+def running(
+    *,
+    name: str = "train-0",
+    labels: Any = None,
+    created: str = "before",
+    container: str = "main",
+    phase: str = "Running",
+    plain: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    if plain:
+        return {"metadata": {"name": "web", "labels": {}}, "spec": {}}
+    about = {"name": name, "namespace": "ml", "labels": {**LABELS, **(labels or {})}, **more}
+    spec = {"containers": [{"name": container, "image": "x"}]}
+    return {"metadata": {**about, "creationTimestamp": TIMES[created]}, "spec": spec, "status": {"phase": phase}}
 
 
-LABELLED = running(labels=LABEL)
-INJECTED = {"annotations": {"sftriage.dev/status": "injected"}}
 JOB: Any = job_of(running())
+OF_JOB = {"sftriage.dev/job": JOB.object_name}
 
 
-def namespace(labels: Any, **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "ml", "labels": labels, **more}}
-
-
-def deployment(name: str, available: int = 1, **more: Any) -> dict[str, Any]:
+def deployment(*, name: str, available: int = 1, status: Any = None, **more: Any) -> dict[str, Any]:
     about = {"name": name, "namespace": "sftriage-system", "labels": {"app.kubernetes.io/name": name}}
-    return {"metadata": {**about, **more}, "status": {"availableReplicas": available}}
+    return {"metadata": {**about, **more}, "status": status or {"availableReplicas": available}}
 
 
-def webhook(bundle: str = "Q0E=", created: str = LONG_AGO) -> dict[str, Any]:
-    hook = {
-        "name": "pod.sftriage.dev",
-        "clientConfig": {"caBundle": bundle, "service": {"name": "w", "namespace": "s"}},
-    }
-    return {"metadata": {"name": "sftriage", "creationTimestamp": created}, "webhooks": [hook]}
+def webhook(*, bundle: str = "Q0E=", created: str = "long_ago", hooks: int = 1) -> dict[str, Any]:
+    config = {"caBundle": bundle, "service": {"name": "w", "namespace": "s"}}
+    about = {"name": "sftriage", "creationTimestamp": TIMES[created]}
+    return {"metadata": about, "webhooks": [{"name": "pod.sftriage.dev", "clientConfig": config}] * hooks}
 
 
-def capture(state: str, **status: Any) -> dict[str, Any]:
+def capture(*, created: str = "", **status: Any) -> dict[str, Any]:
+    if not status:
+        return made("TraceCapture", "c", {}, **({"creationTimestamp": TIMES[created]} if created else {}))
     spec = {"job": "train", "rank": 1, "reason": "why?"}
-    return made("TraceCapture", "look", spec, {"state": state, "observedGeneration": 1, **status})
+    return made("TraceCapture", "look", spec, {"observedGeneration": 1, **status})
 
 
 WELL = Snapshot(
@@ -72,10 +73,10 @@ WELL = Snapshot(
     version=(1, 31),
     about={"metadata": {"name": "ml"}},
     definitions=[definition(kind) for kind in KINDS],
-    pods=[running(labels=LABEL, **INJECTED)],
-    reports=[made("TriageReport", "r", {"job": "train"}, labels={"sftriage.dev/job": JOB.object_name})],
-    controllers=[deployment(JOB.object_name, labels={"sftriage.dev/job": JOB.object_name})],
-    deployments=[deployment("sftriage-operator"), deployment("sftriage-webhook")],
+    pods=[running(labels={"sftriage.dev/inject": "enabled"}, annotations={"sftriage.dev/status": "injected"})],
+    reports=[made("TriageReport", "r", {"job": "train"}, labels=OF_JOB)],
+    controllers=[deployment(name=JOB.object_name, labels=OF_JOB)],
+    deployments=[deployment(name="sftriage-operator"), deployment(name="sftriage-webhook")],
     webhooks=[webhook()],
     serving=2,
     certificate=Certificate("tls", NOW_S - HOUR_S, NOW_S + 1000 * HOUR_S, trusted=True),
@@ -84,98 +85,27 @@ WELL = Snapshot(
 )
 """A cluster in which all is well."""
 
-LABELLED_LATE = [{"fieldsV1": {"f:metadata": {"f:labels": {"f:sftriage.dev/inject": {}}}}, "time": LATELY}]
-FAILED = {"conditions": [{"type": "ReplicaFailure", "message": "exceeded quota: small"}]}
-NOT_VALID = {
-    "conditions": [
-        {"type": "Accepted", "status": "False", "reason": "Invalid", "message": "m", "lastTransitionTime": "t"}
-    ]
-}
-QUOTA = {
-    "metadata": {"name": "small"},
-    "status": {"hard": {"pods": "4", "cpu": "9"}, "used": {"pods": "4", "cpu": "3"}},
-}
-EVENT = {
-    "reason": "FailedCreate",
-    "message": "exceeded quota: small",
-    "involvedObject": {"kind": "Job", "name": "train"},
-}
-STORED = {"store": "s3://traces", "reference": "a/b/c"}
+
+def certified(**changes: Any) -> Any:
+    changes = {name: one if name == "trusted" else NOW_S + one for name, one in changes.items()}
+    return replace(WELL.certificate, **changes)  # type: ignore[type-var]  # it has one
 
 
-def certified(**more: Any) -> Certificate:
-    return replace(WELL.certificate, **more)  # type: ignore[type-var]  # it has one
-
-
-SNAPSHOTS: dict[str, dict[str, Any]] = {
-    "rights": {"may": {"list triagereports": False}},
-    "an old cluster": {"version": (1, 28)},
-    "no definitions": {"definitions": []},
-    "no operator": {"deployments": [deployment("sftriage-webhook")]},
-    "an operator that does not run": {"deployments": [deployment("sftriage-operator", 0), WELL.deployments[1]]},
-    "two of it": {"deployments": [*WELL.deployments, deployment("sftriage-operator", namespace="other")]},
-    "its rights": {"operator_may": {"patch tracecaptures": False}},
-    "no webhook configuration": {"webhooks": []},
-    "an empty one": {"webhooks": [{**webhook(), "webhooks": []}]},
-    "no caBundle": {"webhooks": [webhook("")]},
-    "no webhook": {"deployments": [deployment("sftriage-operator")]},
-    "nobody behind its service": {"serving": 0},
-    "a certificate that is over": {"certificate": certified(not_after_s=NOW_S - 1)},
-    "one that is nearly over": {"certificate": certified(not_after_s=NOW_S + HOUR_S)},
-    "one that is not good yet": {"certificate": certified(not_before_s=NOW_S + 1)},
-    "one of somebody else": {"certificate": certified(trusted=False)},
-    "no namespace": {"about": {}, "pods": []},
-    "no label": {"pods": [running()]},
-    "no label on several": {"pods": [running("a"), running("b")]},
-    "no label on many": {"pods": [running(f"p{number}") for number in range(9)]},
-    "a label with another value": {"pods": [running(labels={"sftriage.dev/inject": "true"})]},
-    "a namespace's with another value": {"about": namespace({"sftriage.dev/inject": "yes"})},
-    "pods older than the label": {"pods": [running(labels=LABEL, managedFields=LABELLED_LATE)]},
-    "pods older than the namespace's label": {
-        "pods": [running()],
-        "about": namespace(LABEL, managedFields=LABELLED_LATE),
-    },
-    "pods older than the webhook": {"pods": [LABELLED], "webhooks": [webhook(created=LATELY)]},
-    "labelled, and the webhook was away": {"pods": [LABELLED]},
-    "labelled, and left alone": {"pods": [LABELLED | {"spec": {"containers": [{"name": "sftriage-agent"}]}}]},
-    "labelled, and the cluster too old": {"pods": [LABELLED], "version": (1, 27)},
-    "no controller": {"controllers": [], "reports": []},
-    "a controller that does not run": {"controllers": [{**WELL.controllers[0], "status": FAILED}]},
-    "no report": {"reports": []},
-    "a policy that is not valid": {"policies": [made("TriagePolicy", "p", {}, {"observedGeneration": 1, **NOT_VALID})]},
-    "a policy that nobody looked at": {"policies": [made("TriagePolicy", "p", {})]},
-    "a capture that nobody looked at": {"captures": [made("TraceCapture", "c", {})]},
-    "a capture that nobody carries out": {"captures": [capture("requested")]},
-    "a trace in no store": {"captures": [capture("stored")]},
-    "a store that is not reached": {"stores": {"s3://traces": "no credentials"}},
-    "a quota that is used up": {"quotas": [QUOTA]},
-    "pods that a quota refuses": {"events": [EVENT]},
-    "pods that something else refuses": {"events": [{**EVENT, "message": "denied"}]},
-    "nothing is wrong": {},
-    "a pod of no job, without a label": {"pods": [{"metadata": {"name": "web", "labels": {}}, "spec": {}}, *WELL.pods]},
-    "a namespace's label": {"pods": [running(**INJECTED)], "about": namespace(LABEL)},
-    "a pod that ended before there was a label": {"pods": [running() | {"status": {"phase": "Succeeded"}}, *WELL.pods]},
-    "a job that has just begun": {
-        "pods": [running(labels=LABEL, created=LATELY, **INJECTED)],
-        "controllers": [],
-        "reports": [],
-    },
-    "a job whose controller has ended": {"controllers": []},
-    "a capture that was asked for just now": {"captures": [made("TraceCapture", "c", {}, creationTimestamp=LATELY)]},
-    "a trace in a store": {"captures": [capture("stored", stored=STORED)], "stores": {"s3://traces": ""}},
-    "a quota with room": {"quotas": [{**QUOTA, "status": {"hard": {"pods": "4"}, "used": {"pods": "3"}}}]},
-    "no version": {"version": None},
-    "a store that is a directory there": {"stores": {"file:///traces": "no such directory"}},
-    "no training": {"pods": []},
-    "no training, in a namespace that may not be read": {"pods": [], "about": {}, "unread": {"about": "no"}},
-    "pods that may not be read": {"pods": [], "unread": {"pods": "forbidden"}},
-    "definitions that may not be read": {"definitions": [], "unread": {"definitions": "forbidden"}},
-    "deployments that may not be read": {"deployments": [], "unread": {"deployments": "no"}},
-    "an operator that may be elsewhere": {"deployments": WELL.deployments[1:], "unread": {"elsewhere": "forbidden"}},
-    "webhooks that may not be read": {"webhooks": [], "unread": {"webhooks": "forbidden"}},
-    "a certificate that may not be read": {"certificate": None, "unread": {"certificate": "no"}},
-    "controllers that may not be read": {"controllers": [], "unread": {"controllers": "no"}},
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "version": lambda found: found and tuple(found),
+    "pods": lambda found: [running(**one) for one in found],
+    "deployments": lambda found: [deployment(**one) for one in found],
+    "controllers": lambda found: [deployment(name=JOB.object_name, labels=OF_JOB, **one) for one in found],
+    "webhooks": lambda found: [webhook(**one) for one in found],
+    "policies": lambda found: [made("TriagePolicy", "p", {}, status) for status in found],
+    "captures": lambda found: [capture(**one) for one in found],
+    "certificate": lambda found: found and certified(**found),
 }
+
+
+def seen(changes: dict[str, Any]) -> Snapshot:
+    dated = json.loads(json.dumps(changes).replace('"time": "lately"', f'"time": "{TIMES["lately"]}"'))
+    return replace(WELL, **{part: PARTS.get(part, lambda found: found)(one) for part, one in dated.items()})
 
 
 def texts() -> Iterator[str]:
@@ -192,9 +122,9 @@ def texts() -> Iterator[str]:
         found = [line for one in objects for line in flat({one["kind"]: one})]
         yield from (f"# A controller: {name}", *differences(first, found))
         first = first or found
-    for name, changes in SNAPSHOTS.items():
+    for name, changes in GIVEN["doctor"].items():
         yield f"# Doctor: {name}"
-        for one in diagnose(replace(WELL, **changes)):
+        for one in diagnose(seen(changes)):
             if one.state != "ok":
                 yield f"{one.state} {one.code}: {one.says}" + (f" | {one.do}" if one.do else "")
 
