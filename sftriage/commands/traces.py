@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -52,7 +53,6 @@ from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
-from sftriage.traces.objects import copy
 from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
 from sftriage.traces.store import LocalStore, Store, StoreCondition, destination_of
@@ -300,7 +300,7 @@ def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copyin
         path = fetch(its_store, reference, one, to, force=how.force)
         size_bytes, sha256 = one.size_bytes, one.sha256
         if name == FOLDED_NAME:
-            size_bytes, sha256 = copy([path.read_bytes()], None)
+            size_bytes, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
         files.append({"path": str(path), "size_bytes": size_bytes, "sha256": sha256})
     return files
 

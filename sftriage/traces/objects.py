@@ -46,28 +46,35 @@ def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
     yield stream.flush()
 
 
-def copy(source: Iterable[bytes], target: BinaryIO | None, progress: Progress | None = None) -> tuple[int, str]:
-    """Copy to the end, or only sum where there is no target; the size and sha256 of what was read."""
-    digest, size = hashlib.sha256(), 0
+def copy(source: Iterable[bytes], target: BinaryIO) -> tuple[int, str]:
+    """Copy to the end; the size and sha256 of what was read."""
+    digest, size_bytes = hashlib.sha256(), 0
     for chunk in source:
         digest.update(chunk)
-        size += len(chunk)
-        if target is not None:
-            target.write(chunk)
+        size_bytes += len(chunk)
+        target.write(chunk)
+    return size_bytes, digest.hexdigest()
+
+
+def verified(
+    pieces: Iterable[bytes], artefact: Artefact, name: str, progress: Progress | None = None
+) -> Iterator[bytes]:
+    """The pieces of an artefact; raises IntegrityError before the last of them if they are not what was put."""
+    digest, size_bytes, held = hashlib.sha256(), 0, b""
+    for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > artefact.size_bytes:
+            break
+        digest.update(piece)
         if progress is not None:
-            progress(size)
-    return size, digest.hexdigest()
-
-
-def copy_verified(
-    source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
-) -> None:
-    """Copy an artefact to a file that appears once its sum is right; raises IntegrityError, or OSError."""
-    with replacing(copy_to) as target:
-        size, sha256 = copy(source, target, progress)
-        if (size, sha256) != (wanted.size_bytes, wanted.sha256):
-            put = f"it was put as sha256 {wanted.sha256}, {wanted.size_bytes} bytes"
-            raise IntegrityError(f"{name}: sha256 {sha256}, {size} bytes; {put}")
+            progress(size_bytes)
+        if held:
+            yield held
+        held = piece
+    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
+        found = "more bytes" if size_bytes > artefact.size_bytes else f"sha256 {digest.hexdigest()}, {size_bytes} bytes"
+        raise IntegrityError(f"{name}: {found}; it was put as sha256 {artefact.sha256}, {artefact.size_bytes} bytes")
+    yield held
 
 
 class Objects(ABC):
@@ -118,6 +125,10 @@ class Objects(ABC):
         with suppress(FileNotFoundError), self._failing(FileNotFoundError):
             self._delete(key)
 
+    def is_plain(self, key: str) -> bool:
+        """Whether an object lies there itself, if any does: a link may lead anywhere."""
+        return True
+
     @abstractmethod
     def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]: ...
 
@@ -151,6 +162,10 @@ class Directory(Objects):
         super().__init__(place)
         self._root, self._private = root, private
         self.error_type = InputError if private else StoreError
+
+    def is_plain(self, key: str) -> bool:
+        path = self._root / key
+        return not path.exists() or (path.is_file() and path.resolve() == self._root.resolve() / key)
 
     def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
         for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,7 @@ from sftriage.base.files import refusing
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
-from sftriage.traces.objects import CHUNK_BYTES, Directory, Objects, Progress, copy, message_of, shown
+from sftriage.traces.objects import CHUNK_BYTES, Directory, Objects, Progress, message_of, shown, verified
 from sftriage.traces.store import Names, Store, check_id
 
 if TYPE_CHECKING:
@@ -285,10 +286,11 @@ class RemoteStore(Store):
     def holds(self, capture_id: str, artefact: Artefact, progress: Progress | None = None) -> bool:
         """Whether an artefact lies there as it is here: read back from one end to the other."""
         content = self._objects.stream(f"{self._key(capture_id)}/{artefact.name}")
-        try:
-            return copy(content, None, progress) == (artefact.size_bytes, artefact.sha256)
-        except IntegrityError:
-            return False
+        with suppress(IntegrityError):
+            for _ in verified(content, artefact, artefact.name, progress):
+                pass
+            return True
+        return False
 
     def withdraw(self, capture_id: str) -> None:
         """Delete a capture's manifest: it is not there any more, and its artefacts may be put again."""

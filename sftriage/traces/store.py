@@ -33,7 +33,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.base.files import private, refusing, regular, sync, sync_directory, write_atomically
+from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
 from sftriage.base.process import is_locked, locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, StoreError, UsageError
 from sftriage.model.captures import CAPTURE_ID
@@ -52,7 +52,7 @@ from sftriage.traces.manifest import (
     first_problem,
     text,
 )
-from sftriage.traces.objects import Directory, Objects, Progress, chunks, copy, copy_verified, gzipped, shown
+from sftriage.traces.objects import Directory, Objects, Progress, chunks, copy, gzipped, shown, verified
 
 log = logging.getLogger("sftriage")
 
@@ -218,8 +218,8 @@ class Store(ABC):
         target = destination_of(wanted.name, destination, force=force)
         key = f"{self.key_of(manifest)}/{wanted.name}"
         try:
-            with refusing(f"{target} cannot be written"):
-                copy_verified(self._objects.stream(key), target, wanted, f"{self._objects.place}/{key}", progress)
+            with refusing(f"{target} cannot be written"), replacing(target) as file:
+                file.writelines(verified(self._objects.stream(key), wanted, f"{self._objects.place}/{key}", progress))
         except (IntegrityError, InputError) as error:
             if (elsewhere := self._store_elsewhere(manifest)) is None:
                 raise
@@ -227,6 +227,13 @@ class Store(ABC):
                 log.warning("%s; taken from %s", error, elsewhere.place)
             elsewhere.get(capture_id, artefact, target, force=force, progress=progress)
         return target
+
+    def content(self, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+        """What is in an artefact, verified before its last piece; raises IntegrityError also for a link."""
+        key = f"{self.key_of(manifest)}/{artefact.name}"
+        if not self._objects.is_plain(key):
+            raise IntegrityError(f"{self._objects.place}/{key}: not a plain file of the store")
+        return verified(self._objects.stream(key), artefact, artefact.name)
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
@@ -479,6 +486,11 @@ class LocalStore(Store):
 
         url = self.copy_elsewhere(manifest.capture_id)
         return None if url is None else RemoteStore.open(url, job=manifest.job, run=manifest.run)
+
+    def content(self, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+        here = os.path.lexists(self.file(manifest.capture_id, artefact.name))
+        elsewhere = None if here else self._store_elsewhere(manifest)
+        return super().content(manifest, artefact) if elsewhere is None else elsewhere.content(manifest, artefact)
 
     def remove(self, capture_id: str) -> None:
         """See `Store.remove`: one rename hides it. If a copy may be elsewhere, a note for the uploader stays."""

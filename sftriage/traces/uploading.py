@@ -12,19 +12,19 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from sftriage.base.files import regular
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
-from sftriage.traces.objects import chunks
+from sftriage.traces.objects import chunks, verified
 from sftriage.traces.remote import PART_BYTES, RemoteStore
 from sftriage.traces.store import PIN_NAME, UPLOAD_NAME, LocalStore, Upload, read_upload
 
@@ -128,16 +128,10 @@ class Sender:
         self.remote.put_manifest(manifest)
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
-        def reported(file: BinaryIO) -> Iterator[bytes]:
-            size_bytes = 0
-            for piece in chunks(file):
-                size_bytes += len(piece)
-                self.report(capture_id, artefact, "sending", size_bytes)
-                yield piece
-
+        what = f"{artefact.name} of capture {capture_id} was changed here"
+        report = partial(self.report, capture_id, artefact, "sending")
         with regular(self.store.file(capture_id, artefact.name), IntegrityError) as file:
-            wrong = f"{artefact.name} of capture {capture_id} was changed here: not what was captured"
-            content = verified(reported(file), artefact, wrong)
+            content = verified(chunks(file), artefact, what, report)
             # (a small file goes in one request)
             whole = b"".join(content) if artefact.size_bytes <= PART_BYTES else content
             self.remote.put_artefact(capture_id, artefact, whole)
@@ -145,9 +139,7 @@ class Sender:
             raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
 
     def _holds(self, capture_id: str, artefact: Artefact) -> bool:
-        return self.remote.holds(
-            capture_id, artefact, lambda size_bytes: self.report(capture_id, artefact, "checking", size_bytes)
-        )
+        return self.remote.holds(capture_id, artefact, partial(self.report, capture_id, artefact, "checking"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,19 +336,3 @@ class Uploader:
         with self._changed:
             self._progress = replace(self._progress, **now)
             self._changed.notify_all()
-
-
-def verified(pieces: Iterable[bytes], artefact: Artefact, wrong: str) -> Iterator[bytes]:
-    """The pieces of an artefact; raises IntegrityError (``wrong``) before the last if they are not what was stored."""
-    digest, size_bytes, held = hashlib.sha256(), 0, b""
-    for piece in pieces:
-        size_bytes += len(piece)
-        if size_bytes > artefact.size_bytes:
-            break
-        digest.update(piece)
-        if held:
-            yield held
-        held = piece
-    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
-        raise IntegrityError(wrong)
-    yield held

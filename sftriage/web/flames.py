@@ -23,7 +23,7 @@ from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, collapse
 from sftriage.traces.manifest import Artefact, Manifest, PlaceInfo, StageProfile, are_beside
 from sftriage.traces.store import Store
 from sftriage.trainer.sampler import FOLDED_NAME, NAME
-from sftriage.web.page import content_of, milliseconds, reading_stored
+from sftriage.web.page import milliseconds, reading_stored
 from sftriage.words.verdicts import size
 
 MAX_BOXES = 150
@@ -385,7 +385,7 @@ class StackDownloads:
         with self._lock:
             known = self._kept.get(artefact.sha256)
         if known is None:
-            known = samples_in(b"".join(content_of(store, manifest, artefact)), NAME)
+            known = samples_in(b"".join(store.content(manifest, artefact)), NAME)
         with self._lock:
             self._kept[artefact.sha256] = known
             self._kept.move_to_end(artefact.sha256)

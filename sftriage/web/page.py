@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 import time
@@ -21,9 +20,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Generic, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
@@ -34,13 +32,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Send
 
 from sftriage import __version__
-from sftriage.base.files import regular
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
-from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.objects import chunks
-from sftriage.traces.remote import CaptureKey, Patience, checked_url, open_objects
-from sftriage.traces.store import LocalStore, Store, read_upload
-from sftriage.traces.uploading import verified
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import Store
 from sftriage.web.serving import Access, application
 from sftriage.words import run as words
 from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected
@@ -272,52 +266,6 @@ def percent(fraction: float) -> str:
     return f"{fraction:.0%}" if fraction >= 0.1 or fraction == 0 else f"{fraction:.1%}"
 
 
-PATIENCE = Patience(connect_s=5.0, idle_s=60.0, retries=2, retry_s=10.0)
-"""Somebody waits, and can ask again."""
-
-
-def content_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """What is in an artefact, verified on its way: piece by piece, the last one once the sum of all is right.
-
-    Raises:
-        UsageError: the store cannot be opened.
-        StoreError: it cannot be reached.
-        IntegrityError: the artefact is missing, no plain file there, or not what was stored.
-    """
-    wrong = f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}"
-    return verified(_pieces_of(store, manifest, artefact), artefact, wrong)
-
-
-def _pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """Of a run on this host, once it has gone from there, what its verified copy has."""
-    if not isinstance(store, LocalStore):
-        return _elsewhere(store.place, manifest, artefact)
-    directory = Path(store.place) / manifest.capture_id
-    upload = read_upload(directory)
-    if upload is not None and upload.verified_at is not None and not os.path.lexists(directory / artefact.name):
-        return _elsewhere(upload.url, manifest, artefact)
-    return _here(directory / artefact.name)
-
-
-def _here(path: Path) -> Iterator[bytes]:
-    with regular(path, IntegrityError) as file:
-        yield from chunks(file)
-
-
-def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
-    objects = open_objects(url, patience=PATIENCE)
-    parts = urlsplit(checked_url(url))
-    if parts.scheme == "file":
-        # Whoever may write into the directory must not have files shown that lie elsewhere.
-        root = Path(unquote(parts.path))
-        if (root / key).resolve() != root.resolve() / key:
-            raise IntegrityError(f"{objects.place}/{key}: not a plain file of the store")
-        yield from _here(root / key)
-        return
-    yield from objects.stream(key)
-
-
 class Download(StreamingResponse):
     """A file that is verified as it goes."""
 
@@ -346,7 +294,7 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
     if request.method == "HEAD":
         return Response(media_type="application/octet-stream", headers=headers)
     with reading_stored():
-        checked = content_of(store, manifest, artefact)
+        checked = store.content(manifest, artefact)
         # What is wrong with the beginning is said, rather than cut short.
         first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

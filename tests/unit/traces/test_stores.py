@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageError, UsageError
 from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.objects import verified
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, RetentionLimits, expired, outlook, remove
 from sftriage.traces.store import TRACE_NAME, WHOLE, LocalStore, Store, Upload
-from sftriage.traces.uploading import verified
 from tests.unit.conftest import copied
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
