@@ -17,7 +17,6 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -36,7 +35,7 @@ from sftriage.base.files import refusing
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
-from sftriage.traces.store import Listing, Store
+from sftriage.traces.store import Store
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 _TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
@@ -55,7 +54,6 @@ Progress = Callable[[int, int], None]  # takes the number of manifests read, and
 _Result = TypeVar("_Result")
 
 _EXPLAINED_LATER, _MAX_UNEXPLAINED = timedelta(hours=1), 20
-_READERS = 8
 _BATCH = 500  # rows of a transaction, so that no other writer waits long; they are sorted, against deadlocks
 
 CONTROL_LABEL = "control"  # of a rank that was captured to compare with, in place of what led to the capture
@@ -291,13 +289,9 @@ class Catalogue:
     def _read(
         self, references: Collection[str], progress: Progress | None
     ) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
-        ordered, found = sorted(references), []
-        with ThreadPoolExecutor(_READERS) as readers:
-            for one in zip(ordered, readers.map(self._own_store.seen, ordered), strict=True):
-                found.append(one)
-                if progress is not None:
-                    progress(len(found), len(ordered))
-        listing = Listing.of(found)
+        if not references:
+            return (), ()
+        listing = self._own_store.manifests(references, lambda done: progress and progress(done, len(references)))
         # What was removed meanwhile is no problem.
         still = self._own_store.ids() if listing.unfit else frozenset()
         problems = (f"capture {one} {condition.words}" for one, condition in listing.unfit.items() if one in still)

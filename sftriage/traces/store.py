@@ -25,7 +25,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,12 +180,19 @@ class Store(ABC):
         except (InputError, UsageError) as error:
             return None, StoreCondition.after(error)
 
-    def manifests(self) -> Listing:
-        """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
+    def manifests(self, wanted: Collection[str] | None = None, progress: Progress = lambda _: None) -> Listing:
+        """The captures of the store (some or all), and every problem found on the way; ``progress`` counts them.
+
+        Never raises for what lies there.
+        """
         listed = sorted(self._listed().items())
+        listed = [one for one in listed if wanted is None or self._reference(one[0]) in wanted]
+        found = []
         with ThreadPoolExecutor(_READERS) as readers:
-            found = readers.map(lambda one: self._seen(*one), listed)
-        return Listing.of((self._reference(key), one) for (key, _), one in zip(listed, found, strict=True))
+            for (key, _), one in zip(listed, readers.map(lambda one: self._seen(*one), listed), strict=True):
+                found.append((self._reference(key), one))
+                progress(len(found))
+        return Listing.of(found)
 
     def leftovers(self) -> tuple[str, ...]:
         """What lies there, belongs to no capture and is never swept, in words; it is listed nowhere else."""

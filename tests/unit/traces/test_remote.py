@@ -135,12 +135,6 @@ def test_a_removal_that_is_cut_short_lists_all_of_it_or_nothing(objects, whole, 
         whole.remove("resnet/run-1/c-1")
 
 
-def test_a_pin_of_one_run_is_one_of_the_store_of_all(objects, whole):
-    keep(objects, captured())
-    whole.pin("c-1")
-    assert (whole.pinned(), run_of(objects).pinned()) == ({"resnet/run-1/c-1"}, {"c-1"})
-
-
 def test_a_store_that_is_away_says_so_in_one_line(objects, whole):
     keep(objects, captured())
     objects.fails = {"any"}
@@ -149,26 +143,22 @@ def test_a_store_that_is_away_says_so_in_one_line(objects, whole):
             act()
 
 
-def test_a_directory_is_a_store_too(tmp_path: Path):
+def test_a_directory_is_its_owners_and_what_a_link_in_it_leads_to_stays(tmp_path: Path):
     # GIVEN none yet
     where = tmp_path / "our traces"
     with pytest.raises(UsageError, match="no such directory"):
         RemoteStore.open(str(where))
-    # WHEN it is made and something is put there
+    # WHEN it is made, and a capture in it is removed beside which somebody has put a link
     store = RemoteStore.open(str(where), job="resnet", run="run-1", create=True)
     store.put_artefact("c-1", captured().artefacts[0], iter([CONTENT[:9], CONTENT[9:]]))
     store.put_manifest(captured())
-    # THEN it lies there in plain files, in a directory of its owner
-    place = where / "resnet" / "run-1" / "c-1"
-    assert (place / "trace.json.gz").read_bytes() == CONTENT
-    assert where.stat().st_mode & 0o777 == 0o700
-    assert RemoteStore.open(where.as_uri()).manifests().manifests == (captured(),)
-    # AND goes without a trace; but what a link leads to that somebody has put there stays
     (mine := tmp_path / "mine").mkdir()
     (mine / "precious").write_text("x")
-    (place / "link").symlink_to(mine)
+    (where / "resnet" / "run-1" / "c-1" / "link").symlink_to(mine)
+    assert RemoteStore.open(where.as_uri()).manifests().manifests == (captured(),)
     store.remove("c-1")
-    assert (store.ids(), (mine / "precious").read_text()) == (frozenset(), "x")
+    # THEN what the link leads to is there
+    assert (where.stat().st_mode & 0o777, store.ids(), (mine / "precious").read_text()) == (0o700, frozenset(), "x")
     assert [path for path in where.rglob("*") if path.is_file()] == []
 
 
