@@ -308,15 +308,14 @@ class Host:
         for old in [one for one in self.rings if one <= self.newest.generation - KEPT_GENERATIONS]:
             del self.rings[old]
             self._known.pop(old, None)
-        known = _members(self.boot_id, infos, generations)
+        known = self._members(infos)
         self._known[generation] = (self.boot_id, generations.changes, infos), known
         return known
 
     def takes_part(self) -> bool:
         """Whether it has ranks of the newest generation, or none at all yet."""
         infos = {} if self.newest is None else self.newest.ranks
-        of = [self.generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
-        return not of or self.generations.newest in of
+        return not infos or self.generations.newest in map(self._generation_of, infos.values())
 
     @property
     def n_ranks(self) -> int:
@@ -333,8 +332,7 @@ class Host:
             return []
         infos = self.newest.ranks
         left: Iterable[int] = infos if self.silent or self.over else [rank for rank in self._left if rank in infos]
-        of = ((rank, self.generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
-        return [rank for rank, generation in of if generation == self.generations.newest]
+        return [rank for rank in left if self._generation_of(infos[rank]) == self.generations.newest]
 
     def doing(self) -> JobStatus | None:
         """What the ranks of the newest generation are doing, by the newest status; None where that has none."""
@@ -344,13 +342,27 @@ class Host:
         rings = self.rings.get(status.attempt, {})
         key = status.attempt, len(rings), self.boot_id, generations.changes
         if self._in_newest[0] != key:
-            found = _members(self.boot_id, rings, generations)
-            self._in_newest = key, {rank for one in found if one.generation == generations.newest for rank in one.of}
+            its = {rank for rank, info in rings.items() if self._generation_of(info) == generations.newest}
+            self._in_newest = key, its
         here = [rank in self._in_newest[1] for rank in status.rank_R.tolist()]
         status = status if all(here) else status.only(np.array(here))
         if status.attempt != generations.newest:
             status = replace(status, attempt=generations.newest)
         return status if any(here) else None
+
+    def _generation_of(self, info: RingInfo) -> int | None:
+        return self.generations.of(Incarnation.of(self.boot_id, info))
+
+    def _members(self, infos: Mapping[int, RingInfo]) -> Sequence[Members]:
+        found: dict[int, dict[int, RingInfo]] = {}
+        for rank, info in infos.items():
+            if (generation := self._generation_of(info)) is not None:
+                counted = info if info.attempt == generation else replace(info, attempt=generation)
+                found.setdefault(generation, {})[rank] = counted
+        return [
+            Members(generation, {rank: Incarnation.of(self.boot_id, info) for rank, info in its.items()}, its)
+            for generation, its in found.items()
+        ]
 
     def quiet_s(self, now_s: float, connected_s: float) -> float:
         """For how long nothing has come from it, though something could."""
@@ -361,23 +373,6 @@ def status_of_all(hosts: Iterable[Host], now_s: float) -> JobStatus | None:
     """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
     found = [(status, host.status_s) for host in hosts if (status := host.doing()) is not None]
     return joined_statuses([status for status, _ in found], [int((now_s - at_s) * 1e9) for _, at_s in found])
-
-
-def _members(boot_id: str, infos: Mapping[int, RingInfo], generations: Generations) -> Sequence[Members]:
-    found: dict[int, dict[int, Incarnation]] = {}
-    for rank, info in infos.items():
-        one = Incarnation.of(boot_id, info)
-        generation = generations.of(one)
-        if generation is not None:
-            found.setdefault(generation, {})[rank] = one
-
-    def counted(rank: int, generation: int) -> RingInfo:
-        info = infos[rank]
-        return info if info.attempt == generation else replace(info, attempt=generation)
-
-    return [
-        Members(generation, of, {rank: counted(rank, generation) for rank in of}) for generation, of in found.items()
-    ]
 
 
 SETTLE_S = 2.0  # without a change before changes are printed
