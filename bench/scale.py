@@ -16,6 +16,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,8 @@ class Job:
         n_ranks, hosts, cohorts = self.options.ranks, self.options.hosts, self.options.cohorts
         host_R = self.ranks_R % hosts if self.options.scattered else self.ranks_R * hosts // n_ranks
         role_R = [f"role-{role}" if cohorts > 1 else "" for role in self.ranks_R * cohorts // n_ranks]
-        of = {"world_size": n_ranks, "local_rank": 0, "attempt": 0, "job": "job", "schema": self.schema}
-        of |= dict.fromkeys(("started_mono_ns", "started_wall_ns", "pid", "pid_start_ticks"), 0)
-        rings = {
-            rank: RingInfo(rank=rank, host=f"host-{host_R[rank]}", cohort=role_R[rank], **of) for rank in range(n_ranks)
-        }
+        info = RingInfo(0, n_ranks, 0, 0, "job", "", "", self.schema, 0, 0, 0, 0)
+        rings = {n: replace(info, rank=n, host=f"host-{host_R[n]}", cohort=role_R[n]) for n in range(n_ranks)}
         gatherer = Gatherer(self.schema, n_ranks, self.shape)
         gatherer.take([Rows(0, self.schema, n_ranks, rings, decode([(0, b"")], self.schema))])
         return gatherer

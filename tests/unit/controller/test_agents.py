@@ -43,12 +43,8 @@ def test_windows_come_out_once():
 
 def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once():
     # WHEN the rows of a rank on each of two hosts come at once, for many windows
-    sent = [
-        replace(
-            rows((rank,), 0, 40, world_size=2), ranks={rank: replace(info(rank), host="ab"[rank], cohort=f"pp{rank}")}
-        )
-        for rank in (0, 1)
-    ]
+    places = {rank: replace(info(rank), host=host, cohort=f"pp{rank}") for rank, host in enumerate("ab")}
+    sent = [replace(rows((rank,), 0, 40, world_size=2), ranks={rank: ring}) for rank, ring in places.items()]
     windows = WindowAssembly(SHAPE).add(sent)
     # THEN no window goes out without one of them
     assert [window.first_step for window in windows] == list(range(0, 40, 4))

@@ -309,8 +309,7 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
 def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohorts):
     target = gatherer()
     for rank, host, cohort in told:
-        ring = SimpleNamespace(host=host, cohort=cohort)
-        target.take([Rows(0, SCHEMA, 2, {rank: ring}, batch(schema=SCHEMA))])
+        target.take([Rows(0, SCHEMA, 2, {rank: SimpleNamespace(host=host, cohort=cohort)}, batch(schema=SCHEMA))])
     target.add(batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
     (window,) = target.ready()
     assert (window.hosts, window.cohorts) == (hosts, cohorts)
