@@ -319,10 +319,7 @@ class Webhooks(Sink):
             if again and webhook not in self._failing:
                 self._failing.add(webhook)
                 log.warning("notify %s: %s; trying again", _named(webhook), error)
-            # At the end, wait no longer than that may take.
-            if again and self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
-                time.sleep(max(0.0, due_s - time.monotonic()))
-            if not again or due_s >= self.close_by_s:
+            if not again or not self._wait(due_s):
                 words = "notify %s: %s given up after %d tries: %s"
                 log.error(words, _named(webhook), steps, len(retry.history), error)
                 return
@@ -334,6 +331,11 @@ class Webhooks(Sink):
             body = message.event(self.job, self.run)
             content_type = "application/cloudevents+json; charset=utf-8"
         _post(_address(webhook), body, content_type)
+
+    def _wait(self, due_s: float) -> bool:
+        if self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        return due_s < self.close_by_s
 
 
 def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
