@@ -179,6 +179,21 @@ def test_a_rank_is_present_in_a_step_once_however_many_syncs_it_is_late_at():
     assert max(suspect.persistence for suspect in verdict.suspects) == pytest.approx(0.5, abs=0.05)
 
 
+def test_nobody_is_suspected_who_took_turns_by_chance():
+    # GIVEN two hundred windows of two ranks, in each step of which one of them, at random, is late by 40 ms
+    suspected = 0
+    for seed in range(200):
+        late_N = np.random.default_rng(seed).random(20) < 0.5
+        faults = (
+            Fault("data", 0, 0.04, lambda n, late=late_N: late),
+            Fault("data", 1, 0.04, lambda n, late=late_N: ~late),
+        )
+        # WHEN classified
+        suspected += classify(Job(n_ranks=2, n_steps=20).run(*faults, seed=seed)).label == "suspect"
+    # THEN one of them is taken for the cause as often as a coin is two deviations out: a few times in a hundred
+    assert suspected <= 0.05 * 200
+
+
 def test_a_large_window_is_classified_in_a_fraction_of_a_second():
     # GIVEN 50 steps of 1,024 ranks and 8 stages
     rng = np.random.default_rng(0)
