@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from struct import unpack
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 from zlib import crc32
 
 import numpy as np
@@ -35,7 +35,7 @@ from sftriage.verdict.judging import judge
 from sftriage.windows.decoding import CAPTURING, INCOMPLETE, UNKNOWN, StepArrays, decode
 from sftriage.windows.gather import Shape
 from sftriage.windows.log_files import find_logs
-from sftriage.windows.logs import KeptReadings, LogReader, kept_readings
+from sftriage.windows.logs import KeptReadings, kept_readings
 from sftriage.windows.rings import Ring
 from sftriage.windows.steplog import COUNTERS_KIND, KeptSteps, StepLog
 
@@ -432,21 +432,6 @@ def batch(*records: StepRecord, schema: StageSchema | None = None) -> StepArrays
 
 def new_records(ring: Ring) -> list[StepRecord]:
     return ring.read().steps.records()
-
-
-class Logged(NamedTuple):
-    info: RingInfo
-    records: list[StepRecord]
-    skipped: int
-
-
-def read_log(path: Path) -> Logged:
-    """Every step of a log that can be read, and how many slots could not."""
-    reader = LogReader(path)
-    records: list[StepRecord] = []
-    while steps := reader.read(3):
-        records += steps.records()
-    return Logged(reader.info, records, reader.skipped)
 
 
 def kept_of(steps: Path, info: RingInfo) -> KeptReadings | None:

@@ -23,7 +23,7 @@ from sftriage.windows.log_files import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import CountersLog, StepLog
 from tests.disks import small_disk
-from tests.scenario import kept_of, read_log
+from tests.scenario import kept_of
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
@@ -66,8 +66,8 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
     assert sorted(set(rows.steps.step_B.tolist())) == [4, 5, 6]
     assert (agent.telemetry().steps, agent.telemetry().missed) == (6, 0)
     for rank in (0, 1):
-        kept = read_log(places["steps"] / f"rank-{rank}.0.steps")
-        assert [record.step for record in kept.records] == list(range(7))
+        kept = LogReader(places["steps"] / f"rank-{rank}.0.steps").read()
+        assert kept.step_B.tolist() == list(range(7))
 
 
 def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):
@@ -300,7 +300,7 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         # WHEN there is room again THEN all of it is kept
         small.empty()
         disk.drain(DEADLINE_S)
-        assert [one.step for one in read_log(steps / "rank-0.0.steps").records] == list(range(320))
+        assert LogReader(steps / "rank-0.0.steps").read().step_B.tolist() == list(range(320))
         *_, over = disk.news()
         assert (over.lost, over.late["steps"] >= 300) == ({}, True)
         agent.close()
