@@ -58,7 +58,10 @@ class SpanSink(Sink):
 
     def __init__(self, processor: Callable[[], SpanProcessor], job: str, run: str, started_s: float) -> None:
         self._processor = processor
-        self._provider = TracerProvider(resource=_resource(job, run), id_generator=_RunIds(run), shutdown_on_exit=False)
+        resource = Resource.create({"sftriage.job": job, "sftriage.run": run})
+        if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": "sftriage"}))
+        self._provider = TracerProvider(resource=resource, id_generator=_RunIds(run), shutdown_on_exit=False)
         self._tracer = self._provider.get_tracer("sftriage", __version__)
         self._now_s = started_s
         self._seen: WindowSeen | None = None
@@ -204,13 +207,6 @@ class _RunIds(RandomIdGenerator):
 def trace_id_of(run: str) -> int:
     """The id of a run's trace: the first 16 bytes of the SHA-256 of its id."""
     return int.from_bytes(hashlib.sha256(run.encode()).digest()[:16], "big") or 1
-
-
-def _resource(job: str, run: str) -> Resource:
-    resource = Resource.create({"sftriage.job": job, "sftriage.run": run})
-    if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
-        resource = resource.merge(Resource({"service.name": "sftriage"}))
-    return resource
 
 
 def _ns(seconds: float) -> int:
