@@ -23,8 +23,8 @@ log = logging.getLogger("sftriage")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-CAPACITY = 256
-"""Events that wait for one sink. The windows of a large job take tens of megabytes each."""
+CAPACITY, MAX_KEPT = 256, 256
+"""Events that wait for a sink (the windows of a large job take tens of megabytes each), and notes of `keep_newest`."""
 
 
 class Sink(Protocol):
@@ -118,9 +118,8 @@ class Stream:
     """Delivers events to sinks, by a queue each. No thread runs before `start`; what is published before that waits."""
 
     def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
+        self._capacity, self._started = capacity, False
         self._queues: list[tuple[Sink, DeliveryQueue]] = []
-        self._started = False
         for sink in sinks:
             self.add(sink)
 
@@ -159,9 +158,6 @@ def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:
         return None
     steps = (seen.window.attempt, seen.window.first_step, seen.window.last_step)
     return seen if steps == (verdict.attempt, verdict.first_step, verdict.last_step) else None
-
-
-MAX_KEPT = 256
 
 
 def keep_newest(kept: dict[Key, Value], key: Key, value: Value) -> None:
