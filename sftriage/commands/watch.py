@@ -22,7 +22,7 @@ from sftriage.reports.watch import (
 )
 from sftriage.reports.watch_lines import Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.summary import RunSummary
+from sftriage.runs.source import View
 
 POLL_S = 0.5
 TERMINATED = 128 + 15
@@ -49,11 +49,11 @@ def watch(
     watched = FollowedRun(run)
     if once:
         find_run(run)
-        shown = watched.look()
+        view = watched.look()
         if as_json:
-            print_json(picture_values(shown, watched.place))
+            print_json(picture_values(watched.summary(view), watched.place))
         else:
-            _print(results(), watched, shown)
+            _print(results(), watched, view)
         return
     if run is None:
         try:
@@ -72,19 +72,16 @@ def watch(
         return
 
 
-def _print(console: Console, watched: FollowedRun, shown: RunSummary) -> None:
-    for line in picture_lines(shown, watched.place, time.time(), console.width, blocks=_blocks(console)):
+def _print(console: Console, watched: FollowedRun, view: View) -> None:
+    shown, blocks = watched.summary(view), console.encoding.startswith("utf")
+    for line in picture_lines(shown, watched.place, time.time(), console.width, blocks=blocks):
         console.print(line, soft_wrap=True)
-
-
-def _blocks(console: Console) -> bool:
-    return console.encoding.startswith("utf")
 
 
 def _stream(watched: FollowedRun) -> None:
     news = RunNews()
     while True:
-        view = watched.look().view
+        view = watched.look()
         for value in news.values(view):
             print_json(value)
         if view.has_ended():
@@ -96,17 +93,16 @@ def _stream(watched: FollowedRun) -> None:
 
 
 def _in_lines(watched: FollowedRun, console: Console) -> None:
-    shown = watched.look()
-    view = shown.view
+    view = watched.look()
     if view.has_ended():
-        _print(console, watched, shown)
+        _print(console, watched, view)
         return
     said = view.info is not None
     write(opening(view, watched.place))
     news = RunNews(view)
     while not view.has_ended():
         time.sleep(POLL_S)
-        view = watched.look().view
+        view = watched.look()
         if view.info is not None and not said:
             said = True
             write(opening(view, watched.place))
@@ -116,19 +112,20 @@ def _in_lines(watched: FollowedRun, console: Console) -> None:
 
 
 def _on_screen(watched: FollowedRun, console: Console) -> None:
-    shown, blocks = watched.look(), _blocks(console)
+    view, blocks = watched.look(), console.encoding.startswith("utf")
 
     def lines(width: int, height: int) -> list[Text]:
+        shown = watched.summary(view)
         return picture_lines(shown, watched.place, time.time(), width, height, blocks=blocks, footer=FOOTER)
 
-    if shown.view.has_ended():
-        _print(console, watched, shown)
+    if view.has_ended():
+        _print(console, watched, view)
         return
     screen = Screen(console, lines)
     # Ctrl-C ends the drawing; the last picture stays.
     with contextlib.suppress(KeyboardInterrupt), screen:
-        while not shown.view.has_ended() and not screen.wait(POLL_S):
-            shown = watched.look()
+        while not view.has_ended() and not screen.wait(POLL_S):
+            view = watched.look()
     if screen.terminated:
         raise typer.Exit(TERMINATED)
-    _print(console, watched, shown)
+    _print(console, watched, view)

@@ -16,7 +16,7 @@ from sftriage.reports.watch_lines import clean
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.source import RunSource, View
-from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, frontier_of, telling_row
+from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, telling_row
 from sftriage.words.decisions import ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import event_sentence, triage_off
@@ -45,7 +45,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "next": stands and stands.steps,
         "cause": stands and stands.cause and stands.cause.model_dump(mode="json"),
         "window": None if newest is None else window_values(newest),
-        "frontier": frontier_of(view.rows),
+        "frontier": shown.frontier,
         "suspects": () if telling is None else telling.suspects,
         "candidates": () if telling is None else telling.candidates,
         "captures": captures_of(view)[:MAX_CAPTURES],
@@ -92,8 +92,8 @@ class FollowedRun:
         found = self._source.directory or self._run
         return "the first in this directory" if found is None else place(found)
 
-    def look(self) -> RunSummary:
-        """The run as it is now; summed up anew only where something has changed.
+    def look(self) -> View:
+        """The run as it is now.
 
         Raises:
             InputError: what is there is no run, or a newer sftriage's, or cannot be read.
@@ -107,6 +107,10 @@ class FollowedRun:
             raise InputError(f"{self.place}: {error.strerror or error}") from error
         if view.problem:
             raise InputError(view.problem)
+        return view
+
+    def summary(self, view: View) -> RunSummary:
+        """How it stands; summed up anew only where something has changed."""
         if self._summary is None or self._summary.view is not view:
             self._summary = RunSummary(view)
         return self._summary

@@ -22,9 +22,9 @@ from rich.live import Live
 from rich.text import Text
 
 from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
-from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow, groups_of
+from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow
 from sftriage.runs.source import STALE_S
-from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of, frontier_of, losses_words, on_devices
+from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of, losses_words, on_devices
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
@@ -33,7 +33,6 @@ from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, sp
 WIDE = 60
 """Columns from which on a line says more than the least."""
 
-MAX_DECISIONS = 20
 _MAX_NAME = 18
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -134,8 +133,8 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
     ]
     if shown.state == "waiting":
         return parts
-    if (frontier := frontier_of(view.rows)) is not None:
-        parts.append(_frontier(frontier, _named_stage(shown.telling), width, blocks))
+    if shown.frontier is not None:
+        parts.append(_frontier(shown.frontier, _named_stage(shown.telling), width, blocks))
     if shown.telling is not None:
         stalled = shown.telling.label == "stalled"
         found, title, style = shown.telling.suspects, "Suspects", "red"
@@ -143,9 +142,8 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
             found, title, style = shown.telling.candidates, "Candidates, none sure enough to be named", "yellow"
         suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
-    if view.rows:
-        newest = reversed(groups_of(view.rows, view.became)[-MAX_DECISIONS:])
-        decided = [_decision(entry, width) for entry in newest]
+    if shown.decisions:
+        decided = [_decision(entry, width) for entry in shown.decisions]
         parts.append(_listed("Decisions", decided, lambda _: f"on {counted(view.windows, 'window')}"))
     if known := captures_of(view):
         captures = [_capture(one) for one in known[:MAX_CAPTURES]]

@@ -370,7 +370,9 @@ def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
             for step, at, start, end in laid
             if end > start
         )
-        lanes.append(DrawnRank(rank.title, rank.rank, rank.host, blocks, _means(rank.steps, schema)))
+        mean_ns_S = np.mean([one.durations_ns for one in rank.steps], axis=0)
+        means_s = {stage: float(mean_ns) * NS for stage, mean_ns in zip(schema.stages, mean_ns_S, strict=True)}
+        lanes.append(DrawnRank(rank.title, rank.rank, rank.host, blocks, means_s))
     numbers = [one.step for rank in ranks for one in rank.steps]
     return Lanes(tuple(lanes), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
 
@@ -384,13 +386,6 @@ def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
         parts.append((number, max(0, duration_ns - sum(record.outside_ns)) if stage == OTHER else duration_ns))
     ends = accumulate((duration_ns for _, duration_ns in parts), initial=record.start_ns)
     return [(stage, *span) for (stage, _), span in zip(parts, pairwise(ends), strict=True)]
-
-
-def _means(records: Sequence[RecordedStep], schema: StageSchema) -> dict[str, float]:
-    return {
-        stage: sum(record.durations_ns[number] for record in records) * NS / len(records)
-        for number, stage in enumerate(schema.stages)
-    }
 
 
 PEERS_LOOKED_AT = 128

@@ -139,7 +139,9 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
         return Watcher()
     text = run.lock.read_bytes()
     if text.isdigit() and _holds(pid := int(text), run.lock):
-        return Watcher("taken_over" if _took_over(pid, rings) else "watched", pid)
+        launcher = launcher_of(rings)
+        parent = None if launcher is None else parent_of(launcher)
+        return Watcher("watched" if parent in (None, pid) else "taken_over", pid)
     if is_locked(run.lock):
         # By a process that cannot be seen from here: of another container, say.
         return Watcher("watched")
@@ -191,14 +193,6 @@ def _holds(pid: int, lock: Path) -> bool:
         return any(os.path.samestat(wanted, entry.stat()) for entry in os.scandir(f"/proc/{pid}/fd"))
     except OSError:
         return False
-
-
-def _took_over(pid: int, rings: Path) -> bool:
-    launcher = launcher_of(rings)
-    if launcher is None:
-        return False
-    parent = parent_of(launcher)
-    return parent is not None and parent != pid
 
 
 MAX_NAMED = 8

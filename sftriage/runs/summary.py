@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -19,7 +20,16 @@ from sftriage.model.events import CostMeasured, JobPaused, Pipeline, RemedyChang
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
-from sftriage.runs.decisions import DISTURBED, CaptureStatus, Note, WindowRow, picked, statuses
+from sftriage.runs.decisions import (
+    DISTURBED,
+    CaptureStatus,
+    DecisionGroup,
+    Note,
+    WindowRow,
+    groups_of,
+    picked,
+    statuses,
+)
 from sftriage.runs.source import Damaged, View
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
@@ -28,6 +38,7 @@ from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseco
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
+MAX_DECISIONS = 20
 MAX_SHOWN = 4
 """Captures, and candidates, that are named one by one."""
 
@@ -48,6 +59,31 @@ class NextStep:
     text: str
     command: str = ""
     capture_id: str = ""
+
+
+FRONTIER_WINDOWS = 5
+"""Windows that the frontier is the mean of."""
+
+TREND_WINDOWS = 120
+
+MAX_CAPTURES = 20
+"""Captures that are listed, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
+
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
+    a step took in each of more windows, oldest first.
+    """
+
+    first_step: int
+    last_step: int
+    windows: int
+    exposed_s: float
+    advances_s: Mapping[str, float]
+    trend_s: tuple[float, ...]
 
 
 class RunSummary:
@@ -97,6 +133,37 @@ class RunSummary:
         """The face in words; of a run that is not watched any more, with the last step that was judged."""
         since = f" since step {self.view.rows[-1].last_step:,}" if self.view.rows and self.view.unknown else ""
         return words.FACES[self.face] + since
+
+    @cached_property
+    def frontier(self) -> Frontier | None:
+        """The frontier of the newest windows of the newest attempt that have one; None where none has.
+
+        Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
+        """
+        rows, recent = self.view.rows, list[WindowRow]()
+        for row in reversed(rows):
+            if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
+                break
+            # A step that hangs has no frontier yet.
+            if row.advances_s and (not recent or [*row.advances_s] == [*recent[0].advances_s]):
+                recent.append(row)
+        if not recent:
+            return None
+        taken = recent[:FRONTIER_WINDOWS][::-1]
+        advances_s = {stage: sum(row.advances_s[stage] for row in taken) / len(taken) for stage in recent[0].advances_s}
+        return Frontier(
+            first_step=taken[0].first_step,
+            last_step=taken[-1].last_step,
+            windows=len(taken),
+            exposed_s=sum(advances_s.values()),
+            advances_s=advances_s,
+            trend_s=tuple(row.step_s for row in reversed(recent)),
+        )
+
+    @cached_property
+    def decisions(self) -> tuple[DecisionGroup, ...]:
+        """The newest decisions on windows, like ones in a row as one, newest first."""
+        return tuple(reversed(groups_of(self.view.rows, self.view.became)[-MAX_DECISIONS:]))
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
@@ -332,10 +399,10 @@ def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     known = {
         one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
     }
-    for one in view.captures:
-        rank = None if isinstance(one, Damaged) else one.capture.rank
-        known.setdefault(one.capture_id, CaptureStatus(one.capture_id, rank, "suspect", "stored"))
     stored = {one.capture_id: one for one in view.captures}
+    for name, found in stored.items():
+        rank = None if isinstance(found, Damaged) else found.capture.rank
+        known.setdefault(name, CaptureStatus(name, rank, "suspect", "stored"))
     return tuple(replace(one, **_found_of(view, name, stored.get(name))) for name, one in known.items())
 
 
@@ -358,17 +425,13 @@ def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) ->
 
 
 def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
-    if row.label == "healthy":
-        return "healthy"
-    if row.label == "stalled":
-        return "stalled"
+    if row.label in ("healthy", "stalled"):
+        return "healthy" if row.label == "healthy" else "stalled"
     if row.label == "needs_evidence":
         return "regressed" if "regressed" in row.reasons else "held"
     if any(not one.lost for one in captures):
         return "captured"
-    if row.outcome == "throttle":
-        return "throttled"
-    return "held" if row.outcome == "hold" else "suspect"
+    return "throttled" if row.outcome == "throttle" else "held" if row.outcome == "hold" else "suspect"
 
 
 def _unjudged(view: View) -> tuple[words.Face, str]:
@@ -513,54 +576,3 @@ def advice_values(advice: remedies.Advice) -> dict[str, Any]:
             for one in advice.remedies
         ],
     }
-
-
-FRONTIER_WINDOWS = 5
-"""Windows that the frontier is the mean of."""
-
-TREND_WINDOWS = 120
-
-MAX_CAPTURES = 20
-"""Captures that are listed, the newest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
-
-    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
-    a step took in each of more windows, oldest first.
-    """
-
-    first_step: int
-    last_step: int
-    windows: int
-    exposed_s: float
-    advances_s: Mapping[str, float]
-    trend_s: tuple[float, ...]
-
-
-def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
-    """The frontier of the newest windows of the newest attempt that have one; None where none has.
-
-    Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
-    """
-    recent: list[WindowRow] = []
-    for row in reversed(rows):
-        if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
-            break
-        # A step that hangs has no frontier yet.
-        if row.advances_s and (not recent or [*row.advances_s] == [*recent[0].advances_s]):
-            recent.append(row)
-    if not recent:
-        return None
-    taken = recent[:FRONTIER_WINDOWS][::-1]
-    advances_s = {stage: sum(row.advances_s[stage] for row in taken) / len(taken) for stage in recent[0].advances_s}
-    return Frontier(
-        first_step=taken[0].first_step,
-        last_step=taken[-1].last_step,
-        windows=len(taken),
-        exposed_s=sum(advances_s.values()),
-        advances_s=advances_s,
-        trend_s=tuple(row.step_s for row in reversed(recent)),
-    )

@@ -20,7 +20,7 @@ import numpy as np
 
 from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
 from sftriage.runs.source import Damaged, View
-from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, frontier_of
+from sftriage.runs.summary import MAX_CAPTURES, RunSummary
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store, Upload, beside
 from sftriage.web.charts import Timeline, bars_of
@@ -50,7 +50,6 @@ class RunReport:
         title: of what: a job's run, or one capture.
         about: what else says which one it is.
         glance: how the run stands; None of a capture alone.
-        frontier: where the time of its last steps went.
         captures: the newest first, and ``left_out`` how many more there are.
     """
 
@@ -58,7 +57,6 @@ class RunReport:
     about: tuple[tuple[str, str], ...]
     captures: tuple[CaptureNote, ...]
     glance: RunSummary | None = None
-    frontier: Frontier | None = None
     left_out: int = 0
 
 
@@ -81,7 +79,6 @@ def run_report(view: View) -> RunReport:
         title=name if info is None else f"{info.job}, {info.run_id}",
         about=tuple(about),
         glance=RunSummary(view),
-        frontier=frontier_of(view.rows),
         captures=tuple(_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
         left_out=max(0, len(stored) - MAX_CAPTURES),
     )

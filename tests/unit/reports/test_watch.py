@@ -14,7 +14,7 @@ from sftriage.reports.watch import RunNews, closing, opening
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
-from sftriage.runs.summary import RunSummary, frontier_of
+from sftriage.runs.summary import RunSummary
 from tests.scenario import NOW_S, Run, request_of, run_at, verdict
 from tests.unit.web.asking import NASTY
 
@@ -71,7 +71,7 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
     run = run_at(tmp_path_factory.mktemp("exact") / "run")
     for n, stack in enumerate(stacks):
         run.decide(verdict(20 + 10 * n, advances=dict(zip(("data", "backward", "other"), stack, strict=True))))
-    frontier = frontier_of(run.source.view().rows)
+    frontier = RunSummary(run.source.view()).frontier
     assert frontier is not None
     # THEN its stages sum to the step
     assert sum(frontier.advances_s.values()) == pytest.approx(frontier.exposed_s, rel=1e-12, abs=1e-12)
