@@ -50,16 +50,17 @@ def asked(start, directory, *options):
     return process.returncode, out, err
 
 
-def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
-    status, out, err = asked(start, running, "--rank", 1, "--steps", 3, "--json")
+def granted(start, directory, *options):
+    """The decision to capture, and what came of it."""
+    status, out, err = asked(start, directory, *options, "--json")
     assert status == 0, err
     answer = json.loads(out)
-    (result,) = answer["results"]
-    assert (answer["decision"]["outcome"], answer["decision"]["label"], result["state"]) == (
-        "capture",
-        "asked",
-        "stored",
-    )
+    return answer["decision"], answer["results"]
+
+
+def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
+    decision, (result,) = granted(start, running, "--rank", 1, "--steps", 3)
+    assert (decision["outcome"], decision["label"], result["state"]) == ("capture", "asked", "stored")
     shown = start("traces", "show", result["capture_id"], "--run", running, "--json").communicate(timeout=60)[0]
     manifest = json.loads(shown)
     assert manifest["capture"]["rank"] == 1
@@ -78,10 +79,8 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
 
 def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_for(start, running):
     # GIVEN a rank that takes its steps WHEN its stacks are asked for
-    status, out, err = asked(start, running, "--rank", 1, "--steps", 3, "--profiler", "stacks", "--json")
+    _, (result,) = granted(start, running, "--rank", 1, "--steps", 3, "--profiler", "stacks")
     # THEN its trainer sampled them over these steps, which say so, and nothing else was started
-    assert status == 0, err
-    (result,) = json.loads(out)["results"]
     assert (result["state"], result["last_step"] - result["first_step"]) == ("stored", 2)
     assert result["timings_s"].keys() == {"start", "run", "export"}
     (manifest,) = [one for one in captures(running) if one.capture_id == result["capture_id"]]
@@ -99,8 +98,7 @@ def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_fo
 def test_the_limits_hold_for_people_too(start, environment, tmp_path):
     # GIVEN a policy that allows one capture an hour
     with watched(tmp_path, environment, POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")) as directory:
-        status, _, err = asked(start, directory, "--rank", 0, "--steps", 1)
-        assert status == 0, err
+        granted(start, directory, "--rank", 0, "--steps", 1)
         # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
         status, out, err = asked(start, directory, "--rank", 1)
     assert (status, out) == (1, "")
@@ -158,15 +156,13 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         assert (status, out) == (2, "")
         assert re.search(r"nobody watches .* since its sftriage ended: `sftriage attach --run .*` takes over", err)
         assert not list((directory / "asks").iterdir())
-        # AND the same, once the job has ended too
+        # AND the same, once the job has ended too, and another has swept what its trainers have left in memory
         kill(*job)
         wait_until(lambda: not trainers_alive(rings))
-        status, _, err = asked(start, directory, "--rank", 0)
-        assert (status, "and its job has ended" in err) == (2, True), err
-        # AND once another job has swept what its dead trainers have left in memory
-        shutil.rmtree(rings, ignore_errors=True)
-        status, _, err = asked(start, directory, "--rank", 0)
-        assert (status, "and its job has ended" in err) == (2, True), err
+        for _ in range(2):
+            status, _, err = asked(start, directory, "--rank", 0)
+            assert (status, "and its job has ended" in err) == (2, True), err
+            shutil.rmtree(rings, ignore_errors=True)
 
 
 def rings_of(directory):
@@ -184,7 +180,5 @@ def test_a_run_is_captured_from_another_host_that_shares_its_directory(running, 
 
 
 def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):
-    status, out, err = asked(start, running, "--rank", 0, "--rank", 1, "--steps", 4, "--json")
-    assert status == 0, err
-    first, second = json.loads(out)["results"]
+    _, (first, second) = granted(start, running, "--rank", 0, "--rank", 1, "--steps", 4)
     assert (first["first_step"], first["last_step"]) == (second["first_step"], second["last_step"])

@@ -97,25 +97,29 @@ class TestCounting:
     SLOW_HOST = Fault(0.1, "constant", "host", "data", (0, 1), 65)
 
     @pytest.mark.parametrize(
-        ("judged", "expected"),
+        ("fault", "judged", "expected"),
         [
             # from the onset in step 65 to the end of the first window that is right: windows end at 50, 60, 70, ...
             (
-                said(None, None, None, 1, 1, captured=(1,)),
+                *(FAULT, said(None, None, None, 1, 1, captured=(1,))),
                 {"named_after": 15, "captured_after": 15, "stage_right": True},
             ),
-            (said(1, 1, None, None), {"named_after": None, "early_names": 1}),
+            (FAULT, said(1, 1, None, None), {"named_after": None, "early_names": 1}),
             (
-                said(None, None, 3, 3, 1, captured=(3,)),
+                *(FAULT, said(None, None, 3, 3, 1, captured=(3,))),
                 {"named_after": 25, "captured_after": None, "stage_right": True, "wrong_names": 1, "wrong_captures": 3},
             ),
-            (said(None, None, 1, stage="h2d"), {"named_after": 5, "stage_right": False}),
+            (FAULT, said(None, None, 1, stage="h2d"), {"named_after": 5, "stage_right": False}),
+            # a rank of a slow host is a part of it, and all of it to a rule that knows no hosts
+            (SLOW_HOST, said(None, None, 1), {"named_after": None, "in_part": 1}),
+            (SLOW_HOST, said(None, None, 1), {"named_after": 5, "knows_hosts": False}),
+            (SLOW_HOST, [Judged(70, ("host", (0, 1)), "data")], {"named_after": 5}),
         ],
-        ids=["right", "before the onset", "another rank first", "another stage"],
+        ids=["right", "early", "another rank first", "another stage", "a part", "without hosts", "a host"],
     )
-    def test_the_delay_of_a_name_and_wrong_names_are_counted(self, judged, expected):
-        found = detected(judged, self.FAULT, knows_hosts=True)
-        expected = {"wrong_names": 0, "wrong_captures": 0, "early_names": 0, **expected}
+    def test_the_delay_of_a_name_and_wrong_names_are_counted(self, fault, judged, expected):
+        expected = {"wrong_names": 0, "wrong_captures": 0, "early_names": 0, "knows_hosts": True, **expected}
+        found = detected(judged, fault, knows_hosts=expected.pop("knows_hosts"))
         assert {name: getattr(found, name) for name in expected} == expected
 
     @pytest.mark.parametrize(("really", "by_load"), [((), 0), ((3,), 1), ((2, 3), 2)])
@@ -148,14 +152,6 @@ class TestCounting:
         assert waited_fraction == pytest.approx(waited, abs=0.1)
         # AND what is made of them can be written as JSON, as numpy's own truth values cannot
         json.dumps([led_fraction >= 0.04, waited_fraction >= 0.5])
-
-    def test_a_rank_of_a_slow_host_is_a_part_of_it_and_all_of_it_to_who_knows_no_hosts(self):
-        ours = detected(said(None, None, 1), self.SLOW_HOST, knows_hosts=True)
-        rival = detected(said(None, None, 1), self.SLOW_HOST, knows_hosts=False)
-        assert (ours.named_after, ours.in_part, ours.wrong_names) == (None, 1, 0)
-        assert rival.named_after == 5
-        whole = [Judged(70, ("host", (0, 1)), "data")]
-        assert detected(whole, self.SLOW_HOST, knows_hosts=True).named_after == 5
 
     @pytest.mark.parametrize(
         ("count", "low", "high"),

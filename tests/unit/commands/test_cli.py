@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -94,36 +95,25 @@ def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypa
     assert "install sftriage[mcp]" in sftriage("mcp", "--runs", tmp_path).refusal
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """What is shown on a terminal."""
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=100)
-    monkeypatch.setattr(output, "notices", lambda: console)
-    return file
+@pytest.mark.parametrize(
+    ("bar", "done", "shown"),
+    [
+        (partial(output.copying, "trace.json.gz", 4096), [(1024,), (4096,)], ("trace.json.gz", "4.0/4.0 KiB")),
+        (partial(output.counting, "Reading manifests"), [(1, 3), (3, 3)], ("Reading manifests", "3/3")),
+    ],
+)
+def test_how_far_something_is_is_shown_on_a_terminal_alone(capsys, monkeypatch, bar, done, shown):
+    def act():
+        with bar() as progress:
+            for numbers in done:
+                progress(*numbers)
 
-
-def test_a_copy_shows_how_far_it_is(shown):
-    with output.copying("trace.json.gz", 4096) as progress:
-        progress(1024)
-        progress(4096)
-    assert "trace.json.gz" in shown.getvalue()
-    assert "4.0/4.0 KiB" in shown.getvalue()
-
-
-def test_manifests_are_counted(shown):
-    with output.counting("Reading manifests") as progress:
-        progress(1, 3)
-        progress(3, 3)
-    assert "Reading manifests" in shown.getvalue()
-    assert "3/3" in shown.getvalue()
-
-
-def test_where_nobody_looks_on_nothing_is_shown(capsys):
-    with output.copying("trace.json.gz", 4096) as copied, output.counting("Reading manifests") as counted:
-        copied(4096)
-        counted(1, 1)
+    act()
     assert capsys.readouterr() == ("", "")
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(output, "notices", lambda: terminal)
+    act()
+    assert all(words in terminal.file.getvalue() for words in shown)
 
 
 @pytest.mark.parametrize(
