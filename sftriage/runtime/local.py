@@ -195,11 +195,8 @@ class LocalRun(WatchedRun):
 
         ``environment`` is added to the trainers'; ``output`` is a descriptor for the job's standard output and error.
         """
-        launcher = Launcher()
-        try:
+        with contextlib.closing(Launcher()) as launcher:
             return supervise(launcher, self._command, lambda: self.triaged(environment), output=output)
-        finally:
-            launcher.close()
 
     def _follow(self, say: Callable[[str], None], launcher: Launcher) -> None:
         def note(what: str) -> None:

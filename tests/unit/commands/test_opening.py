@@ -85,25 +85,20 @@ def test_stacks_are_printed_and_do_nothing_to_the_terminal(sftriage, run):
     assert sftriage("traces", "open", "s-1", "--run", run, "--json").json["content"]["rank"] == 2
 
 
-def test_a_port_that_is_taken_says_what_to_do(sftriage, run):
-    # GIVEN something else that listens
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        code, out, err = sftriage("traces", "open", "c-1", "--run", run, "--port", port)
+@pytest.mark.parametrize(
+    ("port", "words"), [(0, ()), (9001, ("ss -ltnp", "--offline", "on no other port"))], ids=["given", "the viewer's"]
+)
+def test_a_port_that_is_taken_says_what_to_do(sftriage, run, port, words):
+    # GIVEN something else that listens on a port, or on the only one that the viewer looks at
+    with contextlib.ExitStack() as taken:
+        # (somebody else may listen there already)
+        with contextlib.suppress(OSError):
+            port = taken.enter_context(socket.create_server(("127.0.0.1", port))).getsockname()[1]
+        options = () if words else ("--port", port)
+        code, out, err = sftriage("traces", "open", "c-1", "--run", run, *options)
     # THEN it is said, and nothing is printed as if it were served
     assert (code, out) == (2, "")
-    assert f"port {port} of 127.0.0.1 is taken" in err
-
-
-def test_the_viewer_asks_on_one_port_alone_and_what_to_do_if_it_is_taken_is_said(sftriage, run):
-    # GIVEN that port taken, if not by somebody else then by us
-    with contextlib.ExitStack() as taken:
-        with contextlib.suppress(OSError):
-            taken.enter_context(socket.create_server(("127.0.0.1", 9001)))
-        code, out, err = sftriage("traces", "open", "c-1", "--run", run)
-    assert (code, out) == (2, "")
-    for words in ("port 9001 of 127.0.0.1 is taken", "ss -ltnp", "--offline", "on no other port"):
-        assert words in err
+    assert all(one in err for one in (f"port {port} of 127.0.0.1 is taken", *words))
 
 
 def test_what_nobody_fetches_ends_and_says_so(sftriage, run, free_port):
