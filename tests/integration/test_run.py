@@ -1,10 +1,7 @@
 """`sftriage run` beside a launcher: it watches, and otherwise the job is what it would be without it."""
 
-import contextlib
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -12,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.policy.in_force import find
+from sftriage.base.process import start_ticks
+from tests.integration.policies import policy
 from tests.integration.processes import LOOP, descendants, wait_until
+from tests.integration.terminals import terminals
 
 
 def launcher(steps: int = 300, status: int = 0, ranks: int = 2) -> list[str]:
@@ -22,12 +21,10 @@ def launcher(steps: int = 300, status: int = 0, ranks: int = 2) -> list[str]:
 
 @pytest.fixture
 def steady(tmp_path) -> Path:
-    """The default policy, with windows of so many steps however long these take."""
-    policy, said = tmp_path / "steady.yaml", "window_steps: 50, stride_steps: 10, warmup_steps: 20"
-    text = find("default").read_text(encoding="utf-8")
-    numbers = "".join(f"    {one}\n" for one in said.split(", "))
-    policy.write_text(text.replace("  detection:\n", f"  detection:\n{numbers}"), encoding="utf-8")
-    return policy
+    """A policy with windows of so many steps, however long these take."""
+    rule = "name: slow, match: {scope: [rank]}, capture: {profiler: torch, steps: 3}"
+    (tmp_path / "steady.yaml").write_text(policy(rule, steps=(50, 10, 20)), encoding="utf-8")
+    return tmp_path / "steady.yaml"
 
 
 def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_path, steady):
@@ -95,17 +92,10 @@ def test_a_signal_to_us_reaches_the_job_and_everything_is_kept(start, tmp_path, 
     # THEN the job got it (on SIGINT it tidies up and exits 7), and nothing of it is left
     assert run.returncode == (7 if signum == signal.SIGINT else 128 + signal.SIGTERM), err
     assert ("interrupted" in out) == (signum == signal.SIGINT)
-    wait_until(lambda: not [pid for pid in below if Path(f"/proc/{pid}/cmdline").exists() and alive(pid)])
+    wait_until(lambda: not any(map(start_ticks, below)))
     # AND what was recorded can be read
     lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
     assert lines
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp_path):
@@ -127,55 +117,36 @@ def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp
     assert all(w["numbers"]["coverage"] == 1.0 for w in windows)
 
 
-class FromTerminal:
-    def __init__(self, script: str, out: Path, environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "sftriage", "run", "--out", str(out), "--", "sh", "-c", script]
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, command, environment)
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._terminal, keys)
-
-    def wait_for(self, said: bytes) -> None:
-        seen = bytearray()
-        wait_until(lambda: (self._readable() and seen.extend(os.read(self._terminal, 4096))) or said in seen)
-
-    def _readable(self) -> bool:
-        return bool(select.select([self._terminal], [], [], 0)[0])
-
-    def status(self, options: int = 0) -> int:
-        return wait_until(lambda: (found := os.waitpid(self.pid, os.WNOHANG | options))[0] and found)[1]
-
-    def close(self) -> None:
-        os.close(self._terminal)
-        for below in descendants(self.pid):
-            os.kill(below, signal.SIGKILL)
+@pytest.fixture
+def from_terminal(environment, tmp_path):
+    """Starts a run from a terminal, of a script of the shell."""
+    with terminals(environment) as open_one:
+        command = (sys.executable, "-m", "sftriage", "run", "--out", tmp_path / "run", "--", "sh", "-c")
+        yield lambda script: open_one(*command, script)
 
 
-def test_on_a_terminal_the_job_has_it_and_ctrl_c_reaches_the_job(environment, tmp_path):
+def test_on_a_terminal_the_job_has_it_and_ctrl_c_reaches_the_job(from_terminal):
     # GIVEN a run started from a terminal, with a job that reads from it
-    script = "read word; echo got $word; exec sleep 600"
-    with contextlib.closing(FromTerminal(script, tmp_path / "run", environment)) as run:
-        # WHEN something is typed THEN the job has read it
-        run.type(b"hello\n")
-        run.wait_for(b"got hello")
-        # WHEN Ctrl-C is typed THEN the job ends by it, and so do we, with its status
-        run.type(b"\x03")
-        assert os.waitstatus_to_exitcode(run.status()) == 128 + signal.SIGINT
+    run = from_terminal("read word; echo got $word; exec sleep 600")
+    # WHEN something is typed THEN the job has read it
+    run.type(b"hello\n")
+    run.wait_for("got hello")
+    # WHEN Ctrl-C is typed THEN the job ends by it, and so do we, with its status
+    run.type(b"\x03")
+    assert run.wait_for_end() == 128 + signal.SIGINT
 
 
-def test_ctrl_z_stops_the_job_and_us_and_a_shell_can_go_on_with_both(environment, tmp_path):
+def test_ctrl_z_stops_the_job_and_us_and_a_shell_can_go_on_with_both(from_terminal):
     # GIVEN a run started from a terminal
-    with contextlib.closing(FromTerminal("echo ready; read word; exit 9", tmp_path / "run", environment)) as run:
-        run.wait_for(b"ready")
-        # WHEN Ctrl-Z is typed THEN we are stopped, as a shell would see it
-        run.type(b"\x1a")
-        assert os.WIFSTOPPED(run.status(os.WUNTRACED))
-        # WHEN the shell lets us go on, and the job gets its line THEN it ends as it would have
-        os.kill(run.pid, signal.SIGCONT)
-        run.type(b"hello\n")
-        assert os.waitstatus_to_exitcode(run.status()) == 9
+    run = from_terminal("echo ready; read word; exit 9")
+    run.wait_for("ready")
+    # WHEN Ctrl-Z is typed THEN we are stopped, as a shell would see it
+    run.type(b"\x1a")
+    assert os.WIFSTOPPED(wait_until(lambda: os.waitpid(run.process.pid, os.WNOHANG | os.WUNTRACED)[1]))
+    # WHEN the shell lets us go on, and the job gets its line THEN it ends as it would have
+    run.process.send_signal(signal.SIGCONT)
+    run.type(b"hello\n")
+    assert run.wait_for_end() == 9
 
 
 def test_without_sftriage_run_the_trainer_just_trains(environment, tmp_path):

@@ -44,6 +44,12 @@ def environment(tmp_path):
     return kept | {"SFTRIAGE_RINGS": str(tmp_path / "rings")}
 
 
+@pytest.fixture
+def site(tmp_path):
+    """The entry for a PYTHONPATH, in the folder."""
+    return carry(tmp_path / "auto")
+
+
 def output(command, environment):
     # (not from the checkout: what is there would be found before all else)
     done = subprocess.run(
@@ -53,10 +59,9 @@ def output(command, environment):
     return done.stdout
 
 
-def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, environment):
+def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, environment, site):
     # GIVEN the folder, and a Python that has all that this one has, but for sftriage
-    site, packages = carry(tmp_path / "auto"), tmp_path / "packages"
-    packages.mkdir()
+    (packages := tmp_path / "packages").mkdir()
     for installed in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if "sftriage" not in installed.name:
             (packages / installed.name).symlink_to(installed)
@@ -70,10 +75,9 @@ def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, env
         assert ring.info.writer == moments.FORM.name
 
 
-def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment):
+def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment, site):
     # GIVEN an earlier version in a job's Python
-    site, earlier = carry(tmp_path / "auto"), tmp_path / "earlier" / "sftriage"
-    earlier.mkdir(parents=True)
+    (earlier := tmp_path / "earlier" / "sftriage").mkdir(parents=True)
     (earlier / "__init__.py").write_text("")
     (earlier / "theirs.py").write_text("FOUND = True\n")
     environment["PYTHONPATH"] = f"{site}{os.pathsep}{earlier.parent}"
@@ -83,9 +87,8 @@ def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, en
 
 
 @pytest.mark.parametrize("python", pythons())
-def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, python):
+def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, site, python):
     # GIVEN the folder in a Python that has nothing else
-    carry(tmp_path / "auto")
     script = f"""
 import sys
 sys.path.insert(0, {str(tmp_path / "auto")!r})
@@ -104,8 +107,7 @@ print(moments.FORM.name, moments.WHY_NOT_C)
     assert writer == "C" or moments.FORM.name != "C" or "free-threaded" in why
 
 
-def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment):
-    carry(tmp_path / "auto")
+def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment, site):
     found = next((tmp_path / "auto" / "sftriage" / "trainer").glob("*.so"), None)
     if found is None:
         pytest.skip(moments.WHY_NOT_C)
@@ -115,12 +117,10 @@ def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment):
     assert said == "Python\n"
 
 
-def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path, environment):
+def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path, environment, site):
     # GIVEN one that is on the path already
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
+    (theirs := tmp_path / "theirs").mkdir()
     (theirs / "sitecustomize.py").write_text("import sys\nsys.seen = __file__\n")
-    site = carry(tmp_path / "auto")
     environment["PYTHONPATH"] = f"{site}{os.pathsep}{theirs}"
     asked = "import json, sys, sitecustomize; print(json.dumps([sys.seen, sitecustomize.__file__, sys.path]))"
     seen, named, path = json.loads(output([sys.executable, "-c", asked], environment))
@@ -130,8 +130,7 @@ def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path,
     assert json.loads(output([sys.executable, "-c", asked], environment)) == [seen, named, path]
 
 
-def test_a_process_that_does_not_train_imports_nothing_of_ours(tmp_path, environment):
-    site = carry(tmp_path / "auto")
+def test_a_process_that_does_not_train_imports_nothing_of_ours(environment, site):
     asked = "; import sys; print([one for one in sys.modules if one.startswith('sftriage')])"
     plain = [sys.executable, "-c", f"import json{asked}"]
     looking = [sys.executable, "-c", f"from importlib.util import find_spec; find_spec('torch'){asked}"]
