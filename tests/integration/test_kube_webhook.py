@@ -169,6 +169,18 @@ def _gone(server: Cluster, namespace: str) -> bool:
     return False
 
 
+def test_a_new_certificate_is_taken_up_without_a_restart(server, namespace, webhook):
+    with webhook.running("--server-version", "1.31"):
+        asked(server, namespace)
+        created(server, pod({"job-name": "resnet"}), namespace)
+        # WHEN another authority signs another certificate, and the API server trusts that one alone
+        webhook.register()
+        # THEN the next handshake has it
+        asked(server, namespace)
+        found, _ = created(server, pod({"job-name": "resnet"}), namespace)
+        assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
+
+
 def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webhook):
     with webhook.running("--server-version", "1.31"):
         asked(server, namespace)
