@@ -22,6 +22,7 @@ from sftriage.policy.fields import size_bytes
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import losses_of
 from sftriage.reduce.stages import Names, load_names
+from sftriage.reduce.together import Reduced, read_all
 from sftriage.reports.texts import (
     agreement_table,
     confirmation_sentence,
@@ -37,7 +38,7 @@ from sftriage.runs.directory import find_run
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
-from sftriage.runs.whatif import HOTTEST, WhatIf, step, trace_events, whatif_of
+from sftriage.runs.whatif import HOTTEST, WhatIf, load_operations, step, trace_events, whatif_of
 from sftriage.runtime import reducing
 from sftriage.traces.manifest import Findings
 from sftriage.whatif.slowdown import MIN_SLOWDOWN
@@ -107,7 +108,7 @@ def whatif(
     and so on. Takes a trace of a hybrid-parallel job in Parquet, a row an operation; a run directory, an .npz or the
     heavy traces of all ranks, whose stages are the operations, and whose cohorts are the pipeline's stages.
     """
-    operations = reducing.load_operations(paths)
+    operations = load_operations(paths)
     say(*(f"{paths[0]}: {note}" for note in operations.notes))
     try:
         shown = whatif_of(operations)
@@ -181,7 +182,7 @@ def advise(
     view = RunSource(lambda: directory).view()
     if view.problem:
         raise InputError(view.problem)
-    recorded = None if pipeline is None else pipeline_of(reducing.load_operations([pipeline]))
+    recorded = None if pipeline is None else pipeline_of(load_operations([pipeline]))
     advice = advice_of_run(view, messages, recorded)
     if as_json:
         print_json(advice_values(advice))
@@ -211,7 +212,7 @@ def reduce(
     signal = None if against is None else reducing.load_signal(against)
     detection = detection_of(signal.recording.source) if signal else Detection()
     settings = settings_of(detection)
-    reduced = reducing.read_all(traces, how, ranks)
+    reduced = read_all(traces, how, ranks)
     if not reduced.reductions:
         raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
     accounted = reducing.account(reduced.reductions, settings)
@@ -249,7 +250,7 @@ def _ranks(given: list[str]) -> dict[str, int]:
 
 
 def _print(
-    reduced: reducing.Reduced,
+    reduced: Reduced,
     accounted: reducing.Accounted,
     confirmation: reducing.Confirmation | None,
     findings: Findings | None,

@@ -1,18 +1,21 @@
-"""The traces of all ranks as one window, and whether it agrees with the coarse signal of the same steps."""
+"""The traces of all ranks: read and reduced, as one window, and whether it agrees with the signal of the same steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, Window
-from sftriage.reduce.events import Ints
-from sftriage.reduce.stages import Reduction, TracedSteps, outside_ns
+from sftriage.reduce.events import Ints, Trace
+from sftriage.reduce.reading import read_traces
+from sftriage.reduce.stages import Names, Reduction, TracedSteps, outside_ns, reduce_trace
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.words.verdicts import lasted
 
 APART_S = 5.0
@@ -182,3 +185,84 @@ def overall(agreements: tuple[Agreement, ...], *, verdicts_agree: bool | None = 
     if words == {"yes"} and verdicts_agree is not False:
         return "yes"
     return "no" if words == {"no"} else "partly"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A trace that was not reduced, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The traces that could be reduced, each with the file it came from, and those that could not."""
+
+    reductions: tuple[Reduction, ...]
+    files: tuple[Path, ...]
+    refused: tuple[Refusal, ...]
+
+    def whole(self, rank: int, names: Names, ranks: Mapping[str, int]) -> Reduction:
+        """The reduction of one rank with its events, which are read again where they were let go."""
+        at = next(index for index, one in enumerate(self.reductions) if one.trace.rank == rank)
+        wanted = self.reductions[at]
+        if wanted.trace.blocks:
+            return wanted
+        for trace in read_traces(self.files[at]):
+            if trace.source == wanted.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
+                return reduce_trace(again, names)
+        raise InputError(f"{wanted.trace.source}: the file has changed while it was read")
+
+
+def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> Reduced:
+    """Read and reduce traces, one after the other; of several, only the stages stay in memory."""
+    reductions: list[Reduction] = []
+    files: list[Path] = []
+    refused: list[Refusal] = []
+    for path in paths:
+        try:
+            for trace in read_traces(path):
+                if reductions:
+                    reductions[-1] = reductions[-1].without_events()
+                try:
+                    reductions.append(reduce_trace(_described(trace, path, ranks), names))
+                    files.append(path)
+                except InputError as error:
+                    refused.append(Refusal(trace.source, str(error)))
+                del trace
+        except InputError as error:
+            refused.append(Refusal(str(path), str(error)))
+    if len(reductions) > 1:
+        reductions[-1] = reductions[-1].without_events()
+    return Reduced(tuple(reductions), tuple(files), tuple(refused))
+
+
+def _described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
+    """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
+    manifest = manifest_beside(path, trace)
+    if manifest is not None:
+        capture = manifest.capture
+        trace = replace(
+            trace,
+            rank=capture.rank if trace.rank is None else trace.rank,
+            world_size=trace.world_size or capture.world_size,
+            job=trace.job or manifest.job,
+            capture_id=manifest.capture_id,
+        )
+    member = trace.source.rpartition("!")[2]
+    for name in (trace.source, member, Path(member).name, str(path), path.name):
+        if name in ranks:
+            return replace(trace, rank=ranks[name])
+    return trace
+
+
+def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
+    """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
+    beside = path.parent / MANIFEST_NAME
+    try:
+        manifest = Manifest.from_json(beside.read_bytes(), str(beside))
+    except (OSError, InputError):
+        return None
+    ours = any(artefact.name == path.name for artefact in manifest.artefacts)
+    return manifest if ours and trace.capture_id in (None, manifest.capture_id) else None

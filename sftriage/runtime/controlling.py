@@ -30,11 +30,11 @@ from sftriage.fleet.wire import RunName
 from sftriage.policy.in_force import PolicyFiles, files_of
 from sftriage.runs.directory import RunDirectory, create, new_run_id, read_info, remember
 from sftriage.runs.liveness import holding
-from sftriage.runtime.annotating import quick
 from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
 from sftriage.runtime.hub_server import HubOptions
 from sftriage.runtime.local import MakeSinks, WatchedRun, kept_of
+from sftriage.runtime.reducing import quick
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, SEEN_S
 from sftriage.traces.disk import Counted, Disk, at_once

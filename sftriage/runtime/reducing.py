@@ -1,120 +1,328 @@
-"""Heavy traces brought down to stages: their accounting, agreement with a run, causes, and operations to replay."""
+"""Captures looked into: while their run goes on, noted in their manifests, and whenever a person asks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.model.captures import LeftOpen, Reproduced
+from sftriage.model.events import CauseFound, CostMeasured, Place
 from sftriage.model.verdicts import Settings, Verdict
 from sftriage.model.windows import Window
-from sftriage.reduce.events import Trace
-from sftriage.reduce.inside import find
+from sftriage.reduce.causes import cause_of, cause_of_rank, in_torch, left_open
+from sftriage.reduce.inside import SampledRank, find, find_sampled, slowest
 from sftriage.reduce.reading import read_traces
-from sftriage.reduce.samples import read_samples
+from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Names, Reduction, reduce_trace
-from sftriage.reduce.together import Agreement, Agrees, compare, overall, together
+from sftriage.reduce.together import Agreement, Agrees, Reduced, compare, manifest_beside, overall, read_all, together
 from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.lateness import HeatSource, captured_steps, control_of, counted_beside, steps_beside
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.runs.whatif import operations_in, operations_of
-from sftriage.runtime.annotating import explained, known_faulty, stage_in_question
-from sftriage.runtime.catalogues import run_store
-from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
-from sftriage.traces.store import LocalStore
+from sftriage.runtime.copies import push
+from sftriage.traces.disk import Counted, Do, at_once, refusal
+from sftriage.traces.manifest import (
+    MANIFEST_NAME,
+    CauseInfo,
+    CostInfo,
+    Findings,
+    FollowedInfo,
+    Manifest,
+    Noted,
+    Remarks,
+    ReproducedInfo,
+)
+from sftriage.traces.retention import RetentionLimits, outlook, remove
+from sftriage.traces.store import LocalStore, beside
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 from sftriage.verdict.judging import judge
-from sftriage.whatif.graph import Operations
-from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
 from sftriage.windows.gather import Shape
+from sftriage.windows.logs import StepLogs
+
+log = logging.getLogger("sftriage")
+
+KEPT_COSTS = 64
+"""Costs that a capture may still turn out to be of, once it is stored."""
+
+QUICK_BYTES = 4 * 2**20
+"""Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
+
+
+class Annotations:
+    """Keeps the manifests of a run's captures up to what is known. ``do`` is who writes."""
+
+    def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
+        self._do = do
+        self.store = LocalStore(directory.path)
+        # What a crash has left is no reason not to begin where the disk lets nothing go now.
+        with suppress(SftriageError):
+            self.store.sweep()
+        # Which of the two is known first depends on how long a trace takes to be written.
+        self._uncosted: dict[str, tuple[int, int, int]] = {}
+        self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
+        self._steps = HeatSource(StepLogs(directory.steps))
+        self._causes: deque[tuple[Manifest, CauseInfo, LeftOpen]] = deque()
+        self._told: dict[str, tuple[str, str]] = {}
+        self._gpu_slowed: dict[str, float] = {}
+
+    def stored(
+        self,
+        capture_id: str,
+        found: Reproduced | None,
+        remarks: tuple[str, ...] = (),
+        attempt: int = 0,
+        gpu_slowed: float | None = None,
+    ) -> None:
+        """Note what is known of a stored capture, and look into it. Whatever fails here, the capture stays.
+
+        ``found`` says whether its fault is in it, ``remarks`` are of its rank's GPU, whose clock is ``gpu_slowed`` (a
+        fraction) below the others', where it is slow.
+        """
+        if gpu_slowed is not None:
+            self._gpu_slowed[capture_id] = gpu_slowed
+        try:
+            manifest = self.store.manifest(capture_id)
+        except SftriageError as error:
+            log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+            return
+        if found is not None:
+            manifest = self._note(manifest, ReproducedInfo.of(found))
+        if remarks:
+            manifest = self._note(manifest, Remarks(lines=remarks))
+        if manifest.trigger.follows and manifest.capture.role == "suspect":
+            self._have_noted(manifest.trigger.follows, FollowedInfo(capture_id=capture_id))
+        self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
+        for cost, sharing in self._costs:
+            self._note_cost(cost, sharing)
+        self._look_into(manifest, attempt)
+        # (after what that has noted)
+        self._do(partial(self._note_steps, capture_id, attempt), "notes")
+
+    def causes(self, now_s: float) -> Iterator[CauseFound]:
+        """What has been found since the last call of why captured ranks were slow; ``now_s`` is of the epoch."""
+        while self._causes:
+            manifest, cause, missing = self._causes.popleft()
+            at = cause.place
+            place = None if at is None else Place(at.function, at.file, at.line)
+            about = manifest.capture_id, manifest.capture.rank, cause.code, cause.sure, cause.sentence
+            yield CauseFound(now_s, *about, place, cause.compared_with, cause.next_step, missing)
+
+    def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
+        """The manifest with a note in it, as the store's has it once the disk takes that."""
+        self._have_noted(manifest.capture_id, noted)
+        return manifest.noting(noted)
+
+    def _have_noted(self, capture_id: str, noted: Noted) -> None:
+        def note() -> None:
+            try:
+                self.store.note(capture_id, noted)
+            except SftriageError as error:
+                if refusal(error) is not None:
+                    raise
+                log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+
+        self._do(note, "notes", Counted("notes on captures"))
+
+    def _look_into(self, manifest: Manifest, attempt: int) -> None:
+        """Note what filled the suspect stage beside the control's, for small traces; the later of the two starts it."""
+        if not quick(manifest):
+            return
+        try:
+            beside = [one for one in self._beside(manifest) if quick(one)]
+            if manifest.capture.role == "suspect":
+                self._find(manifest, next(iter(beside), None), attempt)
+                return
+            for suspect in beside:
+                self._find(suspect, manifest, attempt)
+        except Exception as error:
+            log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
+
+    def _find(self, manifest: Manifest, control: Manifest | None, attempt: int) -> None:
+        samples, its = self._samples(manifest), None if control is None else self._samples(control)
+        if manifest.sampled:
+            mine = self._sampled(manifest, samples, attempt)
+            theirs = None if control is None or its is None else self._sampled(control, its, attempt)
+            named = manifest.trigger.stage
+            stage = named if named is not None and named in mine.stages else slowest(mine, theirs)
+            findings = find_sampled(mine, stage, theirs, known_faulty(manifest))
+        else:
+            one, other = self._reduced(manifest), None
+            if control is not None and not control.sampled:
+                other = self._reduced(control)
+            stage = stage_in_question(None, manifest, None, one, other)
+            if other is not None and stage not in other.schema.stages:
+                other = None
+            findings = find(one, stage, other, known_faulty(manifest))
+        findings = findings.model_copy(update={"counted": self._counted(manifest, findings, attempt)})
+        beside = its if findings.control is not None and findings.beside == "rank" else None
+        cause = explained(findings, manifest, samples, beside)
+        self._note(manifest, findings.model_copy(update={"cause": cause}))
+        torch_call = samples is not None and in_torch(samples, findings.stage)
+        sources = {"operators": not manifest.sampled, "stacks": samples is not None}
+        missing = left_open(cause.code, **sources, torch_call=torch_call)
+        # (with the control's trace there may be more to say, or the same again)
+        if self._told.get(manifest.capture_id) != (cause.code, missing):
+            self._told[manifest.capture_id] = (cause.code, missing)
+            self._causes.append((manifest, cause, missing))
+
+    def _sampled(self, manifest: Manifest, samples: StackSamples | None, attempt: int) -> SampledRank:
+        if samples is None:
+            raise InputError("its stacks cannot be read")
+        source = str(self.store.path(manifest.capture_id, SAMPLES_NAME))
+        steps = captured_steps(self._steps.logs, manifest, attempt)
+        if not steps:
+            raise InputError("its steps are not on record")
+        return SampledRank(source, manifest.capture.rank, steps, samples)
+
+    def _counted(self, manifest: Manifest, findings: Findings, attempt: int) -> dict[str, float] | None:
+        """What was counted of the captured rank over its peers', and what it lost to a lower clock of its GPU."""
+        counted, slowed = counted_beside(self._steps, manifest, attempt), self._gpu_slowed.get(manifest.capture_id)
+        if slowed is None:
+            return counted
+        whole = manifest.trigger.stage is None
+        return {**(counted or {}), "gpu_s": slowed * (findings.suspect.step_s if whole else findings.suspect.device_s)}
+
+    def _samples(self, manifest: Manifest) -> StackSamples | None:
+        if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
+            return None
+        try:
+            return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
+        except InputError as error:
+            log.info("the stacks of capture %s say nothing: %s", manifest.capture_id, error)
+            return None
+
+    def _reduced(self, manifest: Manifest) -> Reduction:
+        path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)
+        (one,) = (reduce_trace(trace) for trace in read_traces(path))
+        return one
+
+    def _beside(self, manifest: Manifest) -> list[Manifest]:
+        return [one for _, one in beside(self.store, manifest.capture_id, manifest)]
+
+    def costed(self, cost: CostMeasured) -> None:
+        """Note what captures have cost the job in the manifests of those that touched its steps."""
+        self._costs.append((cost, []))
+        self._note_cost(*self._costs[-1])
+
+    def _note_cost(self, cost: CostMeasured, sharing: list[str]) -> None:
+        """Note a cost in the captures that share it, now with those that have touched its steps as well."""
+        touched = [
+            capture_id
+            for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
+            if attempt == cost.attempt and first_step <= cost.last_step and last_step >= cost.first_step
+        ]
+        if not touched:
+            return
+        for capture_id in touched:
+            # By now the last of its steps has been logged, and whatever else was captured with it is stored.
+            attempt, *_ = self._uncosted.pop(capture_id)
+            self._note_steps(capture_id, attempt)
+            try:
+                manifest = self.store.manifest(capture_id)
+            except (SftriageError, OSError) as error:
+                log.info("capture %s is not looked into again: %s", capture_id, error)
+                continue
+            if manifest.findings is not None and manifest.findings.counted is None:
+                self._look_into(manifest, attempt)
+        # Those that were noted before learn that there is one more.
+        sharing += touched
+        about = {name: getattr(cost, name) for name in ("first_step", "last_step", "cost_s", "before_s")}
+        info = CostInfo(**about, captures=len(sharing))
+        for capture_id in sharing:
+            self._have_noted(capture_id, info)
+
+    def _note_steps(self, capture_id: str, attempt: int) -> None:
+        """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""
+        try:
+            manifest = self.store.manifest(capture_id)
+            controls = [one.capture.rank for one in self._beside(manifest) if one.capture.role == "control"]
+            control = control_of(manifest)
+            if control is None:
+                control = next(iter(controls), None)
+            recorded = steps_beside(self._steps, manifest, attempt, control)
+            if recorded is not None and recorded != manifest.recorded:
+                self.store.note(capture_id, recorded)
+        except (SftriageError, OSError) as error:
+            if refusal(error) is not None:
+                raise
+            log.warning("the steps of capture %s are not in its manifest: %s", capture_id, error)
+
+    def tidy(self, retention: RetentionLimits, now_s: float) -> None:
+        """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
+        try:
+            gone, problem = remove(self.store, outlook(self.store, retention, now_s).captures)
+        except (SftriageError, OSError) as error:
+            gone, problem = (), str(error)
+        for one in gone:
+            log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
+        if problem is not None:
+            log.warning("old captures could not be removed: %s", problem)
+
+
+def quick(manifest: Manifest) -> bool:
+    """Whether a capture is looked into at once."""
+    told = manifest.capture.profiler == "torch" or manifest.sampled
+    return told and manifest.artefacts[0].size_bytes <= QUICK_BYTES
+
+
+def stage_in_question(
+    asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
+) -> str:
+    """The stage to look into: the one asked for, the suspect's, or the longest.
+
+    That is the one that is longest against the control if there is one, or else in the steps that have the fault
+    against the others, if these are known.
+    """
+    if asked is not None:
+        return asked
+    triggered = manifest.trigger.stage if manifest is not None else None
+    suspected = verdict.suspects[0].stage if verdict is not None and verdict.suspects else None
+    for stage in (triggered, suspected):
+        if stage is not None and stage in one.schema.stages:
+            return stage
+    mean_s = one.mean_s
+    if control is not None:
+        its_s = control.mean_s
+        mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
+    else:
+        faulty_N = np.isin(one.steps.number_N, known_faulty(manifest))
+        if faulty_N.any() and not faulty_N.all():
+            more_S = one.durations_ns_NS[faulty_N].mean(axis=0) - one.durations_ns_NS[~faulty_N].mean(axis=0)
+            mean_s = dict(zip(one.schema.stages, more_S.tolist(), strict=True))
+    return max(mean_s, key=lambda stage: mean_s[stage])
+
+
+def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
+    """The captured steps that are known to have the fault; none where that is not known."""
+    return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
+
+
+def explained(
+    findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
+) -> CauseInfo:
+    """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
+    faulty = known_faulty(manifest)
+    if manifest is None or manifest.trigger.label != "suspect":
+        return cause_of(findings, sampled, control, faulty)
+    trigger = manifest.trigger
+    # Where the captured steps do not say it, what led to the capture does.
+    over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
+    if trigger.stage is None:
+        first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
+        return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
+    over = over_s if trigger.stage == findings.stage else None
+    return cause_of(findings, sampled, control, faulty, over, on_device=trigger.clock == "device")
+
 
 FALSE_NAMES_PER_MILLION_STEPS = 10_000.0
 """A trace is a few steps, and looked at once: of a hundred, one may name somebody by chance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A trace that was not reduced, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reduced:
-    """The traces that could be reduced, each with the file it came from, and those that could not."""
-
-    reductions: tuple[Reduction, ...]
-    files: tuple[Path, ...]
-    refused: tuple[Refusal, ...]
-
-    def whole(self, rank: int, names: Names, ranks: Mapping[str, int]) -> Reduction:
-        """The reduction of one rank with its events, which are read again where they were let go."""
-        at = next(index for index, one in enumerate(self.reductions) if one.trace.rank == rank)
-        wanted = self.reductions[at]
-        if wanted.trace.blocks:
-            return wanted
-        for trace in read_traces(self.files[at]):
-            if trace.source == wanted.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
-                return reduce_trace(again, names)
-        raise InputError(f"{wanted.trace.source}: the file has changed while it was read")
-
-
-def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> Reduced:
-    """Read and reduce traces, one after the other; of several, only the stages stay in memory."""
-    reductions: list[Reduction] = []
-    files: list[Path] = []
-    refused: list[Refusal] = []
-    for path in paths:
-        try:
-            for trace in read_traces(path):
-                if reductions:
-                    reductions[-1] = reductions[-1].without_events()
-                try:
-                    reductions.append(reduce_trace(_described(trace, path, ranks), names))
-                    files.append(path)
-                except InputError as error:
-                    refused.append(Refusal(trace.source, str(error)))
-                del trace
-        except InputError as error:
-            refused.append(Refusal(str(path), str(error)))
-    if len(reductions) > 1:
-        reductions[-1] = reductions[-1].without_events()
-    return Reduced(tuple(reductions), tuple(files), tuple(refused))
-
-
-def _described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
-    """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
-    manifest = _manifest_beside(path, trace)
-    if manifest is not None:
-        capture = manifest.capture
-        trace = replace(
-            trace,
-            rank=capture.rank if trace.rank is None else trace.rank,
-            world_size=trace.world_size or capture.world_size,
-            job=trace.job or manifest.job,
-            capture_id=manifest.capture_id,
-        )
-    member = trace.source.rpartition("!")[2]
-    for name in (trace.source, member, Path(member).name, str(path), path.name):
-        if name in ranks:
-            return replace(trace, rank=ranks[name])
-    return trace
-
-
-def _manifest_beside(path: Path, trace: Trace) -> Manifest | None:
-    """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
-    beside = path.parent / MANIFEST_NAME
-    try:
-        manifest = Manifest.from_json(beside.read_bytes(), str(beside))
-    except (OSError, InputError):
-        return None
-    ours = any(artefact.name == path.name for artefact in manifest.artefacts)
-    return manifest if ours and trace.capture_id in (None, manifest.capture_id) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +405,7 @@ def load_signal(path: Path) -> Signal:
             raise InputError(f"{path}: a manifest outside its run, and the signal is in the run")
     elif not path.is_dir():
         raise InputError(f"{path}: neither a run directory nor the {MANIFEST_NAME} of a capture in one")
-    store = run_store(RunDirectory(run))
+    store = LocalStore(run, changed=partial(push, run))
     manifest = store.manifest(capture_id) if capture_id else None
     return Signal(load_recording(run), read_info(RunDirectory(run)).job, manifest, store)
 
@@ -329,7 +537,7 @@ def findings_of(
             (beside,) = read.reductions
     manifest = signal.manifest if signal else None
     if manifest is None and len(reduced.reductions) == 1:
-        manifest = _manifest_beside(reduced.files[0], one.trace)
+        manifest = manifest_beside(reduced.files[0], one.trace)
     stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     findings = find(one, stage, beside, known_faulty(manifest))
     known = None if manifest is None else manifest.findings
@@ -338,95 +546,3 @@ def findings_of(
     beside_files = (None if file is None else file.with_name(SAMPLES_NAME) for file in files)
     its, others = (read_samples(file) if file is not None and file.is_file() else None for file in beside_files)
     return findings.model_copy(update={"cause": explained(findings, manifest, its, others)})
-
-
-SUFFIX = ".parquet"
-MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
-"""What a trace in Parquet may hold: all of its operations are in memory at once."""
-ALONE = (SUFFIX, ".npz")
-"""Files that are of all ranks; any other file is one rank's trace, or an archive of several."""
-MAGIC = b"PAR1"
-ROWS_AT_A_TIME = 1 << 20
-
-
-def load_operations(paths: Sequence[Path]) -> Operations:
-    """The operations of a recording, or of the heavy traces of all its ranks."""
-    if absent := [path for path in paths if not path.exists()]:
-        raise InputError(f"{absent[0]}: no such file or directory")
-    recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]
-    if not recordings:
-        reduced = read_all(paths, Names(), {})
-        if reduced.refused:
-            raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
-        if len(reduced.reductions) < 2:
-            raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
-        return operations_of(together(reduced.reductions))
-    if len(paths) > 1:
-        raise UsageError(f"{recordings[0]} is a recording of all ranks: it goes alone")
-    (path,) = paths
-    try:
-        if path.suffix == SUFFIX:
-            return arranged(_read_rows(path))
-        return operations_in(path)
-    except InputError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise InputError(f"{path}: {error}") from error
-
-
-def _read_rows(path: Path) -> TraceRows:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    if magic != MAGIC:
-        raise InputError(f"{path}: not a Parquet file")
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UsageError(f"{path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'") from None
-    names: list[str] = []
-    parts: dict[str, list[NDArray[Any]]] = {}
-    try:
-        with ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            if absent := [column for column in COLUMNS if column not in there]:
-                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
-            about = file.metadata
-            unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
-            if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
-                raise InputError(
-                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; at most "
-                    f"{MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,} are read"
-                )
-            wanted = [column for column in COLUMNS | RANK if column in there]
-            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
-                for column in wanted:
-                    if missing := batch.column(column).null_count:
-                        raise InputError(f"{path}: {column}: {missing} values missing")
-                    values_E = _values(batch.column(column), names if column == "optype" else None)
-                    parts.setdefault(column, []).append(values_E)
-    except (ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
-    if not parts:
-        raise InputError("no operations")
-    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
-    for column, values_E in columns.items():
-        seconds = column in ("start_ts", "duration")
-        if values_E.dtype.kind not in ("f" if seconds else "iu"):
-            meant = "seconds" if seconds else "whole numbers"
-            raise InputError(f"{path}: {column}: {values_E.dtype}, and not {meant}")
-    return TraceRows.of(columns, names)
-
-
-def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
-    """A column's values; of texts, where they are in ``names``, to which those not yet there are added."""
-    if names is None:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    encoded = column.dictionary_encode()
-    texts = [str(text) for text in encoded.dictionary.to_pylist()]
-    names.extend(text for text in texts if text not in names)
-    place = np.array([names.index(text) for text in texts], dtype=np.int16)
-    return np.asarray(place[encoded.indices.to_numpy(zero_copy_only=False)])

@@ -34,7 +34,7 @@ from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.liveness import DISK, FAILING, holding, note_problem
 from sftriage.runs.recordings import load_recording
-from sftriage.runtime.annotating import Annotations
+from sftriage.runtime.reducing import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.disk import Disk, Do, at_once

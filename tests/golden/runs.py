@@ -29,7 +29,7 @@ from sftriage.policy.in_force import find, load_set
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
-from sftriage.runtime.annotating import Annotations
+from sftriage.runtime.reducing import Annotations
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import FileToStore
 from sftriage.trainer.layout import RingInfo

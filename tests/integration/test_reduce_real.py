@@ -12,8 +12,8 @@ from sftriage.model.verdicts import Settings
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Names, reduce_trace
-from sftriage.reduce.together import together
-from sftriage.runtime.reducing import account, read_all
+from sftriage.reduce.together import read_all, together
+from sftriage.runtime.reducing import account
 from tests import needs
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import captures

@@ -8,7 +8,8 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.model.windows import StageSchema, StepRecord
 from sftriage.reduce.stages import Names, outside_ns
-from sftriage.runtime.reducing import load_signal, read_all
+from sftriage.reduce.together import read_all
+from sftriage.runtime.reducing import load_signal
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo

@@ -17,8 +17,8 @@ from sftriage.runs.requests import leave
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import RunSummary
 from sftriage.runtime import triage
-from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.local import ThisHost
+from sftriage.runtime.reducing import Annotations
 from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage, requests_in
 from sftriage.traces.disk import at_once
 from sftriage.verdict.judging import reproduced

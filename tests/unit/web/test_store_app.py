@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from sftriage.errors import CatalogueError, StoreError
-from sftriage.runtime.annotating import Annotations
+from sftriage.runtime.reducing import Annotations
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import CaptureKey, RemoteStore
 from sftriage.traces.store import LocalStore

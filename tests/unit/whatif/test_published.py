@@ -12,8 +12,7 @@ from typing import get_args
 
 import pytest
 
-from sftriage.runs.whatif import MIN_UNEXPLAINED, REMEDIES
-from sftriage.runtime.reducing import load_operations
+from sftriage.runs.whatif import MIN_UNEXPLAINED, REMEDIES, load_operations
 from sftriage.whatif import slowdown as kinds
 from sftriage.whatif.pipeline import CLOCK_ERROR_S, COLUMNS, TYPES
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, WORST_PERCENT, kinds_of, slowdown_of
