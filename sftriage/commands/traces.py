@@ -53,9 +53,10 @@ from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
+from sftriage.traces.objects import destination_of
 from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
-from sftriage.traces.store import LocalStore, Store, StoreCondition, destination_of
+from sftriage.traces.store import LocalStore, Store, StoreCondition
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.trainer.sampler import NAME as STACKS_NAME
 from sftriage.words.verdicts import place, size, span

@@ -27,7 +27,8 @@ from sftriage.errors import SftriageError, UsageError
 from sftriage.model.captures import Profiler
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
 from sftriage.traces.manifest import Artefact, Manifest
-from sftriage.traces.store import LocalStore, Store, beside, destination_of
+from sftriage.traces.objects import destination_of
+from sftriage.traces.store import LocalStore, Store, beside
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]

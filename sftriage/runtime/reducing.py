@@ -1,4 +1,4 @@
-"""Captures looked into: while their run goes on, noted in their manifests, and whenever a person asks."""
+"""Captures looked into: while their run goes on, noted in their manifests, and later on demand."""
 
 from __future__ import annotations
 

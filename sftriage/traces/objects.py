@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from sftriage.base.files import PRIVATE, replacing, sync_directory
-from sftriage.errors import InputError, IntegrityError, SftriageError, StoreError
+from sftriage.base.files import PRIVATE, private, regular, replacing, sync, sync_directory
+from sftriage.errors import CaptureError, InputError, IntegrityError, SftriageError, StoreError, UsageError
 from sftriage.traces.manifest import CONTROL, Artefact
 
 CHUNK_BYTES = 1 << 20
@@ -46,14 +46,29 @@ def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
     yield stream.flush()
 
 
-def copy(source: Iterable[bytes], target: BinaryIO) -> tuple[int, str]:
-    """Copy to the end; the size and sha256 of what was read."""
-    digest, size_bytes = hashlib.sha256(), 0
-    for chunk in source:
-        digest.update(chunk)
-        size_bytes += len(chunk)
-        target.write(chunk)
-    return size_bytes, digest.hexdigest()
+def pack(source: Path, target: Path, *, compress: bool) -> tuple[int, str]:
+    """Copy a file that a capture has left, synced; size and sha256 of the copy. Raises CaptureError if it is empty."""
+    with regular(source, CaptureError) as plain, private(target) as file:
+        if os.fstat(plain.fileno()).st_size == 0:
+            raise CaptureError(f"{source}: the trace is empty")
+        digest = hashlib.sha256()
+        for chunk in gzipped(chunks(plain)) if compress else chunks(plain):
+            digest.update(chunk)
+            file.write(chunk)
+        sync(file)
+        return file.tell(), digest.hexdigest()
+
+
+def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
+    """The file to copy an artefact to; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
+    target = Path(destination)
+    if target.is_dir():
+        target = target / name
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: not a file that a trace can take the place of")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already")
+    return target
 
 
 def verified(

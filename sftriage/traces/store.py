@@ -33,7 +33,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.base.files import private, refusing, regular, replacing, sync, sync_directory, write_atomically
+from sftriage.base.files import private, refusing, replacing, sync, sync_directory, write_atomically
 from sftriage.base.process import is_locked, locked
 from sftriage.errors import CaptureError, InputError, IntegrityError, StoreError, UsageError
 from sftriage.model.captures import CAPTURE_ID
@@ -52,7 +52,7 @@ from sftriage.traces.manifest import (
     first_problem,
     text,
 )
-from sftriage.traces.objects import Directory, Objects, Progress, chunks, copy, gzipped, shown, verified
+from sftriage.traces.objects import Directory, Objects, Progress, destination_of, pack, shown, verified
 
 log = logging.getLogger("sftriage")
 
@@ -348,18 +348,6 @@ def check_id(capture_id: str) -> str:
     return capture_id
 
 
-def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
-    """The file to copy an artefact to; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
-    target = Path(destination)
-    if target.is_dir():
-        target = target / name
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{target}: not a file that a trace can take the place of")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists already")
-    return target
-
-
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
 
@@ -617,11 +605,7 @@ class LocalStore(Store):
 
 
 def _take(source: FileToStore, target: Path) -> Artefact:
-    with regular(source.path, CaptureError) as plain, private(target) as file:
-        if os.fstat(plain.fileno()).st_size == 0:
-            raise CaptureError(f"{source.path}: the trace is empty")
-        size_bytes, sha256 = copy(gzipped(chunks(plain)) if source.compress else chunks(plain), file)
-        sync(file)
+    size_bytes, sha256 = pack(source.path, target, compress=source.compress)
     return Artefact(name=target.name, role="trace", media_type=source.media_type, size_bytes=size_bytes, sha256=sha256)
 
 

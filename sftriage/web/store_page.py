@@ -35,8 +35,9 @@ from sftriage.runs.lateness import lanes_of
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.objects import destination_of
 from sftriage.traces.remote import CaptureKey
-from sftriage.traces.store import LocalStore, Store, destination_of
+from sftriage.traces.store import LocalStore, Store
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.web.charts import bars_of
 from sftriage.web.flames import StackDownloads
