@@ -434,8 +434,7 @@ class FailedTurns:
         self._path, self._rings, self._do = path, rings, do
         self.count = self._size_bytes = 0
         self._failing: dict[str, str] = {}
-        self._known: set[tuple[str, str]] = set()
-        self._off = False
+        self._log_once, self._off = LogOnce(log), False
 
     def run(self, part: str, act: Callable[[], object]) -> None:
         """Do a part of a turn; an exception is a failure of it. Where it returns False it had nothing to do."""
@@ -457,10 +456,8 @@ class FailedTurns:
         self._failing[part] = reason
         note_problem(self._rings / FAILING, reason)
         place = traceback.extract_tb(error.__traceback__)[-1]
-        kind = part, f"{type(error).__name__} {place.filename}:{place.lineno}"
-        if kind in self._known:
+        if not self._log_once.is_new((part, type(error), place.filename, place.lineno)):
             return
-        self._known.add(kind)
         self._off = True
         log.error("triage is off: %s (traceback in %s); retrying", reason, self._path)
         text = f"{reason}\n{''.join(traceback.format_exception(error))}\n".encode("utf-8", "replace")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sftriage.agent.reading import RankRings
 from sftriage.controller.agents import EXPIRES_S, DesiredCaptures, WindowAssembly, peers_of, resume_state
 from sftriage.controller.controller import Controller
-from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced, Trigger
+from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest, Reproduced
 from sftriage.model.events import CauseFound
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import StageSchema, Window
@@ -22,7 +22,7 @@ from sftriage.verdict.accounting import known_medians
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 from tests.scenario import request_of
-from tests.unit.agent.test_agent import train
+from tests.unit.agent.test_agent import WHY, train
 from tests.unit.controller.test_controller import window
 from tests.unit.fleet.shipments import info, rows
 from tests.unit.policy.making import job_at, make_policy
@@ -201,9 +201,6 @@ def test_rows_that_are_in_no_window_to_come_are_settled(warmup_steps):
         windows += gathering.add([rows((0, 1, 2, 3), 2 * (position - 1), 2, agent="a", position=position)])
     # THEN what another controller would pass over as the job's warm-up is not settled
     assert [gathering.settled(window)["a"] for window in windows[:2]] == [2, 4]
-
-
-WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
 
 def result(capture_id: str, state: str, rank: int = 2, detail: str = "") -> CaptureResult:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.agent import agent
-from sftriage.model.captures import ManualRequest, Trigger
+from sftriage.model.captures import ManualRequest
 from sftriage.model.events import CostMeasured, RingGivenUp
 from sftriage.model.windows import COUNTERS, JobStatus, RankStatus, StageSchema
 from sftriage.policy.in_force import load_set
@@ -25,6 +25,7 @@ from sftriage.verdict.judging import reproduced
 from sftriage.windows.rings import status_of
 from sftriage.windows.steplog import CountersLog, StepLog
 from tests.scenario import Fault, Job, every, info_of, steps_of
+from tests.unit.agent.test_agent import WHY
 from tests.unit.conftest import run_going_on
 from tests.unit.controller.test_controller import window
 from tests.unit.reduce.heavy import document, recurring_events, write
@@ -219,9 +220,6 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
 )
 def test_the_times_past_a_time_box_are_documented(said):
     assert said in POLICIES
-
-
-WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
 
 @pytest.fixture
