@@ -1,5 +1,6 @@
 """A capture that is asked of a host ends once, whatever its host says or does not say."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -68,85 +69,71 @@ def asked(tmp_path):
 
 
 OTHER = replace(WANTED, request=replace(REQUEST, rank=9))
-GOING_ON = replace(WANTED, expires_s=None, resumed=True)
-UNHEARD = replace(OTHER, expires_s=None, resumed=True)
-BEGIN_S, END_S = 60.0 + BEGIN_GRACE_S, 60.0 + REQUEST.max_seconds + END_GRACE_S
-STORIES = {
-    # of each turn: what is so in it, what the controller is told, and what is asked of node-b after it
-    "it is asked of the host that has its rank, and once it has ended of none": [
-        ({}, [], ["c-1"]),
-        ({"says": "accepted"}, ["accepted"], ["c-1"]),
-        ({"says": "refused", "detail": "busy"}, ["refused: busy"], ["c-1"]),
-        # (a host that was started again says so once more, or something else)
-        ({"says": "refused"}, [], []),
-        ({"says": "failed"}, [], []),
-    ],
-    "a rank that no host has fails at once": [
-        ({"wanted": OTHER}, ["failed: no host of the job has rank 9"], []),
-        ({"wanted": OTHER}, [], []),
-    ],
-    "it is never begun": [
-        ({}, [], ["c-1"]),
-        ({"later_s": BEGIN_S}, [], ["c-1"]),
-        ({"later_s": 0.1}, ["expired: its host has not begun it in time"], []),
-        ({"says": "accepted"}, [], []),
-    ],
-    "it is begun and never ended": [
-        ({}, [], ["c-1"]),
-        ({"says": "accepted"}, ["accepted"], ["c-1"]),
-        ({"later_s": END_S}, [], ["c-1"]),
-        ({"later_s": 0.1}, ["expired: nothing was heard of it from its host, long past its time-box"], []),
-        ({"says": "accepted"}, [], []),
-    ],
-    "it was under way before, on a host that is not heard of": [
-        ({"wanted": UNHEARD}, [], []),
-        ({"wanted": UNHEARD, "later_s": UNHEARD_S}, [], []),
-        (
-            {"wanted": UNHEARD, "later_s": 0.1},
-            ["failed: nothing is heard any more of the host that it was asked of"],
-            [],
-        ),
-    ],
-    "it was under way before, and its host has reported before that was known": [
-        ({"before": "accepted", "wanted": GOING_ON}, ["accepted"], ["c-1"]),
-    ],
-    # (what came after its end would be in the store, and in no record)
-    "it is stored, and on its way here for longer than its host might have taken to say so": [
-        ({}, [], ["c-1"]),
-        ({"says": "stored"}, [], ["c-1"]),
-        ({"later_s": END_S + 0.1}, [], ["c-1"]),
-    ],
-    "the job ends on its host, whose report waits for the steps before it": [
-        ({}, [], ["c-1"]),
-        ({"says": "failed", "detail": "the trainer ended", "held": True, "over": True}, [], ["c-1"]),
-        ({"over": True}, ["failed: the trainer ended"], ["c-1"]),
-    ],
-    "the job ends on its host without a word of it": [
-        ({}, [], ["c-1"]),
-        ({"over": True}, ["failed: the job ended on its host before it did"], []),
-    ],
-    "the job starts again without its host": [
-        ({}, [], ["c-1"]),
-        ({"says": "accepted"}, ["accepted"], ["c-1"]),
-        ({"gone": True}, ["failed: its host is gone, and the job has started again without it"], []),
-        ({"gone": True, "says": "failed"}, [], []),
-    ],
-}
+CAPTURES = {"other": OTHER, "resumed": replace(WANTED, expires_s=None, resumed=True)}
+CAPTURES |= {"unheard": replace(OTHER, expires_s=None, resumed=True)}
+PASSES_S = {"begin": 60.0 + BEGIN_GRACE_S, "end": 60.0 + REQUEST.max_seconds + END_GRACE_S, "unheard": UNHEARD_S}
+# Of each turn what is so in it, what is asked of node-b after it (the capture, or nothing), and what is told.
+STORIES = """
+it is asked of the host that has its rank, and once it has ended of none:
+                           | c-1 |
+  says accepted            | c-1 | accepted
+  says refused: busy       | c-1 | refused: busy
+  says refused             |     |
+  says failed              |     |
+a rank that no host has fails at once:
+  of other                 |     | failed: no host of the job has rank 9
+  of other                 |     |
+it is never begun:
+                           | c-1 |
+  after begin              | c-1 |
+  a moment later           |     | expired: its host has not begun it in time
+  says accepted            |     |
+it is begun and never ended:
+                           | c-1 |
+  says accepted            | c-1 | accepted
+  after end                | c-1 |
+  a moment later           |     | expired: nothing was heard of it from its host, long past its time-box
+  says accepted            |     |
+it was under way before, on a host that is not heard of:
+  of unheard               |     |
+  of unheard, after unheard |    |
+  of unheard, a moment later |   | failed: nothing is heard any more of the host that it was asked of
+it was under way before, and its host has reported before that was known:
+  of resumed, said accepted | c-1 | accepted
+it is on its way here for longer than its host might take to say that it is stored:
+                           | c-1 |
+  says stored              | c-1 |
+  after end                | c-1 |
+  a moment later           | c-1 |
+the job ends on its host, whose report waits for the steps before it:
+                           | c-1 |
+  says failed: it ended, held, over | c-1 |
+  over                     | c-1 | failed: it ended
+the job ends on its host without a word of it:
+                           | c-1 |
+  over                     |     | failed: the job ended on its host before it did
+the job starts again without its host:
+                           | c-1 |
+  says accepted            | c-1 | accepted
+  gone                     |     | failed: its host is gone, and the job has started again without it
+  gone, says failed        |     |
+"""
 
 
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_a_capture_ends_once_whatever_its_host_says(asked, story):
-    for now, told, ordered in story:
-        asked.now_s += now.get("later_s", 0.0)
-        asked.held, asked.gone = now.get("held", False), {"node-b"} if "gone" in now else set()
-        wanted = now.get("wanted", WANTED)
-        if "before" in now:
-            asked.says(now["before"])
+@pytest.mark.parametrize(("story", "turns"), re.findall(r"^(\S.*):\n((?: .*\n)+)", STORIES, re.MULTILINE))
+def test_a_capture_ends_once_whatever_its_host_says(asked, story, turns):
+    for turn in turns.splitlines():
+        now, ordered, told = (part.strip() for part in turn.split("|"))
+        events = dict(event.partition(" ")[::2] for event in now.split(", "))
+        asked.now_s += PASSES_S.get(events.get("after"), 0.1 if "a" in events else 0.0)
+        asked.held, asked.gone = "held" in events, {"node-b"} if "gone" in events else set()
+        wanted = CAPTURES.get(events.get("of"), WANTED)
+        for state, _, detail in (events[name].partition(": ") for name in ("said", "says") if name in events):
+            asked.says(state, detail, rank=wanted.request.rank)
+        if "said" in events:
             assert asked.reports() == []
-        if "says" in now:
-            asked.says(now["says"], now.get("detail", ""), rank=wanted.request.rank)
-        assert asked.turn([wanted], {**HOSTS, "node-b": now.get("over", False)}) == told
-        assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], ordered)
+        assert asked.turn([wanted], {**HOSTS, "node-b": "over" in events}) == ([told] if told else []), story
+        assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], [ordered] if ordered else []), story
 
 
 def test_what_groups_are_to_have_in_force_is_written_with_it_and_again_while_it_stands(asked):
