@@ -5,10 +5,12 @@ import json
 import os
 import struct
 import tempfile
+import threading
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,9 +19,10 @@ from sftriage.base.files import GROUP_ENV, MODE_ENV
 from sftriage.errors import RingError
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, OTHER, StageSchema
 from sftriage.trainer import layout
-from sftriage.trainer.layout import BLOCK_WORDS, HEADER_BYTES, KEPT_RINGS, LIVE_AT, LOG_AT, RING_MAGIC, RingFile
+from sftriage.trainer.layout import BLOCK_WORDS, END, HEADER_BYTES, KEPT_RINGS, LIVE_AT, LOG_AT, RING_MAGIC, RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
+from tests.rings import word
 from tests.scenario import new_records
 
 CLAIMED, OPENED = 0, 1
@@ -176,6 +179,92 @@ def test_damage_is_refused_or_costs_steps_and_ends_in_no_other_error(form, publi
         assert (batch.steps.times_ns_BV >= 0).all()
         assert (batch.steps.between_ns_B >= 0).all()
         batch.steps.records()
+
+
+def test_what_the_docstring_says_is_enough_to_read_a_ring_written_at_full_speed(tmp_path, form):
+    # GIVEN a writer that never pauses
+    monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=4096)
+    done = threading.Event()
+
+    def without_a_pause() -> None:
+        while not done.is_set():
+            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
+                pass
+
+    thread = threading.Thread(target=without_a_pause)
+    thread.start()
+    # WHEN it is read as `layout` says, with nothing of ours, from the first word on
+    path = tmp_path / "rank-0.0.ring"
+    try:
+        numbers = read_by_the_book(path, looks=30)
+    finally:
+        done.set()
+        thread.join(10)
+        monitor.close()
+    # THEN no step is there that did not happen: numbers only go up, and each step has its six moments
+    assert len(numbers) > 100
+    assert numbers == sorted(set(numbers))
+
+
+def read_by_the_book(path: Path, looks: int) -> list[int]:
+    """The numbers of the steps of the newest few blocks at each look."""
+    header = path.read_bytes()[:HEADER_BYTES]
+    log_words = json.loads(header[24 : 24 + struct.unpack_from("=I", header, 16)[0]])["log_words"]
+    at, numbers, step = 0, [], []
+    with path.open("rb") as file:
+        for _ in range(looks):
+            live = os.pread(file.fileno(), HEADER_BYTES, 0)
+            claimed, opened = word(live, CLAIMED), word(live, OPENED)
+            start = max(at, claimed - log_words, opened - 4 * BLOCK_WORDS)
+            words = b"".join(
+                os.pread(file.fileno(), 8 * BLOCK_WORDS, LOG_AT + 8 * (block % log_words))
+                for block in range(start - start % BLOCK_WORDS, opened, BLOCK_WORDS)
+            )
+            gone = word(os.pread(file.fileno(), HEADER_BYTES, 0), CLAIMED) - log_words
+            if start > at:
+                step = None
+            for at, one in enumerate(np.frombuffer(words, np.uint64)[start % BLOCK_WORDS :].tolist(), start=start):
+                code, value = one >> layout.CODE_AT, one & layout.MAX_VALUE
+                if at < gone:
+                    step = None
+                elif not one:
+                    break
+                elif step is not None and code != layout.BLOCK:
+                    step.append((code, value))
+                if at >= gone and code in (END, layout.LEFT):
+                    if step is not None:
+                        assert [code for code, _ in step] == [layout.NUMBER, layout.BEGIN, 2, 4, 5, 3, END]
+                        times = [value for _, value in step[1:]]
+                        assert times == sorted(times)
+                        numbers.append(step[0][1])
+                    step = []
+            else:
+                at = max(start, opened)
+    return numbers
+
+
+def test_a_writer_that_laps_the_reader_while_it_copies_costs_steps_and_makes_none_up(written, reader, monkeypatch):
+    # GIVEN a ring of two blocks, nearly full
+    _, steps = written
+    steps(120)
+    copy = type(reader)._circular
+
+    def lapped(self, *where):
+        copy(self, *where)
+        steps(150)
+        return copy(self, *where)
+
+    # WHEN the writer goes on by more than that between the reader's look and its copy
+    monkeypatch.setattr(type(reader), "_circular", lapped)
+    batch = reader.read()
+    monkeypatch.undo()
+    # THEN what was overwritten is missed, what was not is right, and the next read goes on from there
+    numbers = batch.steps.step_B.tolist()
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else batch.missed == 0
+    after = reader.read()
+    assert after.steps.step_B.tolist()[-1] == 269
+    assert len(batch.steps) + batch.missed + len(after.steps) + after.missed == 270
+    assert batch.torn == after.torn == 0
 
 
 def test_a_step_longer_than_the_ring_is_missed_and_the_next_one_is_read(written, reader):

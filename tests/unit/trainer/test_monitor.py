@@ -13,6 +13,7 @@ import pytest
 
 from sftriage.agent.executor import MailboxClient
 from sftriage.errors import SchemaError, UsageError
+from sftriage.trainer import recording
 from sftriage.trainer.layout import RingFile
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
@@ -261,3 +262,12 @@ def test_a_trainer_with_thousands_of_open_files_closes_as_any_other(tmp_path, ca
     assert not caplog.records
     answering.join(10)
     assert not answering.is_alive()
+
+
+@pytest.mark.usefixtures("form")
+def test_a_recording_does_not_outlive_its_monitor(tmp_path):
+    # GIVEN twenty monitors, one after another THEN none is kept (the fork hook and the finalizer know them all)
+    before = len(recording._recordings)
+    for _ in range(20):
+        Monitor(rings=tmp_path, slots=1).close()
+    assert len(recording._recordings) <= before + 1
