@@ -282,6 +282,15 @@ def test_with_room_a_delay_is_waited_for_once_each_way(delays):
     assert step_s(pipeline, one_f_one_b(pipeline)) >= ideal_s + 2 * sum(delays) - 1e-9
 
 
+def test_where_memory_is_short_what_there_is_goes_to_the_slow_link():
+    # GIVEN room for two microbatches more than 1F1B needs WHEN one link is slow
+    pipeline = uniform((0.0, 4.0, 0.0), most=6)
+    # THEN the stages before it are ahead of it, and the step is the faster for it
+    ahead_S = planned(pipeline)
+    assert ahead_S[0] <= 6
+    assert step_s(pipeline, ahead_S) < step_s(pipeline, absorbing(pipeline)) < step_s(pipeline, one_f_one_b(pipeline))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -183,15 +183,23 @@ def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns
         assert loop.after(replace(now, attempt=-1)) == (loop, None)
 
 
+def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_of():
+    job = Job()
+    job.turns(3)
+    loop = RemedyLoop.resumed(job.told)
+    # GIVEN a group of which some host says nothing WHEN it does again THEN that goes on record, and not before
+    assert loop.after(replace(job.now(), switches=[])) == (loop, None)
+    assert loop.after(job.now())[1].reason == "interrupted"
+
+
 @pytest.mark.parametrize(("turns", "state"), [(3, "trying"), (40, "kept")])
 def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_off(turns, state):
     # GIVEN a controller that was killed in a trial, or after it
     job = Job()
     job.turns(turns)
     assert job.told[-1].state == state
-    # WHEN another one goes on by what is on record THEN nothing goes on record while a host says nothing of the group
+    # WHEN another one goes on by what is on record
     job.loop = RemedyLoop.resumed(job.told)
-    assert job.loop.after(replace(job.now(), switches=[])) == (job.loop, None)
     known = len(job.told)
     if state == "kept":
         assert job.turns(3)[known:] == []

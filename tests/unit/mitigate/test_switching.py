@@ -435,6 +435,16 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
         file.close()
 
 
+def test_a_rank_that_cannot_vote_votes_against(hosts):
+    votes = []
+    hosts.switches[1].cast = lambda words: votes.append(words[0]) or (lambda: words)
+    hosts.ask(None, 9)
+    for _ in range(2):
+        hosts.begin(1)
+    # THEN nothing comes of it, though all that were counted are alike
+    assert (votes, hosts.values[1]) == ([switching.NO_VOTE, switching.NO_VOTE], [0, 0])
+
+
 def test_an_exchange_takes_what_it_takes_the_last_rank_of_any_host(hosts):
     for place, took_ms in enumerate((50, 20)):
         hosts.switches[place].exchanged(took_ms * 1_000_000, 4096)

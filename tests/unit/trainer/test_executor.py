@@ -122,6 +122,68 @@ class Rig:
         return [record.step for record in self.records if record.capturing]
 
 
+def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session):
+    # GIVEN a job at step 2, and a request for two steps after one of warm-up
+    rig.step(2)
+    rig.ask()
+    rig.step()
+    assert rig.client.progress().state == "armed"
+    rig.step()
+    assert (rig.client.progress().state, rig.client.progress().steps) == ("recording", 1)
+    rig.step()
+    rig.exported()
+    rig.step(3)
+    # THEN the profiler was prepared before step 2, started before 3 and stopped after 4
+    assert session.log == ["prepare", "start 3", "begin 3", "end", "begin 4", "end", "stop", "export"]
+    result = rig.result()
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("stored", "", 3, 4)
+    assert result.size_bytes == (rig.spool / "c-1.json").stat().st_size
+    assert (result.clock, result.timings_s["start"]) == ({"mono_ns": 1, "wall_ns": 2}, 0.5)
+    assert rig.client.progress().state == "idle"
+    # AND the steps it touched say so: warm-up, recorded, and the one whose between_ns has the stop
+    assert rig.touched == [2, 3, 4, 5]
+
+
+def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(clock, rig, session):
+    # GIVEN a capture, with stages used in warm-up and in the recorded step
+    stages = rig.recording.stages
+
+    def work() -> None:
+        with stages["forward"]:
+            clock.passes(10)
+            with stages["data"]:
+                clock.passes(5)
+
+    rig.captured(2, work, steps=1)
+    # THEN the recorded one has them in its trace, nested as they were
+    marks = [entry for entry in session.log if entry.startswith("stages")]
+    assert marks == ["stages forward", "stages forward/data", "stages forward", "stages "]
+    assert [record.durations_ns for record in rig.records] == [(5, 10, 0, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "max_bytes", "recorded", "detail"),
+    [
+        (12, 100_000, 12, ""),
+        (12, 6_000, 9, "9 of 12 steps: more would not fit into 6000 bytes"),
+        (1000, 700, 1, "1 of 1000 steps: more would not fit into 700 bytes"),
+    ],
+)
+def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
+    rig, sized, steps, max_bytes, recorded, detail
+):
+    result = rig.captured(3 + min(steps, 20), steps=steps, max_bytes=max_bytes)
+    # THEN one step was recorded beforehand, and as many as fit after it
+    log = sized.log
+    assert log[:13] == [*BLANKS, "prepare", "start 0", "stop", "export 0", "prepare"]
+    assert len([what for what in log if what.startswith("begin")]) == recorded
+    assert (result.state, result.detail, result.first_step) == ("stored", detail, 2)
+    assert "probe" in result.timings_s
+    # AND every step that the profiler touched is marked, and nothing is left in the spool but the trace
+    assert rig.touched[:2] == [0, 1]
+    assert [path.name for path in rig.spool.iterdir()] == ["c-1.json"]
+
+
 @pytest.fixture
 def session(monkeypatch):
     FakeSession.log = []
