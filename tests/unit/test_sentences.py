@@ -505,7 +505,7 @@ def table(capsys) -> str:
         "Decisions": decisions(),
         "Captures": captures(),
         "Why a capture is refused or fails": calls(
-            "trainer/*.py agent/*.py runtime/triage.py traces/store.py",
+            "trainer/*.py agent/*.py runtime/triage.py traces/objects.py traces/store.py",
             "CaptureError _NotBegunError failed _fail _refuse CaptureResult _finish_early",
         ),
         "Explanations": explanations(),
