@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -116,9 +116,6 @@ class FollowedRun:
         return self._summary
 
 
-_Told: TypeAlias = CauseFound | RemedyChanged | RingGivenUp | JobPaused
-
-
 def opening(view: View, place: str) -> str:
     """What a run is and how it stands, in one line."""
     if view.info is None:
@@ -183,14 +180,15 @@ class RunNews:
         values += [{"type": "capture", **plain(one)} for one in ended]
         return values + [msgspec.to_builtins(one) for one in notes]
 
-    def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[_Told]]:
+    def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[Any]]:
         if len(view.rows) < self._windows or len(view.asks) < self._asks or len(view.notes) < self._notes:
             # The journal began anew.
             self._windows = self._asks = self._notes = self._attempt = 0
             self.ended, self._lines = set(), RecentLines()
         new = view.became.keys() - self.ended
         ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
-        notes = [one for one in view.notes[self._notes :] if isinstance(one, _Told)]
+        shown = CauseFound, RemedyChanged, RingGivenUp, JobPaused
+        notes = [one for one in view.notes[self._notes :] if isinstance(one, shown)]
         found = view.rows[self._windows :], view.asks[self._asks :], ended, notes
         self._windows, self._asks, self._notes = len(view.rows), len(view.asks), len(view.notes)
         self.ended |= new

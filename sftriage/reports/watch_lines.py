@@ -360,8 +360,6 @@ def _cut(text: str, width: int) -> str:
 
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-_KEYS_AT_ONCE = 64
-
 
 class Screen:
     """Shows ``lines`` of a width and height on the terminal's other screen until the block ends."""
@@ -404,7 +402,7 @@ class Screen:
         if signal.SIGTSTP in self._signals:
             self._step_aside()
         if self._keys is not None and self._keys in ready:
-            keys = os.read(self._keys, _KEYS_AT_ONCE)
+            keys = os.read(self._keys, 64)
             if not keys:
                 self._keys = None
             return self.terminated or b"q" in keys

@@ -32,8 +32,7 @@ def upload_of(directory: RunDirectory | None, capture_id: str) -> Upload | None:
 
 def upload_values(upload: Upload | None) -> dict[str, Any] | None:
     """How far an upload is, as JSON values."""
-    about = {"state", "url", "reason", "verified_at"}
-    return None if upload is None else upload.model_dump(mode="json", include=about)
+    return None if upload is None else upload.model_dump(mode="json", include={"state", "url", "reason", "verified_at"})
 
 
 def upload_words(upload: Upload) -> str:
