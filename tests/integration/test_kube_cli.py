@@ -129,13 +129,15 @@ def test_one_whose_trace_is_not_there_yet(server, namespace, laptop):
 
 
 def test_a_trace_is_opened(server, namespace, laptop, stored):
-    captured(server, namespace, *stored)
+    store, manifest = stored
+    captured(server, namespace, store, manifest)
     port = free_port()
     with laptop.running("open", "c", "--no-browser", "--json", "--port", port) as process:
         assert process.stdout is not None
         shown = json.loads(process.stdout.readline())
         with urllib.request.urlopen(shown["file_url"], timeout=30) as answer:
-            assert json.loads(gzip.decompress(answer.read())) == {"traceEvents": []}
+            trace = b"".join(store.content(manifest, manifest.artefacts[0]))
+            assert gzip.decompress(answer.read()) == gzip.decompress(trace)
         assert process.wait(60) == 0
     # AND on a machine that reaches no other host, or nowhere if nothing fetches it in time
     with laptop.running("open", "c", "--no-browser", "--json", "--offline") as process:
