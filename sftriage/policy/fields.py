@@ -12,13 +12,15 @@ import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from apscheduler.triggers.cron import CronTrigger
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from sftriage.errors import SchemaError
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, STAGE_NAME, StageSchema
+
+if TYPE_CHECKING:
+    from apscheduler.triggers.cron import CronTrigger
 
 # Fifteen digits are exact in a float, and no quantity of a policy needs more.
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -160,6 +162,8 @@ def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
 
     Raises ValueError where it is none, could be misread, or names no minute ever.
     """
+    from apscheduler.triggers.cron import CronTrigger
+
     wanted = f"expected minute, hour, day, month and weekday such as * 20-23 * * mon-fri, got {shown(cron)}"
     if not isinstance(cron, str) or len(cron) > MAX_CRON_LENGTH:
         raise ValueError(wanted)

@@ -20,7 +20,6 @@ from sftriage.model.captures import Decision, Outcome
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
-from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import every, milliseconds, numbers, size, span, verdict_sentence, where, who
 
 if TYPE_CHECKING:
@@ -317,8 +316,10 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     if what := resolves(verdict, decision):
         yield f"What would resolve it: {what}"
     yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
-    for remedy in remedies:
-        yield f"Remedy: {event_sentence(remedy)}"
+    if remedies:
+        from sftriage.words.run import event_sentence
+
+        yield from (f"Remedy: {event_sentence(remedy)}" for remedy in remedies)
 
 
 _TIMES = {"run": "recording"}
