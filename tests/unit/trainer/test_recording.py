@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sftriage.trainer import layout
-from sftriage.trainer.layout import MAX_VALUE
+from sftriage.trainer.layout import MAX_VALUE, kind_words
 from sftriage.trainer.monitor import Monitor
 from sftriage.windows.rings import Ring
 from tests.unit.trainer.conftest import Account, in_a_thread
@@ -295,6 +295,17 @@ def test_an_inert_monitor_takes_any_note(caplog):
         monitor.note(kind=7, work="x")
     monitor.note(work=Device())
     assert caplog.records == []
+
+
+def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
+    watched = watch()
+    for number in range(120):
+        with watched.monitor.step(kind=f"k{number}"):
+            pass
+        # THEN every step has its own kind
+        assert notes(watched) == [(f"k{number}", 0)]
+    # AND what is remembered is bounded
+    assert kind_words.cache_info().currsize == 64
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
