@@ -142,7 +142,7 @@ class _Document(yaml.SafeLoader):
             self.refuse(location, message, key or _place_of(location, self.values) or (1, 1))
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it untyped
         if isinstance(index, int) and index >= MAX_ITEMS:
             raise self._refused(event, f"a list of more than {MAX_ITEMS} items; a policy has none")
         if isinstance(event, yaml.CollectionStartEvent) and self._depth == MAX_DEPTH:

@@ -215,7 +215,7 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
         f"| {agent.CANCEL_GRACE_S:.0f} | the capture is called off",
         "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**agent.ANSWER_GRACE_S),
         f"its trainers are given {triage.ENDING_SHARE * triage.ENDING_S:.0f} s",
-        f"is waited for {triage.STARTING_S:.0f} s",
+        f"sftriage waits {triage.STARTING_S:.0f} s for it",
     ],
 )
 def test_the_times_past_a_time_box_are_documented(said):
