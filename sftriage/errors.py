@@ -1,6 +1,6 @@
 """The error tree.
 
-Rooms raise these; ``sftriage.commands`` turns them into one line on stderr and an exit code, and nothing else does.
+Packages raise these; only ``sftriage.commands`` turns them into a line on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from types import TracebackType
 
 
 class SftriageError(Exception):
-    """Base of every error raised on purpose. ``str(error)`` is one line a person can act on.
+    """Base of all deliberate errors. ``str(error)`` is one line that a person can act on.
 
-    ``is_located``: its lines begin with the file and line that they are about.
+    ``is_located``: its lines begin with the file and line of each mistake.
     """
 
     is_located = False
 
 
 class UsageError(SftriageError):
-    """The person asked for something that cannot be: a bad flag, a run that is not there, a directory in use."""
+    """The user requested something impossible: a bad flag, a missing run, a directory in use."""
 
 
 class InputError(SftriageError):
-    """A file, array or document handed in is not what it has to be. The message says which, where and why."""
+    """An input file, array or document is invalid. The message has the place and the reason."""
 
 
 class SchemaError(InputError):
-    """A stage schema that makes no sense: no stages, a repeated name, a sync stage that is not a stage."""
+    """An invalid stage schema: no stages, a repeated name, a sync stage that is not a stage."""
 
 
 class RingError(SftriageError):
@@ -35,30 +35,30 @@ class RingError(SftriageError):
 
 
 class CaptureError(SftriageError):
-    """A capture could not be made; the message is the reason that goes on record."""
+    """A capture failed; the message is the recorded reason."""
 
 
 class IntegrityError(SftriageError):
-    """A stored artefact is not what its manifest says it is (size, checksum, or missing)."""
+    """A stored artefact does not match its manifest (size or checksum), or is missing."""
 
 
 class StoreError(SftriageError):
-    """A store elsewhere cannot be reached, or refuses what is asked of it. It may be there again later."""
+    """A remote store cannot be reached, or refuses a request. It may work again later."""
 
 
 class CatalogueError(SftriageError):
-    """A catalogue cannot be reached, or not be used now. Its captures are in their stores all the same."""
+    """A catalogue cannot be reached or used now. Its captures remain in their stores."""
 
 
 class ClusterError(SftriageError):
-    """A Kubernetes API server cannot be reached, or refuses what is asked of it. It may be there again later."""
+    """A Kubernetes API server cannot be reached, or refuses a request. It may work again later."""
 
 
 _OURS = os.path.dirname(__file__) + os.sep  # noqa: PTH120 (a trainer that has not imported pathlib need not)
 
 
 def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback of the script and torch alone: what a signal's handler raises may come anywhere, in our code too."""
+    """A traceback without our frames: a signal handler may raise anywhere, also in our code."""
 
     def next_of_theirs(at: TracebackType | None) -> TracebackType | None:
         while at is not None and at.tb_frame.f_code.co_filename.startswith(_OURS):

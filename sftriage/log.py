@@ -1,4 +1,4 @@
-"""How the recorder speaks up in somebody else's process: seldom, through the logger ``sftriage``, never raising."""
+"""Warnings of the recorder in the trainer's process: rare, through the logger ``sftriage``, never raising."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _LOG = logging.getLogger("sftriage")
 
 
 def warn(message: str, *arguments: object) -> None:
-    """Log one warning. What the job's own handlers and filters raise, or an argument's ``repr``, goes no further."""
+    """Log a warning. Exceptions in the job's handlers and filters, or in an argument's ``repr``, are dropped."""
     with suppress(Exception):
         _LOG.warning(f"sftriage: {message}", *arguments)

@@ -76,7 +76,7 @@ class Switches:
                 if setting is not None and (request := file.status().next_request(setting.value)):
                     file.ask(request, setting.ahead_S)
             except RingError as error:
-                log.warning("a remedy cannot be switched: %s", error)
+                log.warning("cannot switch a remedy: %s", error)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -109,14 +109,14 @@ def _adopted(request: CaptureRequest, mailbox: Path, spool: Path, nsys: NsysPlac
         raise CaptureError("stacks are taken from outside")
     if request.profiler == "nsys":
         if nsys is None:
-            raise CaptureError("the note of how its rank was launched under nsys is gone")
+            raise CaptureError("the file that says how nsys launched its rank is gone")
         return AbandonedNsys(request, nsys, mailbox, spool, lambda: None)
     capture = TrainerCapture(request, mailbox, spool)
     if capture.handed_over:
         return capture
     capture.cancel()
     capture.close()
-    raise CaptureError("its rank was never asked")
+    raise CaptureError("its rank never got the request")
 
 
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
@@ -224,7 +224,7 @@ class Captures:
             self._given_up.append((running.info, executor))
         else:
             executor.close()
-        result = replace(executor.failed("no answer long past its time-box"), state="expired")
+        result = replace(executor.failed("no answer long after its time-box"), state="expired")
         self._reports.append(Report(result, hangs=alive))
 
     def close(self) -> None:
@@ -258,16 +258,16 @@ class Captures:
                 info = next((one for one in of_rank if one.attempt == wanted.generation), None)
             try:
                 if info is None:
-                    raise CaptureError("its rank has no ring here any more")
+                    raise CaptureError("its rank no longer has a ring here")
                 return info, _adopted(request, self._directory / info.file_name("mailbox"), self._spool, self._nsys)
             except CaptureError as error:
                 raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
         if wanted.expires_s is not None and wanted.expires_s <= 0.0:
-            raise _NotBegunError("expired", "it was to have begun before its host was told")
+            raise _NotBegunError("expired", "its time to begin passed before its host got the order")
         if info is None:
             raise _NotBegunError("failed", f"rank {request.rank} has no ring here")
         if wanted.generation is not None and info.attempt != wanted.generation:
-            raise _NotBegunError("refused", f"rank {request.rank} has started again since")
+            raise _NotBegunError("refused", f"rank {request.rank} has restarted since")
         reason = overlap(request, [one.wanted.request for one in self._running.values()])
         if reason is not None:
             raise _NotBegunError("refused", reason)
@@ -291,7 +291,7 @@ class Captures:
         executor = running.executor
         try:
             if result.capture_id in self._store.ids():
-                # Whoever put it there ended before it could say so.
+                # An earlier agent stored it, and ended before it could report that.
                 return self._stored(result.capture_id)
             if result.state != "stored":
                 return Report(result)

@@ -235,7 +235,7 @@ class RankCounters:
             self._take_up(_of_thread(pid))
             # Once they are open: until then the pid could have become another process's.
             if start_ticks(pid) != self._info.pid_start_ticks:
-                raise ProcessLookupError(f"process {pid} is not the one that records")
+                raise ProcessLookupError(f"process {pid} is not the recording one")
         except BaseException:
             self.hidden += 1
             self.close()
@@ -294,12 +294,12 @@ class Counting:
         except OSError:
             # A process that has ended publishes no more steps; one that goes on is in another namespace of processes.
             if one.hidden > 1:
-                self._say("the trainers' threads are not seen in /proc; whether a rank waited for a CPU is not known")
+                self._say("cannot see the trainers' threads in /proc: whether a rank waited for a CPU is not known")
             if one.hidden != 1:
                 self._leave(one)
             return
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:
-            self._say("the kernel counts no time in the run queue; whether a rank waited for a CPU is not known")
+            self._say("the kernel does not count run-queue time: whether a rank waited for a CPU is not known")
         self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
         one.readings_TK[:-1] = one.readings_TK[1:]
         one.readings_TK[-1] = reading
@@ -329,7 +329,7 @@ class Counting:
         except RingError as error:
             if refusal(error) is not None:
                 raise
-            self._say(f"{error}; what the kernel counts of a rank is judged but not always kept")
+            self._say(f"{error}; kernel counters of its rank are judged but not always kept")
 
     def _leave(self, one: RankCounters) -> None:
         one.over = True

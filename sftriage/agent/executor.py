@@ -252,7 +252,7 @@ class MailboxClient(OpenFile):
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
         if not all(0 <= live[word] < MAX_COUNT for word in (mailbox.DOORBELL, mailbox.REQUEST_SEQ, mailbox.RESULT_SEQ)):
-            raise RingError(f"{self.path}: its counts of requests and results cannot be")
+            raise RingError(f"{self.path}: its counts of requests and results are invalid")
         return live
 
     def _request(self, live: tuple[int, ...]) -> Mapping[str, Any]:
@@ -304,7 +304,7 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
     finally:
         found.close()
     if found.rank not in (None, request.rank):
-        raise CaptureError(f"the trace is of rank {found.rank}; rank {request.rank} was asked for")
+        raise CaptureError(f"the trace is of rank {found.rank}; expected rank {request.rank}")
     missing = [step for step in steps if step not in found.steps]
     if missing:
         raise CaptureError(f"the trace lacks step{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}")
@@ -320,16 +320,16 @@ def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) ->
     except OSError as error:
         raise CaptureError(f"the stacks cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CaptureError(f"no file of sampled stacks: {error}") from error
+        raise CaptureError(f"not a file of sampled stacks: {error}") from error
     if not steps:
         raise CaptureError("no stack was sampled")
     if not all(type(one) is int and one in promised for one in steps):
-        raise CaptureError(f"the stacks are of other steps than {result.first_step} to {result.last_step}")
+        raise CaptureError(f"the stacks are not of steps {result.first_step} to {result.last_step}")
 
 
 def _steps_of(result: CaptureResult) -> range:
     if result.first_step is None or result.last_step is None:
-        raise CaptureError("the trainer names no steps that it captured")
+        raise CaptureError("the trainer did not name the steps that it captured")
     return range(result.first_step, result.last_step + 1)
 
 

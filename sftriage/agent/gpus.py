@@ -144,7 +144,7 @@ def locate(
     if len(running) == 1 and running[0] in visible:
         return at(running[0], "its process is on it")
     if not visible:
-        return at(None, f"{VISIBLE} leaves it no GPU")
+        return at(None, f"{VISIBLE} hides all GPUs from it")
     # One device a process, whatever its local rank: what schedulers and device plugins give.
     index = 0 if len(visible) == 1 else rank.local_rank
     if index >= len(visible):
@@ -229,14 +229,14 @@ _PROBLEMS = {
     "LIBRARY_NOT_FOUND": "this host has no NVIDIA driver: libnvidia-ml.so.1 is not found",
     "DRIVER_NOT_LOADED": "the NVIDIA driver is not loaded",
     "LIB_RM_VERSION_MISMATCH": "the NVIDIA driver and its library differ in version: restart after the upgrade",
-    "NO_PERMISSION": "this user may not ask the NVIDIA driver",
+    "NO_PERMISSION": "this user may not query the NVIDIA driver",
     "NO_ANSWER": "NVML did not answer in time",
     "DIED": "NVML's process died",
 }
 
 _HARD = {
     "hw_thermal_slowdown": "the hardware is too hot",
-    "hw_power_brake_slowdown": "power brake: the power supply asked for less",
+    "hw_power_brake_slowdown": "power brake: the power supply demands less",
     "sw_thermal_slowdown": "too hot",
     "reliability": "voltage at its limit",
     "board_limit": "board's limit",
@@ -253,9 +253,9 @@ _SOFT = {
 
 _WORDS = {
     "GPU_IS_LOST": "is lost: it has fallen off the bus",
-    "RESET_REQUIRED": "has to be reset",
-    "NO_ANSWER": "does not answer: a question to it did not come back",
-    "DIED": "could not be asked: whoever asked it died",
+    "RESET_REQUIRED": "must be reset",
+    "NO_ANSWER": "does not answer: a query to it did not return",
+    "DIED": "could not be queried: the process that queried it died",
     "NOT_ASKED": "",
 }
 
@@ -281,7 +281,7 @@ class GpuEvidence:
 
 
 def gather(ranks: Sequence[RingInfo], *, deadline_s: float = DEADLINE_S) -> GpuEvidence:
-    """Ask about a host's ranks now, and wait at most until the deadline. Never raises for what a GPU does."""
+    """Query NVML about a host's ranks now, until the deadline at most. Never raises for what a GPU does."""
     time_s, question = time.time(), NvmlQuestion(deadline_s)
     while (reading := question.reading()) is None:
         time.sleep(_LOOK_S)
@@ -301,9 +301,9 @@ def evidence_of(
     theirs = list(dict.fromkeys(place.gpu for place in places if place.gpu is not None and place.rank in about))
     return GpuEvidence(
         time_s=time_s,
-        ranks=places or tuple(RankGpu(info.rank, info.pid, None, "no GPU was seen") for info in ranks),
+        ranks=places or tuple(RankGpu(info.rank, info.pid, None, "no GPU was found") for info in ranks),
         gpus=reading.gpus,
-        remarks=remarks(reading.gpus, theirs) + tuple(said for uuid in theirs for said in _shared(uuid, places)),
+        remarks=remarks(reading.gpus, theirs) + tuple(words for uuid in theirs for words in _shared(uuid, places)),
         driver=reading.driver,
         problem=_PROBLEMS.get(reading.problem, reading.problem and f"NVML answers with an error: {reading.problem}"),
     )
@@ -320,9 +320,9 @@ def remarks(gpus: Sequence[Gpu], about: Collection[str]) -> tuple[str, ...]:
     for gpu in gpus:
         if gpu.uuid in about:
             others = [other for other in gpus if other is not gpu and other.name == gpu.name]
-            said = [" " + _WORDS.get(name, f"answers with an error: {name}") for name in gpu.problems]
-            said += (words for look in (_clocks, _ecc, _memory) for words in look(gpu, others))
-            found += (f"GPU {gpu.index}{words}" for words in said if words != " ")
+            texts = [" " + _WORDS.get(name, f"answers with an error: {name}") for name in gpu.problems]
+            texts += (words for look in (_clocks, _ecc, _memory) for words in look(gpu, others))
+            found += (f"GPU {gpu.index}{words}" for words in texts if words != " ")
     return tuple(found)
 
 
@@ -337,12 +337,12 @@ def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
     if not (hard or slow):
         return []
     why = hard + [words for name, words in _SOFT.items() if reasons.get(name, 0) >= _MOSTLY]
-    said = " is slowed down" if clock is None else f" runs at {clock:,.0f}"
+    text = " is slowed down" if clock is None else f" runs at {clock:,.0f}"
     if clock is not None:
-        said += f" of {gpu.sm_clock_max_mhz:,.0f} MHz" if gpu.sm_clock_max_mhz else " MHz"
+        text += f" of {gpu.sm_clock_max_mhz:,.0f} MHz" if gpu.sm_clock_max_mhz else " MHz"
     if slow and usual is not None:
-        said += f", the others at {usual:,.0f}"
-    return [f"{said}: {', '.join(why) if why else 'it gives no reason'}"]
+        text += f", the others at {usual:,.0f}"
+    return [f"{text}: {', '.join(why) if why else 'it gives no reason'}"]
 
 
 def slowed_fraction(gpu: Gpu, gpus: Sequence[Gpu]) -> float | None:

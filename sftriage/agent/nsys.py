@@ -91,7 +91,7 @@ class NsysCapture(Executor):
         check_traces(request.options, place.traces)
         self._flags = start_flags(request.options)
         if place.armed is not None and request.options.get("sample", "none") != "none":
-            raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
+            raise CaptureError("option sample: an armed rank cannot be sampled: nsys was started without it")
         self._session: str | None = None
         self._marked: CaptureResult | None = None
         self._marking = False
@@ -154,7 +154,7 @@ class NsysCapture(Executor):
             if free_bytes < FREE_BYTES:
                 raise CaptureError(f"{directory}: the disk is full: {free_bytes} bytes free, {FREE_BYTES} needed")
             if not os.access(directory, os.W_OK):
-                raise CaptureError(f"{directory} may not be written")
+                raise CaptureError(f"{directory} is not writable")
         found = yield from self._ask("--version")
         version = parse_version(found.output)
         self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
@@ -184,7 +184,7 @@ class NsysCapture(Executor):
     def _listed(self) -> Generator[None, None, str]:
         found = yield from self._ask("sessions", "list")
         if found.status:
-            raise CaptureError(f"nsys shows no sessions: {found.problem()}")
+            raise CaptureError(f"nsys lists no sessions: {found.problem()}")
         return found.output
 
     def _session_in(self, listed: str) -> tuple[str, str]:
@@ -206,7 +206,7 @@ class NsysCapture(Executor):
         while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
             self._give_way()
             if time.monotonic() >= self._end_s:
-                raise CaptureError(f"rank {self.request.rank} is not armed: it was not started so, or nsys has failed")
+                raise CaptureError(f"rank {self.request.rank} is not armed: it was not launched armed, or nsys failed")
             yield
 
     def _collect(self) -> Generator[None, None, tuple[int, int]]:
@@ -219,7 +219,7 @@ class NsysCapture(Executor):
         while not self._enough() and time.monotonic() < end_s:
             yield
         if self._place.armed is not None and self._marked is None:
-            raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
+            raise CaptureError("the rank did not end its steps within the time-box: capture its stacks")
         steps = self._covered()
         self._timings_s["run"] = time.monotonic() - started_s
         return steps
@@ -231,14 +231,14 @@ class NsysCapture(Executor):
         while self._mailbox.progress().state != "armed":
             self._give_way()
             if time.monotonic() >= self._end_s:
-                raise CaptureError("the rank began no step within the time-box: where it stands, stacks would tell")
+                raise CaptureError("the rank began no step within the time-box: capture its stacks")
             if (answer := self._mailbox.result_of(self.request.capture_id)) is not None:
                 if answer.code != "no_nvtx":
                     raise CaptureError(answer.detail or answer.state)
                 self._marking = False
                 if self._place.armed is not None:
-                    raise CaptureError(f"an armed rank is captured by ranges that it opens: {answer.detail}")
-                self._notes.append(f"steps told from the ring: {answer.detail}")
+                    raise CaptureError(f"an armed rank must open NVTX ranges itself: {answer.detail}")
+                self._notes.append(f"steps taken from the ring: {answer.detail}")
                 return
             yield
 
@@ -258,7 +258,7 @@ class NsysCapture(Executor):
             self._notes.append(self._marked.detail)
             seen = self._marked.first_step, self._marked.last_step
         elif self._marking:
-            self._notes.append("the trainer did not answer within the time-box: steps told from the ring")
+            self._notes.append("the trainer did not answer within the time-box: steps taken from the ring")
         if seen is None:
             now = self._look()
             where = "" if now is None else f"; the rank is in {now.stage or 'no stage'} of step {now.step}"
@@ -329,7 +329,7 @@ class NsysCapture(Executor):
         importers = [*(directory / "QdstrmImporter" for directory in beside), *map(Path, IMPORTERS)]
         importer = next((path for path in importers if path.exists()), None)
         if importer is None:
-            raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to make a report of it")
+            raise CaptureError("nsys left a .qdstrm, and there is no QdstrmImporter to convert it")
         made = self._raw.with_suffix(".nsys-rep")
         found = yield from self._run([importer, "-i", self._raw, "-o", made], CONVERT_S)
         if not made.exists():
@@ -386,7 +386,7 @@ class AbandonedNsys(NsysCapture):
                 self._note.unlink(missing_ok=True)
             else:
                 yield from self._stop_left(name)
-        raise CaptureError("sftriage ended during it: nsys works from outside, and what it had is not kept")
+        raise CaptureError("sftriage ended during the capture: what nsys had recorded is not kept")
 
     def _report_comes(self) -> bool:
         """Whether the trainer has opened its range, and the report that will come of it was not taken."""
@@ -435,7 +435,7 @@ def parse_version(output: str) -> tuple[int, int, int]:
     """The version in what ``nsys --version`` says; raises CaptureError where there is none, or it is too old."""
     found = _VERSION.search(output)
     if found is None:
-        raise CaptureError(f"nsys says no version that is understood: {output.strip()[:100]!r}")
+        raise CaptureError(f"cannot parse the version of nsys: {output.strip()[:100]!r}")
     version = int(found[1]), int(found[2]), int(found[3] or 0)
     if version[:2] < OLDEST:
         raise CaptureError(f"nsys {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} is needed")

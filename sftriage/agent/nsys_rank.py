@@ -136,7 +136,7 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
         # What it leaves of the session would be taken for the rank's.
         session = RankSession(environment)
         session.run("shutdown", f"--session={session.name}")
-    _say("nsys did not start this rank; it runs without it")
+    _say("nsys did not start this rank, which runs without it")
     return None
 
 
@@ -245,7 +245,7 @@ class Rank:
     def _said(self, nsys: int) -> int:
         """The status that nsys gives, which may first finish a report."""
         if not select.select([nsys], [], [], REPORT_S)[0]:
-            _say(f"nsys does not end {REPORT_S:.0f} s after its rank; it is killed")
+            _say(f"nsys still runs {REPORT_S:.0f} s after its rank ended: killing it")
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._nsys.pid, signal.SIGKILL)
             return self._noted()
@@ -327,7 +327,7 @@ class Deserted(RankSession):
         self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
 
     def look(self) -> None:
-        """End it, where its time is over, and keep nothing of it. Never raises."""
+        """End a session whose time is over, and keep nothing of it. Never raises."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if time.monotonic() < note["until_s"]:
@@ -336,7 +336,7 @@ class Deserted(RankSession):
             for leftover in self._tmp.glob(f"{note['capture_id']}.*"):
                 leftover.unlink()
             self._note.unlink()
-            _say(f"nsys was stopped: nobody had ended capture {note['capture_id']} in time")
+            _say(f"stopped nsys: capture {note['capture_id']} was not ended in time")
 
 
 class Armed(RankSession):

@@ -85,7 +85,7 @@ def examine(path: Path) -> ReportContents:
                 name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names
             }
             if "StringIds" not in tables:
-                raise CaptureError("the export has no strings: it is not one of nsys")
+                raise CaptureError("the export has no strings: it is not from nsys")
             contents = _contents(database, tables)
             environments = _scrub(database, tables)
         # What is deleted is still in the file until it is written anew.
@@ -107,14 +107,14 @@ def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[st
         some = ", ".join(map(str, missing[:10]))
         raise CaptureError(f"the report lacks the NVTX ranges of step{'s' * (len(missing) > 1)} {some}{why}")
     if not contents.events:
-        raise CaptureError(f"the report holds no event at all{why}")
+        raise CaptureError(f"the report contains no events{why}")
     if "cuda" in traces and contents.gpus and not contents.kernels:
         raise CaptureError(f"the report holds no GPU kernel, though cuda was traced on a host with a GPU{why}")
 
 
 def unread(complaint: str) -> str:
     """What an importer's complaint means."""
-    return f"nsys could not read all that it had recorded ({complaint}): one as new as the job's CUDA can"
+    return f"nsys could not read all that it recorded ({complaint}): use an nsys as new as the job's CUDA"
 
 
 def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> dict[str, Any]:

@@ -187,12 +187,12 @@ class RankRings:
         self._counts.torn += batch.torn
         if batch.misuse:
             self._log_once(
-                f"rank {info.rank} leaves stages that are not open, or not in the order in which it entered them; their"
+                f"rank {info.rank} leaves stages that are not open, or in the wrong order; their"
                 " times are taken as well as they can be"
             )
         if one.ring.late_stages:
             self._log_once(
-                f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun to record; what they"
+                f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun recording; what they"
                 " take is counted with the stage around them"
             )
         if batch.steps.capturing_B.any():
@@ -299,14 +299,14 @@ class RankRings:
             self._ranks[path] = _Rank(ring, kept)
             generation, about = _about(ring.info)
             if about != self._agreed[generation]:
-                self._give_up(path, f"{path}: rank {ring.info.rank} records other stages than the other ranks")
+                self._give_up(path, f"{path}: rank {ring.info.rank} records different stages from the other ranks")
 
     def _opened(self, path: Path) -> tuple[Ring, RankLog]:
         # The windows of a generation, and its logs, are of the same stages from beginning to end.
         ring = Ring(path, grows=False)
         try:
             if ring.info.file_name("ring") != path.name:
-                raise RingError(f"{path}: its header is that of {ring.info.file_name('ring')}")
+                raise RingError(f"{path}: its header belongs to {ring.info.file_name('ring')}")
             kept = self._log(ring.info, "steps")
             if kept.broken is not None:
                 raise kept.broken

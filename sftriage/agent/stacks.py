@@ -31,7 +31,7 @@ SETTLED_S = 0.5
 PATIENCE_S = 10.0
 ANSWER_S = 5.0
 """How long a rank may take to dump its own stacks: its threads let go of the interpreter every few milliseconds."""
-_GLOO = " (Gloo's cannot be asked for from outside)"
+_GLOO = " (Gloo's cannot be requested from outside)"
 
 
 def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
@@ -55,9 +55,9 @@ def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) 
             return place
         pipe, dump = place
         if not pipe.exists():
-            return f"none: {pipe} is not there{_GLOO}"
+            return f"none: {pipe} does not exist{_GLOO}"
         if not pipe.is_fifo():
-            return f"none: {pipe} is no pipe"
+            return f"none: {pipe} is not a pipe"
         before = _seen(dump)
         # Without O_NONBLOCK this would wait for a reader, for ever.
         with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
@@ -104,7 +104,7 @@ def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generato
         with os.fdopen(os.open(asks, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
             pipe.write(word.encode("ascii", "replace") + b"\n")
     except OSError as error:
-        raise CaptureError(f"the trainer cannot be asked itself: {asks.name}: {error.strerror}") from error
+        raise CaptureError(f"cannot send the request to the trainer: {asks.name}: {error.strerror}") from error
     until_s = min(end_s, time.monotonic() + ANSWER_S)
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError, ValueError):
@@ -113,7 +113,7 @@ def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generato
                 threads: list[Any] = found["threads"]
                 return threads
         yield
-    raise CaptureError("the trainer does not answer: it is stopped, or native code keeps its interpreter")
+    raise CaptureError("the trainer does not answer: it is stopped, or native code holds its interpreter")
 
 
 SCHEMA_VERSION = 1
@@ -165,7 +165,7 @@ class StacksCapture(Executor):
         taken_by, threads = yield from self._taken(end_s)
         self.needs_trainer = False
         self._timings_s["run"] = time.monotonic() - began_s
-        recorder = "not asked for"
+        recorder = "not requested"
         if self.request.options.get("flight_recorder", False):
             recorder = yield from flight_recorder(self._info, self._recorder_dump, self.request.max_bytes, end_s)
         document = {
@@ -204,7 +204,7 @@ class StacksCapture(Executor):
                 threads = yield from own_stacks(self._rings, self._info, word, end_s)
             except CaptureError as own:
                 raise CaptureError(f"{error}; {own}") from error
-            self._notes.append(f"taken by the trainer itself, of Python alone: {error}")
+            self._notes.append(f"taken by the trainer itself, Python frames only: {error}")
             return TRAINER, threads
 
     def _dump(self, end_s: float) -> Generator[None, None, list[Any]]:
@@ -227,7 +227,7 @@ class StacksCapture(Executor):
             except CaptureError as error:
                 reason = str(error)
             reasons.append(f"{reason} (native frames)" if extra == ["--native"] else reason)
-        raise CaptureError(reasons[-1] if reasons else "the time-box was over before the stacks were taken")
+        raise CaptureError(reasons[-1] if reasons else "the time-box ended before the stacks were taken")
 
 
 def find_py_spy() -> Path:
@@ -245,7 +245,7 @@ def threads_of(output: str) -> list[Any]:
     try:
         threads = json.loads(output[begins:]) if begins >= 0 else None
     except ValueError as error:
-        raise CaptureError(f"what py-spy said is not whole JSON: {error}") from error
+        raise CaptureError(f"the output of py-spy is not complete JSON: {error}") from error
     if not isinstance(threads, list) or not threads:
         raise CaptureError("py-spy found no thread")
     return threads
@@ -256,7 +256,7 @@ def reason_of(found: Finished, pid: int) -> str:
     output = found.output.lower()
     if "permission denied" in output or "operation not permitted" in output or "eperm" in output:
         return (
-            f"process {pid} may not be read (ptrace denied): it needs the same user and CAP_SYS_PTRACE, or "
+            f"process {pid} may not be read (ptrace denied): that needs the same user and CAP_SYS_PTRACE, or "
             "kernel.yama.ptrace_scope=0"
         )
     if "no such process" in output or "no such file" in output or not Path(f"/proc/{pid}").exists():

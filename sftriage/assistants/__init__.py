@@ -1,1 +1,1 @@
-"""For whoever asks with an assistant: a Model Context Protocol server over runs and stores, read-only and local."""
+"""A Model Context Protocol server over runs and stores for assistants, read-only and local."""

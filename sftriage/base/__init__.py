@@ -1,1 +1,1 @@
-"""Files, notes, processes, loops: each mechanism once, from the standard library, safe inside a trainer."""
+"""Files, notes, processes and loops, from the standard library alone, safe inside a trainer."""

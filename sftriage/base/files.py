@@ -1,4 +1,4 @@
-"""Files that appear whole, private to their owner and opened without following links; small values kept in files."""
+"""Atomic writes, private files, opening without following links; small values in files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 MODE_ENV = "SFTRIAGE_FILE_MODE"
 GROUP_ENV = "SFTRIAGE_FILE_GROUP"
-"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
+"""Permissions (octal) and group (name or number) of what the recorder creates; by default only the owner has access."""
 
 PRIVATE = 0o600
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create(path: Path) -> int:
-    """Create an empty file, private but for what `permit` allows; its descriptor, open for both.
+    """Create an empty file, private except for what `permit` allows; return a descriptor to read and write.
 
     Raises:
         OSError: the file cannot be made, or exists.
@@ -43,7 +43,7 @@ def permit(descriptor: int) -> None:
     """Give a new file the mode and the group that the environment names.
 
     Raises:
-        OSError: they make no sense, or may not be given.
+        OSError: they are invalid, or not permitted.
     """
     mode, group = os.environ.get(MODE_ENV), os.environ.get(GROUP_ENV)
     try:
@@ -56,12 +56,12 @@ def permit(descriptor: int) -> None:
 
 
 def private(path: Path, mode: int = PRIVATE) -> BinaryIO:
-    """A new file, which its owner alone can read unless the mode says otherwise."""
+    """A new file, which only its owner can read, unless ``mode`` allows more."""
     return os.fdopen(os.open(path, _NEW, mode), "wb")
 
 
 def open_regular(path: Path, error_type: type[SftriageError], flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file that others may have written. Links and pipes are refused: a pipe would never end.
+    """A descriptor of a file that others may have written. Refuses links and pipes: a pipe would never end.
 
     Raises:
         error_type: the file cannot be opened, or is no regular file.
@@ -83,7 +83,7 @@ def regular(path: Path, error_type: type[SftriageError]) -> BinaryIO:
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Raise a UsageError for what the system refuses: ``what`` cannot be done, and why."""
+    """Raise a UsageError for an OSError: ``what`` failed, and the reason."""
     try:
         yield
     except OSError as error:
@@ -92,10 +92,10 @@ def refusing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(target: Path, mode: int | None = PRIVATE, *, synced: bool = True) -> Iterator[BinaryIO]:
-    """A file that takes the target's place when the block ends well, and is gone when it does not.
+    """A file that replaces the target when the block ends, and is removed if the block raises.
 
-    ``mode`` is that of the new file, less the umask; None for what `permit` allows. If ``synced``, the disk holds the
-    content before the file takes its name.
+    ``mode`` is that of the new file, less the umask; None for what `permit` allows. If ``synced``, the content is on
+    disk before the file takes its name.
     """
     partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
     file = os.fdopen(create(partial), "wb") if mode is None else private(partial, mode)
@@ -118,13 +118,13 @@ def write_atomically(path: Path, content: str | bytes, mode: int | None = PRIVAT
 
 
 def sync(file: BinaryIO) -> None:
-    """Have the disk hold what was written."""
+    """Flush a file to disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Have the disk hold a directory's names."""
+    """Flush a directory's names to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -134,7 +134,7 @@ def sync_directory(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Note(Generic[T]):
-    """A file that holds one value of a type that msgspec makes JSON of, in which paths may be; or is missing."""
+    """A file with one value as JSON, of a type that msgspec encodes and that may contain paths; may be missing."""
 
     path: Path
     type: type[T]
@@ -150,10 +150,10 @@ class Note(Generic[T]):
         write_atomically(self.path, msgspec.json.encode(value, enc_hook=str) + b"\n")
 
     def load(self) -> T | None:
-        """What was saved; None where nothing was.
+        """The saved value; None if the file is missing.
 
         Raises:
-            InputError: the file cannot be read, or holds something else.
+            InputError: the file cannot be read, or has another content.
         """
         import msgspec
 
@@ -166,7 +166,7 @@ class Note(Generic[T]):
                 raise InputError(f"{self.path}: {error}") from error
 
     def get(self) -> T | None:
-        """What was saved; None where nothing was that can be read."""
+        """The saved value; None if there is none that can be read."""
         try:
             return self.load()
         except InputError:

@@ -12,7 +12,7 @@ log = logging.getLogger("sftriage")
 
 
 def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
-    """Start a daemon thread for what is no `Loop`.
+    """Start a daemon thread that is not a `Loop`.
 
     Raises:
         RuntimeError: the system allows no more threads.
@@ -31,7 +31,7 @@ class Backoff:
     failures: int = 0
 
     def next_s(self) -> float:
-        """How long to wait after one more failure."""
+        """Count one more failure, and return how long to wait."""
         longest_s = min(self.longest_s, self.first_s * 2.0 ** min(self.failures, 30))
         self.failures += 1
         return longest_s * random.uniform(0.5, 1.0)
@@ -93,7 +93,7 @@ class Loop:
         return not self._thread.is_alive()
 
     def succeeded(self) -> None:
-        """Forget earlier failures. A turn that goes on for long calls it itself."""
+        """Forget earlier failures. A long turn calls this itself."""
         if self.problem and self._works:
             log.warning("%s", self._works)
         self.problem, self._logged = "", None
@@ -112,18 +112,18 @@ class Loop:
 
     def _try(self) -> float:
         try:
-            wanted_s = self._turn()
+            pause_s = self._turn()
         except Exception as error:
             expected = isinstance(error, self._expected)
             problem = getattr(error, "strerror", None) or (str(error) if expected else repr(error))
-            # The same failure in other words (a server that is away, then starting) is not news.
+            # The same failure with another message (a server that is down, then starting) is not logged again.
             kind = (type(error), getattr(error, "errno", None))
             if kind != self._logged:
                 log.warning("%s: %s; trying again", self._failing, problem, exc_info=not expected)
             self.problem, self._logged = problem, kind
             return self._backoff.next_s()
         self.succeeded()
-        return self._every_s if wanted_s is None else wanted_s
+        return self._every_s if pause_s is None else pause_s
 
 
 class LogOnce:
@@ -139,7 +139,7 @@ class LogOnce:
             self._logger.log(self._level, message, *arguments)
 
     def is_new(self, key: Hashable) -> bool:
-        """Whether a key comes for the first time."""
+        """Whether a key is new."""
         known = key in self._known
         self._known.add(key)
         return not known

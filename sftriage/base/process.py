@@ -1,4 +1,4 @@
-"""Processes: whether one is alive, locks that end with their holder, programs with a deadline, and kept children."""
+"""Processes: liveness, locks that end with their holder, programs with a deadline, and supervised children."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl
 QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
-"""A child that ends before ``QUICK_S``, ``MOST_QUICK`` times in a row, is not started again."""
+"""A child that ends before ``QUICK_S``, ``MOST_QUICK`` times in a row, is not restarted."""
 STUCK_S = 5.0
 """Seconds between two checks for a child that is stuck."""
 LET_GO = signal.SIGRTMAX - 2
-"""Tells a controller that its parent has died: a signal that no launcher or scheduler sends."""
+"""Signals a controller that its parent has died; no launcher or scheduler sends this signal."""
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, LET_GO}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Tells one start of a host's kernel from all others."""
+"""Identifies one boot of a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, which no later one with its pid passes for."""
+    """A process, distinct from a later process with the same pid."""
 
     pid: int
     start_ticks: int
@@ -79,7 +79,7 @@ def _stat(pid: int) -> list[bytes]:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False, wait_s: float | None = 0.0) -> Iterator[BinaryIO]:
-    """Lock a file, made where it is missing, until the block ends or the process dies. ``wait_s`` None waits for ever.
+    """Lock a file, created if missing, until the block ends or the process dies. ``wait_s`` None waits forever.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -109,7 +109,7 @@ def locked_file(descriptor: int, shared: bool = False, wait_s: float | None = No
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of a file. To try is to share it for a moment."""
+    """Whether another process holds the lock of a file. Trying shares the lock for a moment."""
     try:
         with regular(path, UsageError) as file, locked_file(file.fileno(), shared=True, wait_s=0.0):
             return False
@@ -130,10 +130,10 @@ class Finished:
 
 
 class BoundedProgram:
-    """One run of a program, in a session of its own so that all it started can be killed with it.
+    """One run of a program, in its own session, so that all it started can be killed with it.
 
-    Its output goes to a file that has no name: it never blocks the program, and nothing is left behind. The start of it
-    is ``output`` once the program has ended or was killed.
+    Its output goes to an unnamed file, which never blocks the program and leaves nothing behind. ``output`` is its
+    start, once the program has ended or was killed.
 
     Raises:
         CaptureError: it cannot be started.
@@ -166,10 +166,10 @@ class BoundedProgram:
             raise CaptureError(f"{self._name} cannot be started: {error.strerror}") from error
 
     def poll(self) -> Finished | None:
-        """How it ended, once it has.
+        """How it ended; None while it runs.
 
         Raises:
-            CaptureError: its time was up, and it was killed.
+            CaptureError: it timed out and was killed.
         """
         status = self._process.poll()
         if status is not None:
@@ -181,7 +181,7 @@ class BoundedProgram:
         return None
 
     def wait(self) -> Generator[None, None, Finished]:
-        """Wait a moment, as most programs need no more, and then turn by turn: ``yield from program.wait()``.
+        """Wait a moment, which is enough for most programs, then turn by turn: ``yield from program.wait()``.
 
         The program is killed if the generator is closed.
 
@@ -208,7 +208,7 @@ class BoundedProgram:
 
     @property
     def hangs(self) -> bool:
-        """Whether it was killed and is still there: it waits in a driver, where no signal reaches."""
+        """Whether it was killed and still exists: it waits in a driver, which signals do not interrupt."""
         return self._file.closed and self._process.poll() is None
 
     def _ended(self) -> None:
@@ -219,10 +219,10 @@ class BoundedProgram:
 
 
 def run_bounded(command: Sequence[str | os.PathLike[str]], deadline_s: float) -> Finished:
-    """Run a program to its end, where nothing else has to go on meanwhile.
+    """Run a program to its end, blocking.
 
     Raises:
-        CaptureError: it cannot be started, or its time was up.
+        CaptureError: it cannot be started, or timed out.
     """
     program = BoundedProgram(command, deadline_s)
     while (finished := program.poll()) is None:
@@ -231,15 +231,15 @@ def run_bounded(command: Sequence[str | os.PathLike[str]], deadline_s: float) ->
 
 
 class Supervised:
-    """A child that is started again where it ends before its time, and ends when it is closed or this process ends.
+    """A child that is restarted if it ends early, and that ends with `close` or with this process.
 
     Args:
-        what: its name, for people.
-        start: starts it; true when that is again. May raise an OSError.
-        is_due: whether to start it again, by its exit status.
+        what: its display name.
+        start: starts it; called with True for a restart. May raise an OSError.
+        is_due: whether to restart it, by its exit status.
         end_s: how long it may take to end.
-        where: where it says why it has ended.
-        is_stuck: whether it has to be started again although it lives.
+        where: where to find out why it has ended.
+        is_stuck: whether to restart it although it runs.
 
     Raises:
         OSError: it cannot be started.
@@ -266,12 +266,12 @@ class Supervised:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, even if it is to be started again."""
+        """Whether it has ended, even if it will be restarted."""
         return self._process.poll() is not None
 
     def keep(self) -> None:
-        """From now on, start it again where it ends by itself."""
-        # (to the kernel, the parent ends when this thread does)
+        """From now on, restart it if it ends by itself."""
+        # (to the kernel, the parent ends with this thread)
         self._keeper = start_thread(f"keeps-{self._what}", self._keep)
 
     def terminate(self) -> None:
@@ -291,7 +291,7 @@ class Supervised:
         self._closing.set()
         end(self._process, self._end_s)
         while self._keeper is not None and self._keeper.is_alive():
-            # (it may have been started just now)
+            # (it may have just been restarted)
             end(self._process, self._end_s)
             self._keeper.join(AGAIN_S)
 
@@ -310,13 +310,13 @@ class Supervised:
                 break
             quick = quick + 1 if time.monotonic() < began_s + QUICK_S else 0
             if quick >= MOST_QUICK:
-                log.error("the %s has ended, again and again; %s says why", self._what, self._where)
+                log.error("the %s keeps ending; see %s", self._what, self._where)
                 break
             began_s = time.monotonic()
             try:
                 self._process = self._start(True)
             except OSError as error:
-                log.error("the %s has ended, and cannot be started again: %s", self._what, error)
+                log.error("the %s has ended and cannot be restarted: %s", self._what, error)
                 break
         self._over.set()
         self._closing.wait()
@@ -324,12 +324,12 @@ class Supervised:
 
 
 def was_killed(status: int) -> bool:
-    """Whether a process has ended by a signal that was not to tell it to end."""
+    """Whether a process was ended by a signal other than a request to end."""
     return status < 0 and -status not in _ENDING
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End a child of ours, by force if need be."""
+    """End a child of ours, by force if necessary."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -342,7 +342,7 @@ def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
 def start_child(
     command: Sequence[str], output: IO[bytes] | None = None, signum: int = signal.SIGTERM
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own that gets a signal when this thread ends.
+    """Start a child in its own session; it gets a signal when this thread ends.
 
     Raises:
         OSError: it cannot be started.
@@ -358,5 +358,5 @@ def start_child(
 
 
 def die_with_parent(signum: int = signal.SIGTERM) -> None:
-    """In a child: get a signal when the thread that started it ends, however that comes."""
+    """In a child: get a signal when the thread that started it ends, for whatever reason."""
     _PRCTL(_PR_SET_PDEATHSIG, signum)

@@ -48,22 +48,22 @@ from sftriage.words.verdicts import verdict_sentence
 
 def analyze(
     path: Annotated[Path, argument("RUN|FILE.npz", "A run directory, or an .npz with durations_s, stages and sync.")],
-    window: int | None = option("N", "Steps in a window.", "50, or the run's", min=1),
-    stride: int | None = option("N", "Steps between windows.", "10, or the run's", min=1),
-    as_json: bool = option("--json", "One object a window, a line each."),
+    window: int | None = option("N", "Steps per window.", "50, or the run's", min=1),
+    stride: int | None = option("N", "Steps from the start of one window to the next.", "10, or the run's", min=1),
+    as_json: bool = option("--json", "Print one JSON object per window, one per line."),
 ) -> None:
-    """Say where the time of a recording went, window by window, and who is to be looked at.
+    """Show where the time of a recording went, window by window, and which ranks and stages are suspects.
 
-    An .npz holds durations_s (float64 seconds, step x rank x stage; a missing step is NaN in all its stages), stages
-    and sync (strings), and optionally ready_s, between_s and work (step x rank), outside_s (step x rank x sync stage),
-    hosts and cohorts (a string a rank), kinds (a string a step) and first_step; of ranks on devices also device_s,
-    device_outside_s, device_between_s and device_ready_s, or on_device.
+    An .npz must hold durations_s (float64 seconds, step x rank x stage; NaN in all stages of a missing step), stages
+    and sync (strings). Optional are ready_s, between_s and work (step x rank), outside_s (step x rank x sync stage),
+    hosts and cohorts (one string per rank), kinds (one string per step) and first_step; for ranks on devices also
+    device_s, device_outside_s, device_between_s and device_ready_s, or on_device.
     """
     recording = load_recording(path)
     detection = detection_of(path)
     given = {name: value for name, value in (("window_steps", window), ("stride_steps", stride)) if value is not None}
     if not path.is_dir():
-        # What somebody else measured is taken as it is; a run leaves out what its controller left out.
+        # A foreign recording has no warm-up to leave out; a run leaves out what its controller left out.
         given["warmup_steps"] = 0
     shape = shape_of(detection, **given)
     say(*map(str, recording.thinned.values()))
@@ -73,20 +73,20 @@ def analyze(
             print_json(verdict)
         return
     every = list(judged)
-    seen, paused = [verdict for verdict, _ in every], [pause for _, found in every for pause in found]
-    if not seen:
-        tell(f"No window yet: one takes {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
+    verdicts, paused = [verdict for verdict, _ in every], [pause for _, found in every for pause in found]
+    if not verdicts:
+        tell(f"No window yet: the first needs {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
         return
-    shown = next((verdict for verdict in reversed(seen) if verdict.label == "suspect"), seen[-1])
+    shown = next((verdict for verdict in reversed(verdicts) if verdict.label == "suspect"), verdicts[-1])
     console = results()
-    console.print(windows_table(seen))
+    console.print(windows_table(verdicts))
     console.print(frontier_table(shown))
     console.print(verdict_sentence(shown))
     for pause in paused:
         console.print(event_sentence(pause))
-    if (losses := losses_of(seen)).by_suspect:
-        told = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in seen))
-        console.print(f"{told[:1].upper()}{told[1:]}.")
+    if (losses := losses_of(verdicts)).by_suspect:
+        text = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in verdicts))
+        console.print(f"{text[:1].upper()}{text[1:]}.")
 
 
 def whatif(
@@ -94,19 +94,19 @@ def whatif(
         list[Path],
         argument(
             "TRACE.parquet|RUN|FILE.npz|TRACE...",
-            "A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
+            "A recording of all ranks, or heavy traces of all ranks (as for sftriage reduce).",
         ),
     ],
     timeline: Path | None = option(
-        "FILE.json[.gz]", "Write a typical step, as measured and without stragglers, for Perfetto's viewer.", False
+        "FILE.json[.gz]", "Write a typical step, measured and without stragglers, for Perfetto's viewer.", False
     ),
-    as_json: bool = option("--json", "One JSON object on stdout."),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Say what a job would run at without stragglers, whose they are, and of which kind.
+    """Estimate how fast a job would run without stragglers, and which workers and operations cost it that time.
 
-    Replays the recorded steps with each operation at its ideal (arXiv 2505.05713): all of them, all but one worker's,
-    and so on. Takes a trace of a hybrid-parallel job in Parquet, a row an operation; a run directory, an .npz or the
-    heavy traces of all ranks, whose stages are the operations, and whose cohorts are the pipeline's stages.
+    Replays the recorded steps with operations at their ideal duration (arXiv 2505.05713): all, all but one worker's,
+    and so on. Takes a run directory, an .npz or the heavy traces of all ranks: stages count as operations, cohorts as
+    pipeline stages. Or takes a Parquet trace of a hybrid-parallel job, with one row per operation.
     """
     operations = load_operations(paths)
     say(*(f"{paths[0]}: {note}" for note in operations.notes))
@@ -140,7 +140,7 @@ def _whatif_tables(shown: WhatIf) -> Iterator[Table]:
         table.add_row(f"pp {pp}", *map(_cell, slowdowns))
     yield table
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
-    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])
+    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "step time"])
     for part, slowdown in slowest:
         table.add_row(part, f"{slowdown:.3f}", step(slowdown * found.ideal_s))
     table.add_section()
@@ -161,16 +161,16 @@ def _cell(slowdown: float) -> Text:
 
 def advise(
     run: Path | None = argument("RUN", "Run directory.", "the newest run started here"),
-    gradients: str | None = option("SIZE", "What ranks all-reduce in a step: 500Mi.", False),
-    bandwidth: float = option("GB/S", "Of a rank's link, each way.", min=1e-6, max=1e6, default=25.0),
-    latency: float = option("US", "Of a message, in microseconds.", min=0.0, max=1e9, default=10.0),
-    pipeline: Path | None = option("TRACE.parquet", "The operations of its pipeline (as for whatif).", False),
+    gradients: str | None = option("SIZE", "Bytes that ranks all-reduce per step, such as 500Mi.", False),
+    bandwidth: float = option("GB/S", "Bandwidth of a rank's link, each way.", min=1e-6, max=1e6, default=25.0),
+    latency: float = option("US", "Latency of a message, in microseconds.", min=0.0, max=1e9, default=10.0),
+    pipeline: Path | None = option("TRACE.parquet", "Operations of the job's pipeline (as for whatif).", False),
     as_json: JsonOption = False,
 ) -> None:
-    """Say what would help against a straggler that stays, and by how much: by models, with what they take for granted.
+    """Estimate what would help against a straggler that stays, and by how much, with the assumptions of each model.
 
-    Take it out, give it less to do, all-reduce around it (StragglAR, arXiv 2505.23523); of a pipeline with slow links,
-    run stages further ahead (Adaptra, arXiv 2504.19232). Nothing is done to the job.
+    It considers removing the rank, giving it less work, and all-reducing around it (StragglAR, arXiv 2505.23523); in a
+    pipeline with slow links, running stages further ahead (Adaptra, arXiv 2504.19232). It does not change the job.
     """
     messages = None
     if gradients is not None:
@@ -193,19 +193,19 @@ def advise(
 def reduce(
     traces: Annotated[list[Path], argument("TRACE...", "Kineto JSON (.gz, .tar.gz) or nsys SQLite.")],
     against: Path | None = option(
-        "PATH", "A run directory, or a capture's manifest.json in one: does the trace agree?"
+        "PATH", "A run directory, or a capture's manifest.json in one, to check the trace against."
     ),
-    control: Path | None = option("TRACE", "The trace of a healthy rank, to lay beside a single one."),
-    names: Path | None = option("--map FILE", "YAML that says which names mark steps and stages."),
-    rank: list[str] | None = option("FILE=RANK", "The rank of a trace that says none."),
-    stage: str | None = option("NAME", "The stage to look into.", "the suspect's"),
-    save: bool = option("--save", "Note the findings in the capture's manifest."),
-    as_json: bool = option("--json", "One JSON object on stdout."),
+    control: Path | None = option("TRACE", "Trace of a healthy rank, to compare a single trace with."),
+    names: Path | None = option("--map FILE", "YAML that maps names in traces to steps and stages."),
+    rank: list[str] | None = option("FILE=RANK", "Rank of a trace that does not name its own. Repeatable."),
+    stage: str | None = option("NAME", "Stage to break down.", "the suspect's"),
+    save: bool = option("--save", "Save the findings in the capture's manifest."),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Reduce heavy traces to the coarse stages of each step, and say what they show.
+    """Reduce heavy traces to the stages of each step, and show what they contain.
 
-    With the traces of all ranks the same accounting runs on them as on the recorded signal. With --against, says
-    whether trace and signal agree on the same steps. Of a single rank, or of the suspect, lists what filled the stage.
+    With the traces of all ranks, judges them as it judges recorded steps. With --against, checks whether trace and
+    recording agree about the same steps. For a single rank, or the suspect, lists what filled the stage.
     """
     how = Names() if names is None else load_names(names)
     ranks = _ranks(rank or [])
@@ -218,12 +218,12 @@ def reduce(
     accounted = reducing.account(reduced.reductions, settings)
     signal = reducing.with_manifest(signal, reduced)
     manifest = signal.manifest if signal else None
-    asked = stage or (manifest.trigger.stage if manifest else None)
-    confirmation = None if signal is None else reducing.confirm(reduced.reductions, accounted, signal, asked, settings)
+    named = stage or (manifest.trigger.stage if manifest else None)
+    confirmation = None if signal is None else reducing.confirm(reduced.reductions, accounted, signal, named, settings)
     findings = reducing.findings_of(reduced, accounted, signal, control, (how, ranks), stage)
     if save:
         if signal is None or signal.manifest is None or findings is None:
-            raise UsageError("--save notes findings in a capture's manifest: give --against, and that capture's trace")
+            raise UsageError("--save writes findings to a capture's manifest: give --against, and that capture's trace")
         signal.store.note(signal.manifest.capture_id, findings)
     if not as_json:
         _print(reduced, accounted, confirmation, findings)
@@ -244,7 +244,7 @@ def _ranks(given: list[str]) -> dict[str, int]:
     for one in given:
         name, sign, number = one.rpartition("=")
         if not sign or not name or not number.isdecimal():
-            raise UsageError(f"--rank {one}: FILE=RANK is meant, as in --rank trace.json.gz=3")
+            raise UsageError(f"--rank {one}: expected FILE=RANK, such as --rank trace.json.gz=3")
         ranks[name] = int(number)
     return ranks
 
@@ -267,7 +267,7 @@ def _print(
         no_verdict = f"No verdict: {accounted.why_not}." if accounted.why_not else ""
         console.print(no_verdict or verdict_sentence(accounted.verdict), soft_wrap=True)
     elif len(reduced.reductions) > 1:
-        say(f"no accounting: {accounted.why_not}")
+        say(f"no verdict: {accounted.why_not}")
     if confirmation is not None:
         for agreement in confirmation.ranks:
             console.print(agreement_table(agreement))

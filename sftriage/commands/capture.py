@@ -1,4 +1,4 @@
-"""``sftriage capture``: capture ranks of a running job, because somebody wants to see them."""
+"""``sftriage capture``: capture ranks of a running job on demand."""
 
 from __future__ import annotations
 
@@ -20,46 +20,44 @@ from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.words.verdicts import place
 
 INTERRUPTED = 128 + 2
-"""What a shell says of a command that Ctrl-C ended."""
+"""Exit status of a command that Ctrl-C ended."""
 NOTED_S = 30.0
-"""Past its time-box, how long a capture may take to be written out and stored."""
+"""How long a capture may take to be written and stored, after its time-box."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilerFlags:
-    """What single profilers record; None as in a policy that does not say it."""
+    """Options of single profilers; None: not set, as in a policy."""
 
     sample_stacks: bool | None = option(
-        "--sample-stacks/--no-sample-stacks", "torch: sample Python stacks beside.", "sampled"
+        "--sample-stacks/--no-sample-stacks", "torch: also sample Python stacks.", "sampled"
     )
-    record_shapes: bool | None = option("--record-shapes", "torch: the shapes of operators' inputs.")
+    record_shapes: bool | None = option("--record-shapes", "torch: record the shapes of operators' inputs.")
     with_stack: bool | None = option(
-        "--with-stack", "torch: trace every Python call: exact, and several times slower where there are many."
+        "--with-stack", "torch: trace every Python call: exact, but several times slower if there are many."
     )
-    profile_memory: bool | None = option("--profile-memory", "torch: allocations.")
+    profile_memory: bool | None = option("--profile-memory", "torch: record memory allocations.")
     nsys_trace: str | None = option(
-        "LIST", "The interfaces whose calls are recorded.", "what the ranks were launched with"
+        "LIST", "nsys: interfaces whose calls to record.", "those the ranks were launched with"
     )
-    nsys_sample: Literal["none", "cpu"] | None = option("", "Sample the process's stacks (cpu).", "none")
-    nsys_sqlite: bool | None = option("--nsys-sqlite/--no-nsys-sqlite", "Export the report to SQLite too.", "exported")
-    native: bool | None = option(
-        "--native", "stacks: the frames of C and C++ too; one look from outside, and of no steps."
-    )
+    nsys_sample: Literal["none", "cpu"] | None = option("", "nsys: sample the process's stacks (cpu).", "none")
+    nsys_sqlite: bool | None = option("--nsys-sqlite/--no-nsys-sqlite", "nsys: also export to SQLite.", "exported")
+    native: bool | None = option("--native", "stacks: include C and C++ frames; one snapshot, over no steps.")
     flight_recorder: bool | None = option(
         "--flight-recorder",
-        "stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
+        "stacks: include torch.distributed's flight recorder; one snapshot, over no steps.",
     )
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
-        """Those that were given, by profiler; UsageError for one that ``profiler`` does not have."""
+        """The set options, by profiler; UsageError for those that ``profiler`` does not have."""
         given: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for name, value in arguments(self).items():
             of_stacks = name in ("--native", "--flight-recorder")
             given["nsys" if name.startswith("--nsys-") else "stacks" if of_stacks else "torch"][name] = value
         for of, its in given.items():
-            # (auto looks from outside only where it has to)
+            # (auto takes a snapshot from outside only if it must)
             if profiler != of and (profiler != "auto" or of == "stacks"):
-                raise UsageError(f"{', '.join(its)}: say --profiler {of} too")
+                raise UsageError(f"{', '.join(its)}: add --profiler {of}")
         fields = {
             of: {name.removeprefix("--").removeprefix("nsys-").replace("-", "_"): value for name, value in its.items()}
             for of, its in given.items()
@@ -71,31 +69,29 @@ class ProfilerFlags:
 
 def capture(
     rank: Annotated[list[int], option("N", "A rank to capture. Repeatable.", min=0)],
-    reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
+    reason: Annotated[str, option("TEXT", "Why; saved in the manifest.")],
     run: RunOption = None,
     profiler: ProfilerChoice = option(
         "",
-        "auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
-        "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems.",
+        "torch: operators, kernels and Python stacks. stacks: Python stacks only. nsys: Nsight Systems. auto: "
+        "torch, or stacks from outside if the rank takes no steps.",
         default="auto",
     ),
     steps: int = option("N", "Steps to record.", min=1, max=1000, default=5),
     warmup_steps: int = option(
-        "N", "Steps the profiler runs before those; stacks need none.", min=0, max=100, default=1
+        "N", "Steps the profiler runs before recording; stacks need none.", min=0, max=100, default=1
     ),
-    max_seconds: float = option("SECONDS", "When it ends, whatever happens.", min=1, max=3600, default=60.0),
-    samples_per_second: int = option(
-        "N", "How often stacks are sampled over the steps, at most.", min=1, max=1000, default=200
-    ),
-    max_bytes: str = option("SIZE", "Size over which a trace is not kept.", default="512Mi"),
+    max_seconds: float = option("SECONDS", "End the capture after this, in any case.", min=1, max=3600, default=60.0),
+    samples_per_second: int = option("N", "Samples of stacks per second, at most.", min=1, max=1000, default=200),
+    max_bytes: str = option("SIZE", "Discard a trace that is larger.", default="512Mi"),
     *,
     flags: ProfilerFlags,
-    as_json: bool = option("--json", "One object on stdout."),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
+    """Capture ranks of a running job, within the limits of its policy.
 
-    It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
-    they forbid is refused, with the reason.
+    Waits until the traces are stored, and prints where; `sftriage traces open` shows them. Ctrl-C ends only the
+    waiting. A capture that the limits forbid is refused, with the reason.
     """
     from sftriage.policy.fields import size_bytes
 
@@ -106,7 +102,7 @@ def capture(
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = "somebody"
+        user = "unknown"
     ask = ManualRequest(
         *(secrets.token_hex(8), tuple(dict.fromkeys(rank)), user, reason),
         profiler=profiler,
@@ -121,14 +117,14 @@ def capture(
 
 
 def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: bool) -> None:
-    # Imported before the request is left: where Ctrl-C comes while a dataclass is made, CPython ends as if by SIGINT,
-    # whoever handles it.
+    # Import before leaving the request: if Ctrl-C comes while a dataclass is created, CPython ends as if by SIGINT,
+    # despite handlers.
     from sftriage.agent.agent import ANSWER_GRACE_S
     from sftriage.runs import requests
 
     try:
-        with notices().status("asking") as status:
-            # In here already: the run can take the request up before this returns.
+        with notices().status("requesting") as status:
+            # Inside the try: the run may take up the request before this returns.
             requests.leave(directory, ask)
             decision = requests.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
@@ -145,9 +141,9 @@ def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: boo
             where = directory.path / "captures" / result["capture_id"]
             write(f"rank {result['rank']}: {place(where)}")
     bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
-    bad += [f"where it hung is in capture {capture_id}" for capture_id in requests.follow_ups(directory, ended)]
+    bad += [f"capture {capture_id} shows where it hung" for capture_id in requests.follow_ups(directory, ended)]
     if not ended:
-        bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
+        bad = ["the captures have not ended; see `sftriage decisions` later for their outcome"]
     if bad:
         raise CaptureError("; ".join(bad))
 
@@ -159,11 +155,11 @@ def _refuse_ended(directory: RunDirectory) -> None:
         return
     from sftriage.runs.liveness import is_watched, watcher_of
 
-    # (where another host watches it, and shares this directory, they are in that one's memory)
+    # (if another host watches the job and shares this directory, the rings are in that host's memory)
     if is_watched(watcher_of(directory, rings)):
         return
     where = place(directory.path)
     if info.ended_at == "":
-        # Its sftriage was killed, and another run has swept what its trainers left in memory.
-        raise UsageError(f"nobody watches {where}, and its job has ended")
-    raise UsageError(f"{where} is a run that has ended")
+        # Its sftriage was killed, and another run has removed its rings.
+        raise UsageError(f"the job of {where} has ended, and no sftriage watches it")
+    raise UsageError(f"the run {where} has ended")

@@ -27,21 +27,21 @@ from typer.models import ParameterInfo
 from sftriage import __version__
 from sftriage.errors import InputError, SftriageError, UsageError
 
-# Plain text: at 80 columns a help in boxes leaves half of a line for what is explained.
+# Plain text: at 80 columns, boxes leave half of a line for the explanation.
 _MARKUP = None
 
 READER_GONE = 128 + signal.SIGPIPE
-"""What a shell says of a command that SIGPIPE ended. The signal itself stays ignored, as Python has it: it would end a
-job's triage too when somebody else's connection breaks."""
+"""Exit status of a command that SIGPIPE ended. The signal itself stays ignored, as is Python's default: a broken
+connection would end a job's triage too."""
 
 
-class ReaderGone(Exception):  # noqa: N818  # not an error: nobody reads the results any more
-    """What is left to print is not printed: `head` and `less` go when they have seen enough."""
+class ReaderGone(Exception):  # noqa: N818  # not an error: the reader of the results has gone
+    """Nothing more is printed: `head` or `less` has closed the pipe."""
 
 
 @contextlib.contextmanager
-def told_of() -> Iterator[None]:
-    """Say that a reader has gone before typer does, which ends with 1 as if something had failed."""
+def raising_reader_gone() -> Iterator[None]:
+    """Raise `ReaderGone` for a broken pipe before typer handles it, which exits with 1 as if something had failed."""
     try:
         yield
     except BrokenPipeError as error:
@@ -49,21 +49,21 @@ def told_of() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A subcommand whose module is imported once it is run, or asked for its help."""
+    """A subcommand whose module is imported when it runs or shows its help."""
 
     def __init__(self, entry: Entry) -> None:
         super().__init__(name=entry.name, short_help=entry.summary, rich_markup_mode=_MARKUP)
         self._entry = entry
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the command itself, which is then what is run."""
+        """The context of the loaded command, which then runs."""
         return self._loaded.make_context(info_name, args, parent, **extra)
 
     @cached_property
     def _loaded(self) -> Any:
         entry = self._entry
         module, _, function = entry.home.partition(":")
-        # (imports make much that stays and little that goes: to look for it meanwhile is a sixth of their time)
+        # (imports create little garbage, and collecting it takes a sixth of their time)
         gc.disable()
         try:
             home = import_module(f"sftriage.commands.{module}")
@@ -76,16 +76,16 @@ class Command(TyperCommand):
         command: Any = typer.main.get_command(alone)
         for argument in command.params:
             if argument.param_type_name == "argument":
-                # Its name says what it is; `CAPTURE <str>` says no more.
+                # Its name is enough: `CAPTURE <str>` adds nothing.
                 argument.display_type_rich = lambda ctx: None
         return command
 
 
 class CommandLine(TyperGroup):
-    """All of it. Help, the version and what a command prints may meet a reader that has gone."""
+    """The whole command line. Help, version and results may go to a closed pipe."""
 
-    make_context = told_of()(TyperGroup.make_context)
-    invoke = told_of()(TyperGroup.invoke)
+    make_context = raising_reader_gone()(TyperGroup.make_context)
+    invoke = raising_reader_gone()(TyperGroup.invoke)
 
 
 app = typer.Typer(
@@ -112,7 +112,7 @@ def _options(
 
 @cache
 def command_line() -> Any:
-    """The command line, of which nothing is imported that is not asked for. A process puts it together once."""
+    """The command line, built once per process; imports only what the subcommand needs."""
     root: Any = typer.main.get_command(app)
     shown: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": _MARKUP}
     for one in CONTENTS:
@@ -127,22 +127,22 @@ def command_line() -> Any:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 2 for what the person can mend (usage, input), 1 for what failed, 141 where nobody reads on.
+    Exit codes: 2 for errors a person can fix (usage, input), 1 for failures, 141 for a closed pipe.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us, which is no reason to fail
+        if getattr(sys, name) is None:  # closed by our parent, which is no reason to fail
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for as long as we run
     _print_in_any_encoding()
     # (a job's progress bar may be on the terminal's line)
     fresh = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
     logging.basicConfig(format=f"{fresh}sftriage: %(message)s", level=logging.WARNING)
-    # A turn of the loop that takes longer than its interval is no news: the next one catches up.
+    # A turn of the loop that takes longer than its interval needs no log line: the next one catches up.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     try:
         try:
             command_line()()
         finally:
-            # What waits there may be what nobody reads, or what finds no room.
+            # Buffered output may go to a closed pipe or a full disk.
             sys.stdout.flush()
     except SftriageError as error:
         # A policy's mistakes begin with their file and line, which editors look for at the start of a line.
@@ -157,16 +157,16 @@ def main() -> None:
 
 
 def kubectl_plugin() -> None:
-    """Run `sftriage kube`: kubectl starts what is called `kubectl-sftriage` for `kubectl sftriage`."""
+    """Run `sftriage kube`: kubectl starts `kubectl-sftriage` for `kubectl sftriage`."""
     sys.argv[:1] = ["sftriage", "kube"]
     main()
 
 
-def _end(said: str, code: int) -> None:
-    """End, whoever still listens; what could not be written is not tried again."""
-    if said:
+def _end(message: str, code: int) -> None:
+    """Exit with a message; output that cannot be written is dropped."""
+    if message:
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{said}\n")
+            sys.stderr.write(f"{message}\n")
     try:
         sys.stdout.flush()
     except OSError:
@@ -179,9 +179,9 @@ _PLAINER = {"\N{MIDDLE DOT}": "-", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{M
 
 
 def _print_in_any_encoding() -> None:
-    """Print what the output's encoding lacks as the nearest ASCII, or as ``?``; nothing ends for want of a character.
+    """Print characters that the output's encoding lacks as the nearest ASCII, or as ``?``, instead of failing.
 
-    Also of UTF-8: a file's name may hold bytes that are no text. (Rich draws tables in ASCII wherever it is not UTF-8.)
+    Also with UTF-8: a file name may hold invalid bytes. (Rich draws tables in ASCII in any other encoding.)
     """
 
     def plainer(error: UnicodeError) -> tuple[str, int]:
@@ -200,7 +200,7 @@ def _print_in_any_encoding() -> None:
 
 
 class Entry(NamedTuple):
-    """A subcommand: its name, its module and its function there, a line for a list, and examples for its own help."""
+    """A subcommand: its name, ``module:function``, a one-line summary, and examples for its help."""
 
     name: str
     home: str
@@ -209,7 +209,7 @@ class Entry(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Subcommands that go by a common name."""
+    """A group of subcommands."""
 
     name: str
     summary: str
@@ -232,48 +232,48 @@ run        run:run                  Run a training job and watch it.
     sftriage run --job-id 1234 --hub node-1 -- torchrun --nnodes 4 train.py
 attach     run:attach               Take over a job whose `sftriage run` has ended.
     sftriage attach --run sftriage-runs/RUN
-agent      run:agent                Watch one host of a job on many.
+agent      run:agent                Watch one host of a job on many hosts.
     sftriage agent --job-id 1234 --hub node-1 --rings /dev/shm/my-rings
 controller controller:controller    Watch a job on many hosts.
     sftriage controller --job-id 1234 --nats nats://nats:4222 --creds FILE
     sftriage controller --run sftriage-runs/1234 --hub node-1
-operator   kube:operate             Look after the policies and captures of a Kubernetes cluster.
+operator   kube:operate             Run the operator of a Kubernetes cluster.
     sftriage operator --store s3://our-traces
     sftriage operator -n training
 demo       demo:demo                Train a small model, slow one rank, and find it.
     sftriage demo
     sftriage demo --fault forward:2:60 --steps 600
     sftriage demo --fault none
-analyze    analyze:analyze          Say where the time of a recording went.
+analyze    analyze:analyze          Show where the time of a recording went.
     sftriage analyze sftriage-runs/RUN
     sftriage analyze durations.npz --window 20 --json
-whatif     analyze:whatif           Say what a job would run at without stragglers.
+whatif     analyze:whatif           Estimate how fast a job would run without stragglers.
     sftriage whatif sftriage-runs/RUN
     sftriage whatif trace.parquet --json
     sftriage whatif rank*.json.gz
-advise     analyze:advise           Say what would help against a straggler that stays.
+advise     analyze:advise           Estimate what would help against a straggler that stays.
     sftriage advise
     sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json
-reduce     analyze:reduce           Reduce heavy traces to stages, and say what they show.
+reduce     analyze:reduce           Reduce heavy traces to stages, and show what they contain.
     sftriage reduce rank*.json.gz
     sftriage reduce trace.json.gz --against sftriage-runs/RUN
-decisions  decisions:decisions      List what was decided about each window, and why.
+decisions  decisions:decisions      List the decision about each window, with its reason.
     sftriage decisions
     sftriage decisions --run sftriage-runs/RUN --json
 capture    capture:capture          Capture ranks of a running job, on demand.
     sftriage capture --rank 3 --reason "loss spikes"
     sftriage capture --rank 3 --rank 4 --steps 2 --reason "slow"
-evidence   doctor:evidence          Ask the NVIDIA driver about the GPUs of a job.
+evidence   doctor:evidence          Show clocks, limits and errors of a job's GPUs.
     sftriage evidence
     sftriage evidence --run sftriage-runs/RUN --json
-doctor     doctor:doctor            Say what works on this machine.
+doctor     doctor:doctor            Check what works on this machine, or with a job.
     sftriage doctor
-    sftriage doctor --json
-explain    decisions:explain_decision Say why a window was decided as it was.
+    sftriage doctor --steps 5 -- torchrun --nproc-per-node 2 train.py
+explain    decisions:explain_decision Explain the verdict and decision of a window.
     sftriage explain 1042
     sftriage explain 1000-1049
     sftriage explain w1000-1049-r3-slow-rank-1
-report     report:report            Write a report of a run or a capture, to hand on.
+report     report:report            Write a report of a run or a capture, to share.
     sftriage report -o report.html
     sftriage report sftriage-runs/RUN --format md
     sftriage report w1000 -o capture.html
@@ -284,7 +284,7 @@ ui         ui:ui                    Show a run or a store as a web page.
 watch      watch:watch              Watch a job live in the terminal.
     sftriage watch
     sftriage watch --run sftriage-runs/RUN --once
-mcp        ui:mcp                   Answer an assistant's questions about runs.
+mcp        ui:mcp                   Serve runs to an AI assistant (MCP).
     sftriage mcp --runs sftriage-runs
     sftriage mcp --runs sftriage-runs --store s3://our-traces
 """
@@ -295,10 +295,10 @@ list     traces:list_traces          List captures, oldest first.
     sftriage traces list --stage data --since 2h
     sftriage traces list --step 1000..1100 --reproduced yes --json
     sftriage traces list --store s3://our-traces/pretraining --job train
-for-step traces:traces_for_step      Find the captures of a step, or why there is none.
+for-step traces:traces_for_step      Find the captures of a step, or the reason there is none.
     sftriage traces for-step 1042
     sftriage traces for-step 1042 --run sftriage-runs/RUN --json
-show     traces:show_trace           Show why a capture was made and what it holds.
+show     traces:show_trace           Show why a capture was made, and what it contains.
     sftriage traces show w1000
     sftriage traces show train/RUN/w1000-1049-r3-slow-rank-1 --store URL
 get      traces:get_trace            Copy a capture's trace to a file, verified.
@@ -308,18 +308,18 @@ open     traces:open_trace           Open a capture's trace in Perfetto's viewer
     sftriage traces open w1000
     sftriage traces open w1000 --offline
     sftriage traces open w1000 --no-browser     # over SSH: print the link
-pin      traces:pin_trace            Keep a capture, whatever retention says.
+pin      traces:pin_trace            Keep a capture regardless of retention.
     sftriage traces pin w1000
-unpin    traces:unpin_trace          Leave a capture to retention again.
+unpin    traces:unpin_trace          Let retention remove a capture again.
     sftriage traces unpin w1000
-prune    traces:prune_traces         Remove old captures, or those that are damaged.
+prune    traces:prune_traces         Remove old or damaged captures.
     sftriage traces prune --age 14d --bytes 50Gi --dry-run
     sftriage traces prune --age 14d --bytes 50Gi
     sftriage traces prune --damaged
-reindex  traces:reindex_traces       Build the catalogue again from the manifests.
+reindex  traces:reindex_traces       Rebuild the catalogue from the manifests.
     sftriage traces reindex
     sftriage traces reindex --store s3://our-traces/pretraining
-upload   traces:upload_traces        Upload captures to a store, or finish doing so.
+upload   traces:upload_traces        Upload captures to a store, or finish an upload.
     sftriage traces upload
     sftriage traces upload --run DIR --store s3://our-traces/pretraining
 schema   traces:show_schema          Print the JSON Schema of a manifest.
@@ -342,10 +342,10 @@ test     policy:try_out       Replay a policy over a recording.
 """
 
 _KUBE = """
-status     kube:status                List the jobs of a cluster, and say how they stand.
+status     kube:status                List the watched jobs of a cluster and their health.
     sftriage kube status -n training
     sftriage kube status -A --json
-traces     kube:traces                Say which steps of a job were slow, and list their traces.
+traces     kube:traces                Show which steps of a job were slow, and list their traces.
     sftriage kube traces pretraining -n training
     sftriage kube traces pretraining --step 1042
 get        kube:get                   Fetch a trace to this machine, verified.
@@ -357,37 +357,37 @@ open       kube:open_capture          Open a trace in Perfetto's viewer.
 capture    kube:capture               Capture a rank of a job in a cluster, on demand.
     sftriage kube capture resnet --rank 3 --reason "loss spikes"
     sftriage kube capture resnet --rank 3 --reason "slow" --no-wait
-doctor     kube:doctor                Find out why nothing happens, and what to do.
+doctor     kube:doctor                Find out why jobs are not watched, and what to do.
     sftriage kube doctor -n training
     sftriage kube doctor -n training --json
-controller controller:of_cluster      Watch one job of a cluster: what the operator starts.
+controller controller:of_cluster      Watch one job of a cluster (started by the operator).
     sftriage kube controller --job-id ml/job/a --policies p --run r --creds hub
-policy     kube:policies              List a cluster's policies, and say whether they are in force.
+policy     kube:policies              List a cluster's policies, and whether they are in force.
     sftriage kube policy -n training
     sftriage kube policy -A --json
 crds       kube:definitions           Print the custom resource definitions.
     sftriage kube crds > crds.yaml
-inject     webhook:inject             Print a job with its pods as the webhook would have them.
+inject     webhook:inject             Print a job as the webhook would change it.
     sftriage kube inject -f job.yaml > watched.yaml
     sftriage kube inject -n training --settings settings.yaml -f job.yaml
-carry      webhook:carry              Copy what trainers need into a volume (injected pods run it).
+carry      webhook:carry              Copy what trainers need into a volume (run by injected pods).
     sftriage kube carry /sftriage --spool /sftriage-spool/spool
 """
 
 _WEBHOOK = """
-serve        webhook:serve        Answer an API server's reviews of new pods and captures.
+serve        webhook:serve        Serve admission reviews of new pods and captures.
     sftriage webhook serve --cert /certs --settings settings.yaml
-certificates webhook:certificates Make its certificate, and have the API server trust it.
+certificates webhook:certificates Make the certificate, and have the API server trust it.
     sftriage webhook certificates
     sftriage webhook certificates -n sftriage-system
 """
 
 CONTENTS: tuple[Entry | Section, ...] = (
     *_entries(_COMMANDS),
-    Section("traces", "Find, look at and fetch the traces that were captured.", _entries(_TRACES)),
-    Section("policy", "Check policies, try them on recordings, list those there are.", _entries(_POLICY)),
+    Section("traces", "Find, show, fetch and keep captured traces.", _entries(_TRACES)),
+    Section("policy", "Check policies, replay them on recordings, list shipped ones.", _entries(_POLICY)),
     Section("kube", "Jobs, captures and policies in a Kubernetes cluster.", _entries(_KUBE)),
-    Section("webhook", "Have training pods of a Kubernetes cluster watched.", _entries(_WEBHOOK)),
+    Section("webhook", "Inject sftriage into training pods of a Kubernetes cluster.", _entries(_WEBHOOK)),
 )
 
 
@@ -395,7 +395,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer takes it: where it takes a dataclass of options, it has these options."""
+    """A command for typer, with each dataclass of options expanded into its fields."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: of for name, of in hints.items() if is_dataclass(of)}
     parameters = []
@@ -419,7 +419,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def arguments(options: Any) -> dict[str, object]:
-    """What of some options is not as it is by default, by the option that says it."""
+    """The options that differ from their default, by name."""
     given = {}
     for its in fields(options):
         value, default = getattr(options, its.name), its.default

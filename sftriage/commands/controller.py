@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from sftriage.runtime.hub_server import HubOptions, HubServer
     from sftriage.runtime.launcher import Notes
 
-WAITS = "waiting until the job's last controller is gone"
+WAITS = "waiting for the job's previous controller to exit"
 
 
 def controller(
     *,
     hub: shared.HubChoice,
-    run: Path | None = option("--run DIR", "Go on with this run, whose controller has ended before its job."),
+    run: Path | None = option("--run DIR", "Resume this run, whose controller ended before its job."),
     out: shared.OutOption = None,
-    job: str | None = option("NAME", "Name of the job, for people.", "the --job-id"),
+    job: str | None = option("NAME", "Display name of the job.", "the --job-id"),
     policy: shared.PoliciesOption = None,
     keep: shared.KeepingOptions,
     catalogue: shared.CatalogueOption = None,
     metrics: shared.MetricsOptions,
-    nsys: bool = option("--nsys", "The ranks run under Nsight Systems: sftriage run --nsys started them."),
+    nsys: bool = option("--nsys", "The ranks run under Nsight Systems, started by sftriage run --nsys."),
 ) -> None:
-    """Watch a job on many hosts: judge what its agents ship to the hub, and ask them for captures.
+    """Watch a job on many hosts: judge the steps that its agents send to the hub, and order captures.
 
-    One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
+    Each job has one; `sftriage run --hub` starts it. Its findings are in a run directory, as for a job on one host.
     """
     from sftriage.base.process import LET_GO
     from sftriage.runtime.launcher import Notes
@@ -76,7 +76,7 @@ def controller(
             held.enter_context(start_agents(options, info.store, drop_local=info.drop_local))
     elif hub.hub is not None and options.leads and not options.secret.exists():
         raise UsageError(
-            f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
+            f"the hub at {options.address.url} belongs to another job; choose another port with --hub HOST:PORT"
         )
     options.wait_for_secret(0.0)
     output = JobOutput(metrics.metering(), catalogue=checked_catalogue(catalogue))
@@ -91,7 +91,7 @@ def controller(
     output.say_begun("watching" if run is None else "took over the job, watching", watched)
     _watch(watched, output, options, server, notes)
     if server is not None:
-        # (whoever started the job would have, and is gone)
+        # (the process that started the job would do this, and is gone)
         held.close()
         options.forget(server)
 
@@ -102,40 +102,40 @@ def _watch(
     with contextlib.closing(watched):
         if not watched.watch(output.say, lambda: notes.told):
             if server is not None and "SLURM_JOB_ID" in os.environ:
-                # (the job is over, though not all of its hosts have said so)
+                # (the job is over, though not all hosts have reported it)
                 atexit.register(options.forget, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
-            output.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
+            output.say(f"stopped watching, the job continues; resume with: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT)
     output.finish(watched)
 
 
 SHOWN_S = 10.0
-"""How long the cluster may take to be shown the end."""
+"""How long showing the end in the cluster may take."""
 KEPT_RUNS = 3
 """The steps of this many runs of a job are kept."""
 
 
 def of_cluster(
-    job_id: Annotated[str, option("--job-id NAMESPACE/SYSTEM/NAME", "The job, as its pods are annotated.")],
-    policies: Annotated[Path, option("DIR", "A folder with policies; what changes there takes effect.")],
-    run: Annotated[Path, option("DIR", "For its runs, and what its hub keeps.")],
+    job_id: Annotated[str, option("--job-id NAMESPACE/SYSTEM/NAME", "The job, as in the annotation of its pods.")],
+    policies: Annotated[Path, option("DIR", "Directory of policies; changes take effect.")],
+    run: Annotated[Path, option("DIR", "Directory for the job's runs and its hub's files.")],
     creds: Annotated[
-        Path, option("FILE", "USER:PASSWORD of its hub, or what --nats lets it in by, as of a controller.")
+        Path, option("FILE", "USER:PASSWORD of its hub, or credentials for --nats, as for sftriage controller.")
     ],
     nats: shared.NatsOption = None,
-    port: int = option("N", "Where its hub listens.", min=1, max=65535, default=PORT),
+    port: int = option("N", "Port of the job's hub.", min=1, max=65535, default=PORT),
     tls: shared.TlsOption = None,
     metrics_port: shared.MetricsPortOption = None,
     *,
     keep: shared.KeepingOptions,
 ) -> None:
-    """Watch a job whose pods sftriage was put into: its hub, its controller, and what the cluster is shown of it.
+    """Watch one job of a cluster: run its hub and its controller, and show its state in the cluster.
 
-    The operator starts it, one for each job. Captures become TraceCaptures, and how the job stands its TriageReport;
-    captures that people ask for by TraceCaptures are answered. When the job ends, the next one of its name is waited
-    for, until SIGTERM. In its folder it goes on with a run that had not ended. With --nats its hub is a server that
-    others use too. Metrics are served where $SFTRIAGE_METRICS_TOKEN says who may see them.
+    The operator starts one for each job. Captures become TraceCaptures, the state of the job its TriageReport;
+    TraceCaptures that people create are carried out. When the job ends, this waits for the next job of that name,
+    until SIGTERM. It resumes a run in --run that had not ended. With --nats it uses that server in place of a hub of
+    its own. Metrics are served only if $SFTRIAGE_METRICS_TOKEN is set.
     """
     from sftriage.kube.client import ClusterObjects
     from sftriage.kube.jobs import JobRef
@@ -150,7 +150,7 @@ def of_cluster(
     keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
-    # (a signal to this pod ends no job)
+    # (a signal to this pod does not end the job)
     notes = Notes()
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     shown = metrics_port if os.environ.get(shared.TOKEN_VARIABLE) else None

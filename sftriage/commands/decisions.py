@@ -1,4 +1,4 @@
-"""``sftriage decisions`` and ``explain``: what was decided about each window of a run, and why."""
+"""``sftriage decisions`` and ``explain``: the decisions about each window of a run, and their reasons."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sftriage.reports.texts import decisions_table
 from sftriage.runs.directory import find_run
 
 
-def decisions(run: RunOption = None, as_json: bool = option("--json", "One array on stdout.")) -> None:
-    """List the decision taken on each window, captures and hold-offs alike, with its reason."""
+def decisions(run: RunOption = None, as_json: bool = option("--json", "Print one JSON array.")) -> None:
+    """List the decision about each window (capture, hold, throttle or ignore), with its reason."""
     from sftriage.model.events import JobPaused
     from sftriage.runs.decisions import decisions_of
     from sftriage.runs.journal import read_journal
@@ -27,17 +27,17 @@ def decisions(run: RunOption = None, as_json: bool = option("--json", "One array
             if isinstance(event, JobPaused):
                 lists().print(event_sentence(event))
     else:
-        notices().print(f"No window of {directory.path} has been decided yet.")
+        notices().print(f"No decisions in {directory.path} yet.")
 
 
 def explain_decision(
-    what: Annotated[str, argument("WINDOW|CAPTURE", "A step of the window, its FIRST-LAST, or a capture's id.")],
+    what: Annotated[str, argument("WINDOW|CAPTURE", "A step in the window, its FIRST-LAST, or a capture's id.")],
     run: RunOption = None,
-    as_json: bool = option("--json", "One object on stdout."),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Say why: the numbers against their thresholds, the runner-up, and what would have changed the label.
+    """Explain a verdict: its numbers and thresholds, the runner-up, and what would have changed the label.
 
-    A step means the last window that holds it. The verdict is explained from what was recorded when it was taken.
+    A step selects the last window that contains it. The explanation uses the numbers recorded with the verdict.
     """
     import msgspec
 
@@ -53,7 +53,7 @@ def explain_decision(
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
-        told = [{"says": event_sentence(one), **msgspec.to_builtins(one)} for one in remedies]
-        print_json({**values, "resolves": resolves(verdict, decision), "remedies": told})
+        described = [{"says": event_sentence(one), **msgspec.to_builtins(one)} for one in remedies]
+        print_json({**values, "resolves": resolves(verdict, decision), "remedies": described})
         return
     write(*explanation_lines(event, remedies))

@@ -1,4 +1,4 @@
-"""``sftriage demo``: a real job with a fault hidden in it, and what sftriage makes of it."""
+"""``sftriage demo``: a real job with a hidden fault, and sftriage's diagnosis."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FAULT_AFTER_FRACTION = 0.4
 def demo(
     cause: list[str] | None = option(
         "NAME[:RANK]",
-        "Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
-        "Repeatable; `list` says which there are.",
+        "Make a rank slow, part-way through, by a cause from real jobs; without RANK, a random rank. "
+        "Repeatable; `list` prints all causes.",
         DEFAULT_CAUSE,
     ),
     fault: list[str] | None = option(
@@ -44,15 +44,15 @@ def demo(
         "Repeatable; `none` for a healthy run.",
         False,
     ),
-    ranks: int = option("N", "Ranks of the job.", min=2, max=64, default=4),
+    ranks: int = option("N", "Number of ranks.", min=2, max=64, default=4),
     steps: int = option("N", "Steps to train.", min=10, max=1_000_000, default=DEFAULT_STEPS),
-    out: Path | None = option("DIR", "Run directory to make.", "a new one under sftriage-runs"),
+    out: Path | None = option("DIR", "Run directory to create.", "a new one under sftriage-runs"),
     policy: str = option("POLICY", "A policy file, or the name of one that ships with sftriage.", default="default"),
-    as_json: bool = option("--json", "One object as the last line of stdout."),
+    as_json: bool = option("--json", "Print one JSON object as the last line of stdout."),
 ) -> None:
     """Train a small Transformer with DDP over Gloo, make one rank slow, and watch sftriage find it.
 
-    The job knows the fault; sftriage sees only the stage durations that each rank records.
+    sftriage does not know the fault: it gets only the stage durations that each rank records. Needs no GPU.
     """
     from sftriage.demo.outcome import DemoOutcome
     from sftriage.policy.in_force import find
@@ -65,14 +65,14 @@ def demo(
         return
     faults = _faults(cause, fault, ranks)
     if find_spec("torch") is None:
-        raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
+        raise UsageError("the demo needs PyTorch; install sftriage[demo], or torch")
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)
     local = LocalRun(_command(ranks, steps, faults, fault_step), "demo", [find(policy)], lambda *_: [progress], out=out)
     trainer_log = local.directory.path / "trainer.log"
-    progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
+    progress.say(f"Training {steps} steps on {ranks} ranks; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):
-        # Gloo looks its own host up; that the demo stays on this host is nothing to ask a network about.
+        # Gloo resolves its own host's name, for which the demo, on this host only, needs no network.
         environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}
         status = local.execute(environment, output=log_file.fileno())
     if status:
@@ -91,10 +91,10 @@ def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> l
     drawn = iter(random.sample(range(ranks), ranks) * (1 + len(causes or ()) // ranks))
     if delays is not None and "none" in delays:
         if len(delays) > 1 or causes:
-            raise UsageError("--fault none stands alone: a run is healthy or it is not")
+            raise UsageError("--fault none cannot be combined with other faults or causes")
         return []
-    asked = causes if causes or delays else [DEFAULT_CAUSE]
-    faults = [*(parse_cause(text, drawn) for text in asked or ()), *map(parse_fault, delays or ())]
+    chosen = causes if causes or delays else [DEFAULT_CAUSE]
+    faults = [*(parse_cause(text, drawn) for text in chosen or ()), *map(parse_fault, delays or ())]
     for fault in faults:
         if fault.rank >= ranks:
             raise UsageError(f"{fault.option} {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
@@ -110,20 +110,20 @@ def _command(ranks: int, steps: int, faults: list[Fault], fault_step: int) -> tu
 _PARTS = {
     "before_fault": "before the fault",
     "in_fault": "with the fault",
-    "in_capture": "while captured",
-    "after_capture": "after that",
+    "in_capture": "during the capture",
+    "after_capture": "after it",
 }
 
 
 _FOUND = {
-    "right": "right: the rank, the cause and the line that the job was given.",
-    "wrong": "wrong: the job was given something else.",
-    "not named": "not named: no cause was said of the fault that the job was given.",
+    "right": "correct (rank, cause and line)",
+    "wrong": "wrong (the injected fault is another one)",
+    "not named": "incomplete (no cause was found for the injected fault)",
 }
 
 
 def print_outcome(outcome: DemoOutcome, console: Console) -> None:
-    """Tell a person what happened."""
+    """Print what happened."""
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
@@ -131,7 +131,7 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     run = f"--run {place(outcome.directory.path)}"
     verdict = outcome.verdict_shown()
     if verdict is None:
-        say("The run was too short for a window: nothing was decided. Give it more --steps.")
+        say("The run was too short for a window, so there is no verdict. Use more --steps.")
         return
     console.rule("what happened")
     say(verdict_sentence(verdict))
@@ -139,7 +139,7 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     for manifest in outcome.manifests:
         trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
         steps = span(capture.first_step, capture.last_step)
-        beside = ", to compare with" if capture.role == "control" else ""
+        beside = ", for comparison" if capture.role == "control" else ""
         say(f"Captured    rank {capture.rank}{beside}, {steps}, {size(trace.size_bytes)}")
         say(
             f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
@@ -155,12 +155,12 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     for result in outcome.failures:
         say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
     if not outcome.manifests and not outcome.failures:
-        say(f"No capture was started. Why, window by window: sftriage decisions {run}")
+        say(f"No capture was started. For the reasons, run: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
     say(f"Step time   median {', '.join(times)}")
-    given = "; ".join(f"{one} ({one.cause.says})" for one in outcome.faults) or "none"
-    say(f"The fault   that the job was given, and sftriage was not told of: {given}")
+    injected = "; ".join(f"{one} ({one.cause.says})" for one in outcome.faults) or "none"
+    say(f"Injected    {injected}")
     for _, cause in outcome.causes():
         say(f"Why         {caused(cause)}")
     if (judged := outcome.found) is not None:
-        say(f"That is     {_FOUND[judged]}")
+        say(f"Result      {_FOUND[judged]}")

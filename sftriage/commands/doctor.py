@@ -1,4 +1,4 @@
-"""``sftriage doctor`` and ``evidence``: what works here, what a script shows, what the GPUs of a job show."""
+"""``sftriage doctor`` and ``evidence``: what works on this machine or with a script, and the GPUs of a job."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 def doctor(
     command: list[str] | None = argument(
         "COMMAND",
-        "A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
+        "A launcher and its arguments, after --: run some steps of it, as `sftriage run --auto` would.",
         False,
     ),
-    as_json: bool = option("--json", "What was found, on stdout."),
-    steps: int = option("N", "Steps of COMMAND that each rank takes.", min=1, default=20),
-    seconds: float = option("S", "After so long COMMAND is ended anyway.", min=1, default=180.0),
+    as_json: bool = option("--json", "Print the findings as JSON."),
+    steps: int = option("N", "Steps that each rank of COMMAND takes.", min=1, default=20),
+    seconds: float = option("S", "End COMMAND after this time in any case.", min=1, default=180.0),
 ) -> None:
-    """Look at this machine: which form of the recorder runs, where rings go, which profilers are there.
+    """Check this machine: the form of the recorder (C or Python), the place of the rings, and the profilers.
 
-    Run it with the Python that trains. It ends with 1 where nothing can be recorded. With a COMMAND it looks at that
-    instead: which stages of its steps are seen without a change to its script, and what is missing. The command is
-    ended after a few steps; what it writes meanwhile (checkpoints, logs) it does write.
+    Run it with the Python that trains. It exits with 1 if nothing can be recorded. With a COMMAND it checks that job
+    instead: which stages of its steps it detects without a change to the script, and which lines to add for the
+    others. It ends the command after a few steps; checkpoints and logs that the command writes until then remain.
     """
     if command:
         found = try_job(command, steps, seconds)
@@ -53,11 +53,11 @@ def doctor(
 def _show(found: JobFound) -> None:
     shares = {one.name: "" if one.share is None else f"{one.share:.0%}" for one in found.seams}
     seams = [(one.name, f"{one.fired}", shares[one.name]) for one in found.seams]
-    results().print(table(("seam", "seen", "share"), seams, ("seen", "share"), box=None, padding=(0, 2, 0, 0)))
+    results().print(table(("seam", "calls", "share"), seams, ("calls", "share"), box=None, padding=(0, 2, 0, 0)))
     others = [f"{name} {share:.0%}" for name, share in found.stages.items() if name not in shares]
     lines = {
         "steps": f"{counted(found.steps, 'step')} of {counted(found.ranks, 'rank')}",
-        "by hand": "the script makes a Monitor, which is used" if found.by_hand else "",
+        "by hand": "the script creates a Monitor, which is used" if found.by_hand else "",
         "other stages": ", ".join(others),
         "models": ", ".join(found.models),
         "sync stages": ", ".join(found.sync) or "none",
@@ -66,7 +66,7 @@ def _show(found: JobFound) -> None:
         "writer": found.writer and f"in {found.writer}",
     }
     for one in found.captures:
-        lines[f"capture: {one.profiler}"] = "works" if one.works else f"does not: {one.why_not}"
+        lines[f"capture: {one.profiler}"] = "works" if one.works else f"does not work: {one.why_not}"
     results().print("", bare_table((what, text) for what, text in lines.items() if text))
     for gap in found.missing:
         write("", f"missing: {gap.what}", *(f"    {line}" for line in gap.lines))
@@ -74,12 +74,12 @@ def _show(found: JobFound) -> None:
 
 def evidence(
     run: RunOption = None,
-    as_json: bool = option("--json", "One object on stdout."),
+    as_json: bool = option("--json", "Print one JSON object."),
     deadline_s: float = option("--deadline SECONDS", "Seconds to wait for NVML.", min=0.1, default=DEADLINE_S),
 ) -> None:
-    """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and what limits them, errors, memory.
+    """Show the state of the GPUs of a job's ranks, from the NVIDIA driver: clocks and their limits, errors, memory.
 
-    It corroborates; it never decides.
+    Run it on the host of the ranks. It supports a verdict, but never decides one.
     """
     found = gather(running_ranks(find_run(run)), deadline_s=deadline_s)
     if as_json:
@@ -91,7 +91,7 @@ def evidence(
         _print_gpus(found)
     write(*(f"- {remark}" for remark in found.remarks))
     if found.gpus and not found.remarks:
-        results().print("Nothing out of the ordinary.")
+        results().print("Nothing unusual.")
 
 
 def _print_gpus(found: GpuEvidence) -> None:

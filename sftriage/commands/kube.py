@@ -36,14 +36,14 @@ from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.words.verdicts import span
 
 NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
-EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Those of all namespaces.")]
-ContextOption = Annotated[str | None, option("NAME", "A context of the kubeconfig.", "the current one")]
+EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Include all namespaces.")]
+ContextOption = Annotated[str | None, option("NAME", "Context of the kubeconfig.", "the current one")]
 
 
 def _connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
     """The cluster of the options, and their namespace: "" for all of them."""
     if everywhere and namespace is not None:
-        raise UsageError("--namespace is one, and --all-namespaces all of them: give one of the two")
+        raise UsageError("give either --namespace or --all-namespaces")
     objects = ClusterObjects.connect(context)
     return objects, "" if everywhere else namespace or objects.namespace
 
@@ -63,7 +63,7 @@ def policies(
 ) -> None:
     """List the policies of a cluster: whether each is valid and in force, and why not.
 
-    The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
+    Uses kubectl's configuration: KUBECONFIG or ~/.kube/config.
     """
     objects, namespace = _connected(namespace, context, everywhere=everywhere)
     bodies = objects.list(POLICIES, namespace or None)
@@ -76,7 +76,7 @@ def policies(
         return
     lists().print(table(("namespace", "policy", "rules", "in force", "why"), map(_policy_cells, rows)))
     if any(row["accepted"]["status"] == "Unknown" for row in rows):
-        say("nobody has looked at some of them as they are now: `sftriage operator` does")
+        say("some of them were not checked since they changed; is `sftriage operator` running?")
 
 
 def _policy_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def _policy_cells(row: dict[str, Any]) -> tuple[str, ...]:
     force = {"True": "no" if conflicted["status"] == "True" else "yes", "False": "no"}
     why = conflicted if accepted["status"] == "True" else accepted
     rules = "" if row["rules"] is None else str(row["rules"])
-    return row["namespace"], row["policy"], rules, force.get(accepted["status"], "not known"), why["message"]
+    return row["namespace"], row["policy"], rules, force.get(accepted["status"], "unknown"), why["message"]
 
 
 def _row(body: dict[str, Any]) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def _row(body: dict[str, Any]) -> dict[str, Any]:
     for kind in ("Accepted", "Conflicted"):
         found = condition(body, kind)
         answered = found is not None and found.observedGeneration == metadata.get("generation")
-        told = {} if found is None or not answered else found.plain()
-        row[kind.lower()] = {word: told.get(word, none) for word, none in _UNANSWERED.items()}
+        current = {} if found is None or not answered else found.plain()
+        row[kind.lower()] = {word: current.get(word, none) for word, none in _UNANSWERED.items()}
     return row
 
 
-_UNANSWERED = {"status": "Unknown", "reason": "NotLookedAt", "message": "Nobody has looked at it as it is now."}
+_UNANSWERED = {"status": "Unknown", "reason": "NotLookedAt", "message": "Not checked since it changed."}
 
 
 def definitions() -> None:
@@ -113,46 +113,46 @@ class ControllersOptions:
 
     settings: Path | None = option(
         "FILE",
-        "Start a controller for each job whose pods sftriage is in, with the image and the store of these "
-        "settings, which are the webhook's. In that store traces of deleted captures are deleted, too.",
-        "none are started",
+        "Start a controller for each job that sftriage was injected into, with the image and the store of these "
+        "settings (the webhook's). Also delete traces of deleted captures in that store.",
+        "no controllers",
     )
     runs_claim: str | None = option(
-        "NAME", "A PersistentVolumeClaim in jobs' namespaces, in which their runs are kept.", "they go with the pod"
+        "NAME", "A PersistentVolumeClaim in jobs' namespaces that keeps their runs.", "runs end with the pod"
     )
     grace_seconds: float = option("N", "How long a controller outlives its job's pods.", min=0, default=300.0)
     report_days: float = option(
         "N",
-        "How long the report of a job of plain pods, which goes with no object, stays after its last news.",
+        "Days to keep the report of a job of plain pods after its last update.",
         min=0,
         default=7.0,
     )
 
     def __post_init__(self) -> None:
         if self.settings is None and self.runs_claim is not None:
-            raise UsageError("--runs-claim is of controllers: give --settings too")
+            raise UsageError("--runs-claim needs --settings")
 
 
 def operate(
-    store: list[str] | None = option("URL", "A store in which traces of deleted captures may be deleted. Repeatable."),
+    store: list[str] | None = option("URL", "Delete traces of deleted captures in this store. Repeatable."),
     namespace: list[str] | None = option("--namespace -n NAME", "Only this namespace. Repeatable.", "all"),
     *,
     of_jobs: ControllersOptions,
     lease: str | None = option(
-        "NAMESPACE/NAME", "Work only while this Lease is held: of several operators one works.", "no other is asked"
+        "NAMESPACE/NAME", "Work only while holding this Lease, so that one of several operators works.", "no lease"
     ),
-    watch_seconds: int = option("N", "How long a watch lasts before it is begun again.", min=1, max=3600, default=300),
+    watch_seconds: int = option("N", "Restart each watch of the API after this time.", min=1, max=3600, default=300),
 ) -> None:
-    """Run the operator: it says which policies of a cluster are in force, and deletes traces of deleted captures.
+    """Run the operator: it checks the policies of a cluster, and deletes traces of deleted captures.
 
-    With --settings it starts a controller for each job, too. It needs the rights of k8s/rbac/operator.yaml, no more. It
-    asks the cluster that kubectl would, or inside a pod its own. Ctrl-C or SIGTERM ends it; nothing is lost meanwhile.
+    With --settings it also starts a controller for each job. It needs only the rights in k8s/rbac/operator.yaml. It
+    uses kubectl's configuration, or inside a pod its own cluster. Ctrl-C or SIGTERM ends it; nothing is lost meanwhile.
     """
-    said = None if of_jobs.settings is None else read_settings(of_jobs.settings)
-    stores = frozenset(map(checked_url, [*(store or ()), *([said.store] if said is not None and said.store else ())]))
+    pods = None if of_jobs.settings is None else read_settings(of_jobs.settings)
+    stores = frozenset(map(checked_url, [*(store or ()), *([pods.store] if pods is not None and pods.store else ())]))
     held, slash, name = (lease or "").partition("/")
     if lease is not None and not (held and slash and name):
-        raise UsageError("--lease: NAMESPACE/NAME")
+        raise UsageError(f"--lease {lease}: expected NAMESPACE/NAME")
     objects = ClusterObjects.connect()
     try:
         from sftriage.kube import operator
@@ -162,11 +162,11 @@ def operate(
     from sftriage.kube.controllers import ControllerSettings
 
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
-    # What kopf and asyncio say of a cluster that refuses is a page of their insides; the line above it says why.
+    # kopf and asyncio log a page of traceback if a cluster refuses; the line above it gives the reason.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_in_a_line)
-    controllers = None if said is None else ControllerSettings(said, of_jobs.runs_claim or "")
+    controllers = None if pods is None else ControllerSettings(pods, of_jobs.runs_claim or "")
     leader = None
     if lease is not None:
         leader = LeaderElection(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
@@ -184,9 +184,8 @@ SeenFromHereOption = Annotated[
     str | None,
     option(
         "--store URL",
-        "The store as it is reached from here, where that is not as the cluster names it. Credentials come from "
-        "the environment.",
-        "as the capture says",
+        "URL of the store from this machine, if it differs from the cluster's. Credentials come from the environment.",
+        "the capture's",
     ),
 ]
 
@@ -198,9 +197,9 @@ def status(
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the jobs of a cluster that sftriage watches: how each stands, who is slow, and what that has cost.
+    """List the jobs of a cluster that sftriage watches: their health, the suspect, and the time it has cost.
 
-    The cluster is the one that kubectl would ask, by KUBECONFIG or ~/.kube/config.
+    Uses kubectl's configuration: KUBECONFIG or ~/.kube/config.
     """
     objects, namespace = _connected(namespace, context, everywhere=everywhere)
     bodies = objects.list(REPORTS, namespace or None)
@@ -212,30 +211,30 @@ def status(
         titles = ("namespace", "job", "health", "suspect", *numbers, "summary")
         lists().print(table(titles, map(_job_cells, rows), numbers))
     else:
-        say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}: `sftriage kube doctor`")
+        say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}; `sftriage kube doctor`")
     if job is not None and not rows:
         raise typer.Exit(1)
 
 
 def _job_cells(row: dict[str, Any]) -> Iterable[str]:
-    health = (row["health"] or "not known") + (", not watched" if row["watched"] is False else "")
+    health = (row["health"] or "unknown") + (", not watched" if row["watched"] is False else "")
     since = "" if row["since_step"] is None else str(row["since_step"])
     numbers = since, "" if row["lost_s"] is None else f"{row['lost_s']:.0f}", str(row["captures"])
     return map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"]))
 
 
 def traces(
-    job: Annotated[str, argument("JOB", "Name of the job: that of the TrainJob, JobSet, PyTorchJob, Job and so on.")],
+    job: Annotated[str, argument("JOB", "Name of the job: of its TrainJob, JobSet, PyTorchJob, Job or similar.")],
     step: int | None = option("N", "Only captures of this step, or made because of it.", min=0),
     rank: int | None = option("N", "Only captures of this rank.", min=0),
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which steps of a job were slow, where, and which traces there are of them.
+    """Show which steps of a job were slow, where, and the traces of them.
 
-    The first line is how the job stands; then its captures follow, the newest first. Where none is of the step that
-    is asked for, the nearest is named.
+    The first line is the state of the job; its captures follow, newest first. If no capture is of --step, this names
+    the nearest one.
     """
     objects, namespace = _connected(namespace, context)
     reports = [listing.job_row(body) for body in objects.list(REPORTS, namespace) if listing.is_of(body, job)]
@@ -257,13 +256,13 @@ def traces(
     if not shown:
         say(
             f"no capture of job {job} {_within(namespace)}"
-            + ("" if reports else ", and no report: `sftriage kube doctor`")
+            + ("" if reports else ", and no report; try `sftriage kube doctor`")
         )
         return
     titles = ("name", "rank", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
     lists().print(table(titles, map(_trace_cells, shown), ("rank",)))
     if any(row.store for row in shown):
-        tell(f"`sftriage kube get NAME -n {namespace}` fetches one, and `sftriage kube open` shows it.")
+        tell(f"Fetch a trace with `sftriage kube get NAME -n {namespace}`, or show it with `sftriage kube open`.")
 
 
 def _where(row: TraceRow) -> str:
@@ -282,24 +281,24 @@ class StoredTraceChoice:
     """The TraceCapture to use: by name, or the most informative one of a job."""
 
     capture: str | None = argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
-    job: str | None = option("JOB", "The trace of this job that tells most, rather than CAPTURE.")
-    step: int | None = option("N", "Of captures of this step, or made because of it.", min=0)
-    rank: int | None = option("N", "Of captures of this rank.", min=0)
+    job: str | None = option("JOB", "Choose this job's most informative trace instead of CAPTURE.")
+    step: int | None = option("N", "With --job: only captures of this step, or made because of it.", min=0)
+    rank: int | None = option("N", "With --job: only captures of this rank.", min=0)
 
     def found(self, objects: ClusterObjects, namespace: str) -> Body:
         if (self.capture is None) == (self.job is None):
-            raise UsageError("name a capture, or --job, and not both")
+            raise UsageError("give either a capture or --job")
         if self.job is not None:
             return listing.best(_captures_of(objects, namespace, self.job), self.step, self.rank)
         if self.step is not None or self.rank is not None:
-            raise UsageError("--step and --rank choose among the captures of --job")
+            raise UsageError("--step and --rank need --job")
         try:
             return objects.read(CAPTURES, namespace, self.capture or "")
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 raise
             missing = f"no capture {self.capture} {_within(namespace)}"
-            raise UsageError(f"{missing}: `sftriage kube traces JOB` lists them") from None
+            raise UsageError(f"{missing}; list them with `sftriage kube traces JOB`") from None
 
 
 def _captures_of(objects: ClusterObjects, namespace: str, job: str) -> list[Body]:
@@ -315,10 +314,10 @@ def get(
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch the trace of a TraceCapture to this machine, out of its store, verified.
+    """Fetch the trace of a TraceCapture from its store, and verify it.
 
-    With --job, and --step or --rank where they matter, the trace that tells most: one in which the fault is, and of
-    those the newest. Its sums are held against its manifest, and against what the object says.
+    With --job (and --step or --rank), it fetches the most informative trace: the newest in which the fault is. The
+    checksums must match the manifest and the TraceCapture.
     """
     objects, namespace = _connected(namespace, context)
     body = of.found(objects, namespace)
@@ -343,7 +342,7 @@ def open_capture(
 ) -> None:
     """Open the trace of a TraceCapture in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
-    It is fetched out of its store and verified, as by `sftriage kube get`, and shown as by `sftriage traces open`.
+    It is fetched and verified as with `sftriage kube get`, and shown as with `sftriage traces open`.
     """
     objects, namespace = _connected(namespace, context)
     its_store, reference, _ = _stored(of.found(objects, namespace), store)
@@ -359,7 +358,7 @@ def _stored(body: Body, url: str | None) -> tuple[RemoteStore, str, Manifest]:
     except UsageError as error:
         if url is None and checked.startswith("file:"):
             raise UsageError(
-                f"{error}: it is one of the cluster; --store URL says how it is reached from here"
+                f"{error}: the store is in the cluster; give its URL from this machine with --store"
             ) from None
         raise
     manifest, _ = store.look(stored.reference)
@@ -369,25 +368,25 @@ def _stored(body: Body, url: str | None) -> tuple[RemoteStore, str, Manifest]:
     )
     if of_object and of_object != of_store:
         name = body["metadata"]["name"]
-        raise IntegrityError(f"the files of {name} in {stored.store} are others than the cluster says")
+        raise IntegrityError(f"the files of {name} in {stored.store} differ from those of the TraceCapture")
     return store, stored.reference, manifest
 
 
 LOOK_S = 1.0
 ANSWER_S = 60.0
-"""After so long without an answer, it is said that nobody gives one."""
+"""How long to wait for an answer before warning."""
 
 
 def capture(
     job: Annotated[str, argument("JOB", "Name of the job, as `sftriage kube status` shows it.")],
     rank: Annotated[int, option("N", "The rank to capture.", min=0)],
-    reason: Annotated[str, option("TEXT", "Why; it goes into the manifest.")],
-    profiler: ProfilerChoice | None = option("", "torch, stacks, nsys, or what suits.", "auto"),
+    reason: Annotated[str, option("TEXT", "Why you capture; saved in the manifest.")],
+    profiler: ProfilerChoice | None = option("", "torch, stacks, nsys, or the best fit.", "auto"),
     steps: int | None = option("N", "Steps to record.", "5", min=1, max=1000),
-    warmup_steps: int | None = option("N", "Steps the profiler runs before those.", "1", min=0, max=100),
-    max_seconds: int | None = option("S", "When it ends, whatever happens.", "60", min=1, max=3600),
-    max_bytes: str | None = option("SIZE", "Size over which a trace is not kept.", "512Mi"),
-    wait: bool = option("--wait/--no-wait", "Wait for its end, or print the object's name and leave.", default=True),
+    warmup_steps: int | None = option("N", "Steps the profiler runs before recording.", "1", min=0, max=100),
+    max_seconds: int | None = option("S", "End the capture after this time in any case.", "60", min=1, max=3600),
+    max_bytes: str | None = option("SIZE", "Discard a trace that is larger.", "512Mi"),
+    wait: bool = option("--wait/--no-wait", "Wait for its end, or print the object's name and exit.", default=True),
     timeout: float | None = option("S", "How long to wait.", "its time-box and ten minutes", min=1.0),
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -395,8 +394,8 @@ def capture(
 ) -> None:
     """Capture a rank of a job in a cluster: create a TraceCapture, and wait until its trace is stored.
 
-    The limits of the job's policies hold: what they forbid is refused, with the reason. Ctrl-C ends only the waiting;
-    deleting the object takes the request back. It ends with 1 where there is no trace in the end.
+    A capture that the limits of the job's policies forbid is refused, with the reason. Ctrl-C ends only the waiting;
+    delete the object to cancel the capture. Exits with 1 if there is no trace.
     """
     objects, namespace = _connected(namespace, context)
     options: dict[str, Any] = {"profiler": profiler, "steps": steps, "warmup_steps": warmup_steps}
@@ -404,8 +403,8 @@ def capture(
     spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason}
     spec |= {word: value for word, value in options.items() if value is not None}
     body: dict[str, Any] = {"metadata": {"generateName": "look-"}, "spec": spec}
-    asked, wrong = capture_of(body)
-    if asked is None:
+    request, wrong = capture_of(body)
+    if request is None:
         raise UsageError(wrong.replace("\n", "; "))
     made = objects.create(CAPTURES, namespace, body)
     name = made["metadata"]["name"]
@@ -417,21 +416,21 @@ def capture(
         return
     try:
         with notices().status(f"{name}: requested") as status:
-            patience_s = float(asked.max_seconds) + STORING_S if timeout is None else timeout
-            seen, state, over, words = _ended(objects, namespace, made, patience_s, status.update)
+            patience_s = float(request.max_seconds) + STORING_S if timeout is None else timeout
+            latest, state, over, words = _ended(objects, namespace, made, patience_s, status.update)
     except KeyboardInterrupt:
-        say(f"{name} goes on; `kubectl delete tcap {name} -n {namespace}` takes it back")
+        say(f"{name} continues; cancel it with `kubectl delete tcap {name} -n {namespace}`")
         raise typer.Exit(INTERRUPTED) from None
-    _tell(seen, state, over, words, as_json=as_json)
+    _tell(latest, state, over, words, as_json=as_json)
 
 
 def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
     reports = [one for one in objects.list(REPORTS, namespace) if listing.is_of(one, job)]
     names = sorted({str(one["spec"]["job"]) for one in reports})
     if not names:
-        say(f"no report on job {job} {_within(namespace)}; the capture waits for it")
+        say(f"no report on job {job} {_within(namespace)}; the capture waits for the job")
     if len(names) > 1:
-        raise UsageError(f"{job} may be any of {', '.join(names)}")
+        raise UsageError(f"{job} is ambiguous: {', '.join(names)}")
     return names[0] if names else job
 
 
@@ -446,14 +445,14 @@ def _ended(
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 raise
-            return body, "deleted", True, "Somebody has deleted it."
+            return body, "deleted", True, "The TraceCapture was deleted."
         show(f"{name}: {state}")
         waited_s = time.monotonic() - begun_s
         if over or waited_s > patience_s:
             return body, state, over, words
         if state == "requested" and waited_s > ANSWER_S and not warned:
             warned = True
-            say(f"nobody has answered {name} for {ANSWER_S:.0f} s; `sftriage kube doctor` may know why")
+            say(f"no answer to {name} for {ANSWER_S:.0f} s; try `sftriage kube doctor`")
         time.sleep(LOOK_S)
 
 
@@ -462,11 +461,11 @@ def _tell(body: Body, state: str, over: bool, words: str, *, as_json: bool) -> N
     if as_json:
         print_json({**plain(row), "detail": words})
     if state != "stored":
-        unended = "" if over else ", and is waited for no longer"
+        unended = "" if over else " (timed out waiting)"
         raise CaptureError(f"{row.name} is {state}{unended}: {words}")
     if not as_json:
         write(row.name)
-        say(f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "it is with the job's controller")
+        say(f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "the controller has its trace")
 
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
@@ -475,16 +474,16 @@ _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 def doctor(
     namespace: NamespaceOption = None,
     operator_namespace: str | None = option(
-        "NAME", "The namespace that sftriage is installed in.", "looked for in all that you may look at"
+        "NAME", "Namespace of the sftriage installation.", "searched in all that you may read"
     ),
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find out why nothing happens to the jobs of a namespace, and say what to do about it.
+    """Find out why the jobs of a namespace are not watched, and what to do about it.
 
-    It looks at labels and pods, the webhook and its certificate, the operator, the controllers of jobs, rights, quota
-    and stores, and changes nothing. What the person may not look at, it says so. It ends with 1 where something is
-    wrong.
+    Checks labels and pods, the webhook and its certificate, the operator, the controllers of jobs, rights, quota and
+    stores, and changes nothing. A check that you have no rights for is reported as unknown. Exits with 1 if something
+    is wrong.
     """
     objects, namespace = _connected(namespace, context)
     findings = diagnose(gather(objects, namespace, time.time(), operator_namespace))

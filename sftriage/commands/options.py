@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def option(spec: str, text: str, shown: str | bool = True, default: Any = ..., **limits: Any) -> Any:
     """An option of a command: its help ``text``, its default as ``shown``, and its limits (``min``, ``max``).
 
-    ``spec`` has its names and what it takes, as its help shows them: ``--namespace -n NAME``; by default the
-    parameter's name. As the default of a parameter or a field, an option that is not given is ``default``, or else
-    None (of a flag False).
+    ``spec`` has its names and metavar, as its help shows them: ``--namespace -n NAME``; the default name is the
+    parameter's. As the default of a parameter or a field, an option that is not set is ``default``, or else None
+    (False for a flag).
     """
     words = spec.split(" ")
     names = [word for word in words if word.startswith("-")]
@@ -35,7 +35,7 @@ def option(spec: str, text: str, shown: str | bool = True, default: Any = ..., *
 
 
 def argument(spec: str, text: str, shown: str | bool = True, default: Any = ..., **more: Any) -> Any:
-    """An argument of a command, as `option` has it."""
+    """An argument of a command; see `option`."""
     return typer.Argument(default, metavar=spec, help=text, show_default=shown, **more)
 
 
@@ -44,33 +44,33 @@ CatalogueOption = Annotated[
     str | None,
     option(
         "--catalogue URL",
-        "A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
-        "belongs into $SFTRIAGE_CATALOGUE, or into the file that $SFTRIAGE_CATALOGUE_FILE names.",
+        "A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. If it contains a password, set "
+        "$SFTRIAGE_CATALOGUE instead, or put it into a file and set $SFTRIAGE_CATALOGUE_FILE.",
         "that of the run or store",
     ),
 ]
-JsonOption = Annotated[bool, option("--json", "JSON on stdout.")]
+JsonOption = Annotated[bool, option("--json", "Print JSON.")]
 TlsOption = Annotated[
     Path | None,
     option(
         "--tls DIR",
-        "Encrypt what the hosts tell each other: ca.pem is there, and on the host of --hub cert.pem and key.pem.",
+        "Encrypt traffic between the hosts. DIR has ca.pem, and on the host of --hub cert.pem and key.pem.",
         False,
     ),
 ]
 NatsOption = Annotated[
-    str | None, option("--nats URL", "A NATS server with JetStream that is there already: nats:// or tls://.", False)
+    str | None, option("--nats URL", "Use a NATS server with JetStream that runs already: nats:// or tls://.", False)
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturesChoice:
-    """Whose captures are meant: a run's, a store's, or all that a catalogue knows."""
+    """Which captures to use: those of a run, of a store, or all in a catalogue."""
 
     run: RunOption = None
     store: str | None = option(
         "--store URL",
-        "Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and "
+        "Use the captures of a store instead of a run on this machine: s3://, gs:// or az:// with bucket and "
         "prefix, or a directory. Credentials come from the environment.",
         False,
     )
@@ -82,24 +82,24 @@ class HubChoice:
     """Where the hub of a job on many hosts is."""
 
     job_id: str | None = option(
-        "--job-id ID", "A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.", False
+        "--job-id ID", "Unique name of the job, the same on all its hosts, such as $SLURM_JOB_ID.", False
     )
     hub: str | None = option(
         "--hub HEAD[:PORT]",
-        "The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
+        "Host that the others connect to: it starts a NATS server (default port 7422) and the controller.",
         False,
     )
     nats: NatsOption = None
     creds: Path | None = option(
         "--creds FILE",
         "Credentials: USER:PASSWORD, a token, the seed of an nkey, a .creds file of nsc, or a directory of such "
-        "files. By default the host of --hub makes a password, in a file under sftriage-runs.",
+        "files. By default the host of --hub creates a password in a file under sftriage-runs.",
         False,
     )
     tls: TlsOption = None
 
     def options(self, job_id: str | None = None) -> HubOptions:
-        """The same, checked; UsageError where they make no sense."""
+        """The checked options; UsageError if they contradict each other."""
         from sftriage.runtime.hub_server import HubOptions
 
         return HubOptions(job_id or self.job_id or "", self.hub, self.nats, self.creds, self.tls)
@@ -109,7 +109,7 @@ _Value = TypeVar("_Value")
 
 
 def meant(option: str, read: Callable[[str], _Value], text: str) -> _Value:
-    """What an option's text means; UsageError where it means nothing."""
+    """The value of an option's text; UsageError if it is invalid."""
     try:
         return read(text)
     except ValueError as error:
@@ -124,21 +124,21 @@ PoliciesOption = Annotated[
     list[str] | None,
     option(
         "--policy POLICY",
-        "A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
-        "in order, under the strictest limits. A file that changes while the job runs takes effect.",
+        "A policy file, or the name of a shipped policy (`sftriage policy list`). Repeatable: all rules are tried "
+        "in order, under the strictest limits. Changes to a file take effect while the job runs.",
         "default",
     ),
 ]
-OutOption = Annotated[Path | None, option("--out DIR", "Run directory to make.", "a new one under sftriage-runs")]
+OutOption = Annotated[Path | None, option("--out DIR", "Run directory to create.", "a new one under sftriage-runs")]
 DropLocalOption = Annotated[
-    bool, option("--drop-local", "Remove traces here once their copy in the store is verified.")
+    bool, option("--drop-local", "Remove local traces once their copy in the store is verified.")
 ]
 MetricsPortOption = Annotated[
     int | None,
     option(
         "--metrics-port PORT",
-        "Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
-        "nothing listens",
+        "Serve Prometheus metrics on this port while the job runs; 0 chooses a free port.",
+        "no metrics server",
         min=0,
         max=65535,
     ),
@@ -151,23 +151,21 @@ class KeepingOptions:
 
     store: str | None = option(
         "URL",
-        "Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
-        "are uploaded while the job runs. Credentials come from the environment.",
+        "Copy captures to s3://, gs:// or az:// with bucket and prefix, or to a directory, while the job runs. "
+        "Credentials come from the environment.",
         "captures stay in the run directory",
     )
     drop_local: DropLocalOption = False
     keep_steps: str = option(
         "--keep-steps SIZE",
-        "How much is kept of the steps of all ranks together. What is older than the newest that find room "
-        "is thinned, one step in eight, and then removed.",
+        "Disk space for the recorded steps of all ranks together. Beyond it, the oldest steps are thinned to "
+        "one in eight, and then removed.",
         default="16Gi",
     )
-    keep_steps_for: str = option(
-        "--keep-steps-for DURATION", "Steps so much older than the newest are removed.", default="30d"
-    )
+    keep_steps_for: str = option("--keep-steps-for DURATION", "Remove steps that are older than this.", default="30d")
 
     def of(self, job: str) -> Keeping:
-        """The same, for a job of this name; UsageError where that cannot be."""
+        """The checked options, for a job of this name; UsageError if a value is invalid."""
         from sftriage.policy import fields
         from sftriage.runtime.copies import Keeping
         from sftriage.windows.steplog import KeptSteps
@@ -176,39 +174,39 @@ class KeepingOptions:
         max_bytes = meant("--keep-steps", fields.size_bytes, self.keep_steps)
         age_s = meant("--keep-steps-for", fields.seconds, self.keep_steps_for)
         if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
-            raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
+            raise UsageError("--keep-steps must be at least 1Mi, and --keep-steps-for at least 1m")
         return Keeping(store, self.drop_local, KeptSteps(max_bytes, age_s))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """Which metrics and spans of a job go where."""
+    """Where the metrics and spans of a job go."""
 
     metrics_port: MetricsPortOption = None
     metrics_host: str = option(
         "--metrics-host ADDRESS",
-        "Address to serve them on. Any but this machine's own wants a token.",
+        "Address to serve metrics on. Any non-loopback address requires a token.",
         default=LOOPBACK,
     )
     metrics_token_file: Path | None = option(
         "--metrics-token-file FILE",
-        f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+        f"File with the Bearer token for scrapers. Or set ${TOKEN_VARIABLE} to the token itself.",
     )
     metrics_file: Path | None = option(
         "--metrics-file FILE.prom", "Write the metrics into a file, for node_exporter's textfile collector."
     )
-    metrics_per_rank: bool = option("--metrics-per-rank", "Metrics of single ranks too.")
+    metrics_per_rank: bool = option("--metrics-per-rank", "Add metrics of single ranks.")
     otel: bool = option(
-        "--otel", "Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say."
+        "--otel", "Send OpenTelemetry spans of windows and captures, configured by the standard OTEL_* variables."
     )
 
     def metering(self) -> Metering:
-        """The sinks of these metrics and spans; UsageError where the options make no sense."""
+        """The sinks of these metrics and spans; UsageError if the options contradict each other."""
         host, port, token_file = self.metrics_host, self.metrics_port, self.metrics_token_file
         if port is None and (token_file is not None or host != LOOPBACK):
-            raise UsageError("nothing is served without --metrics-port")
+            raise UsageError("--metrics-host and --metrics-token-file need --metrics-port")
         if self.metrics_per_rank and port is None and self.metrics_file is None:
-            raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+            raise UsageError("--metrics-per-rank needs --metrics-port or --metrics-file")
         from sftriage.sinks.metering import Metering
 
         listen = None if port is None else partial(metrics_endpoint, host, port, token_file)
@@ -218,7 +216,7 @@ class MetricsOptions:
 def metrics_endpoint(
     host: str, port: int, token_file: Path | None, registry: CollectorRegistry
 ) -> tuple[BackgroundServer, str]:
-    """What serves metrics, and where; UsageError where others could read them and there is no token."""
+    """The server of metrics, and its URL; UsageError for an address that others can reach, without a token."""
     from sftriage.web.serving import Access, metrics_server, token_of
 
     advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
@@ -227,12 +225,12 @@ def metrics_endpoint(
 
 
 def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:
-    """The URL of the store for copies of a job's captures, if any; UsageError where it cannot be used."""
+    """The URL of the store for copies of a job's captures, if any; UsageError if it cannot be used."""
     from sftriage.traces.remote import RemoteStore, checked_url
 
     if store is None:
         if drop_local:
-            raise UsageError("--drop-local needs a --store that has the traces then")
+            raise UsageError("--drop-local needs --store")
         return None
     RemoteStore.open(store, job=job, run="run", create=True)
     return checked_url(store)

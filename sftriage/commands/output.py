@@ -29,36 +29,36 @@ if TYPE_CHECKING:
     from sftriage.traces.uploading import UploadProgress
 
 PIPE_COLUMNS = 250
-"""How wide a table may be where no terminal says so."""
+"""Width of a table without a terminal."""
 
 
 def say(*problems: str) -> None:
-    """What a person should know, on stderr."""
+    """Print problems on stderr."""
     for problem in problems:
         tell(f"sftriage: {problem}")
 
 
 def tell(*lines: str) -> None:
-    """Notices on stderr, as they are."""
+    """Print notices on stderr, unchanged."""
     for line in lines:
         notices().print(line, soft_wrap=True)
 
 
 def write(*lines: str) -> None:
-    """Results on stdout, as they are."""
+    """Print results on stdout, unchanged."""
     for line in lines:
         results().print(line, soft_wrap=True)
 
 
 class _Plain(Console):
-    """Prints text as it is: what comes from source code, file names and run ids is neither markup nor emoji."""
+    """Prints text unchanged: source code, file names and run ids are neither markup nor emoji."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # (without a reader of notices, the work is done all the same)
+        # (notices without a reader do not stop the work)
         if not self.stderr:
             raise ReaderGone
 
@@ -69,7 +69,7 @@ def results() -> Console:
 
 
 def lists() -> Console:
-    """The console for long tables: where nobody says how wide a line is, they are not squeezed into 80 characters."""
+    """The console for long tables: without a known width, they are not squeezed into 80 characters."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
     return _Plain(width=wide)
 
@@ -99,7 +99,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how many of how many are done, where a person looks on; nothing of it stays."""
+    """Show progress in items on a terminal, until the block ends."""
     from rich.progress import MofNCompleteColumn
 
     with _bar(MofNCompleteColumn()) as bar:
@@ -109,7 +109,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def copying(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes have been copied, where a person looks on; nothing of it stays."""
+    """Show progress in bytes on a terminal, until the block ends."""
     with _byte_bar() as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
@@ -133,7 +133,7 @@ _DOING = {"sending": "Sending", "checking": "Reading back"}
 
 @contextmanager
 def uploading() -> Iterator[Callable[[UploadProgress], None]]:
-    """Show how far uploads are, where a person looks on; nothing of it stays."""
+    """Show the progress of uploads on a terminal, until the block ends."""
     with _byte_bar() as bar:
         task = bar.add_task("Waiting for the store", total=None)
 
@@ -143,14 +143,14 @@ def uploading() -> Iterator[Callable[[UploadProgress], None]]:
                 what = f"{_DOING[current.doing]} {current.capture_id}"
                 bar.update(task, description=what, completed=current.done_bytes, total=current.total_bytes)
             elif failed := sum(bool(reason) for reason in standing.left.values()):
-                bar.update(task, description=f"Waiting for the store ({failed} failed, tried again)")
+                bar.update(task, description=f"Waiting for the store ({failed} failed, retrying)")
 
         yield show
 
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Leave no copy of a trace behind when somebody else ends us."""
+    """Turn SIGTERM into an exit that runs `finally` blocks, so that no copy of a trace is left behind."""
 
     def end(_signum: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + signal.SIGTERM)
@@ -181,14 +181,14 @@ class JobOutput:
         return [self._reporter, *self._more, *self._metering.sinks(info.job, info.run_id, time.time()), *copies]
 
     def say_begun(self, how: str, watched: WatchedRun) -> None:
-        """Say under which policies a job is watched, where its record and its metrics are."""
+        """Print the policies of a job, its run directory, and the address of its metrics."""
         names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
         self.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
         if self._metering.url is not None:
             self.say(f"metrics are at {self._metering.url}")
 
     def say_summary(self, watched: WatchedRun) -> None:
-        """Say how many windows and captures there are, and where to read why."""
+        """Print the number of windows and captures, and the command that explains them."""
         self._reporter.finish()
         windows, captures = counted(self._reporter.windows, "window"), counted(self._reporter.captures, "capture")
         why = f"sftriage decisions --run {place(watched.directory.path)}"
@@ -197,7 +197,7 @@ class JobOutput:
     def finish(
         self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf"), *, summary: bool = True
     ) -> None:
-        """Say what came of it, wait for uploads and the catalogue for at most ``left_s``, and say what is left."""
+        """Print a summary, wait for uploads and the catalogue for at most ``left_s``, and print what is left."""
         if summary:
             self.say_summary(watched)
         if self._uploads is not None:

@@ -1,4 +1,4 @@
-"""``sftriage policy``: check policies before they are used, and try them on what was recorded."""
+"""``sftriage policy``: check policies before use, and replay them over recordings."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sftriage.runs.recordings import load_recording
 Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipped policies.")]
 
 
-def validate(files: Files, as_json: bool = option("--json", "One array on stdout.")) -> None:
-    """Check policies; every mistake is shown with its file, line, column and field."""
+def validate(files: Files, as_json: bool = option("--json", "Print one JSON array.")) -> None:
+    """Check policies; print every mistake with its file, line, column and field."""
     checked = [_checked(name) for name in files]
     if as_json:
         print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
@@ -47,9 +47,9 @@ def validate(files: Files, as_json: bool = option("--json", "One array on stdout
 
 def show(
     file: Annotated[str, argument("POLICY", "A policy file, or the name of a shipped policy.")],
-    as_json: bool = option("--json", "One object on stdout."),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Print a policy with every default filled in."""
+    """Print a policy with all defaults filled in: what a short policy means in full."""
     document = load(find(file)).policy.filled()
     if as_json:
         print_json(document)
@@ -72,21 +72,19 @@ def list_policies() -> None:
 
 def try_out(
     files: Files,
-    on: Annotated[Path, option("--on RUN|FILE.npz", "A run directory, or an .npz as `sftriage analyze` takes it.")],
-    expect: Path | None = option("FILE", "Compare with an outcome that was saved; if it differs, show how and exit 1."),
-    save: Path | None = option("FILE", "Save the outcome, to compare with later."),
-    start: datetime | None = option(
-        "TIME", "When the recording began, in UTC; matters to `active`.", "the run's, or 2000"
-    ),
-    as_json: bool = option("--json", "One object on stdout."),
+    on: Annotated[Path, option("--on RUN|FILE.npz", "A run directory, or an .npz as for `sftriage analyze`.")],
+    expect: Path | None = option("FILE", "Compare with a saved outcome; if it differs, print how and exit with 1."),
+    save: Path | None = option("FILE", "Save the outcome, for --expect."),
+    start: datetime | None = option("TIME", "When the recording began, in UTC, for `active`.", "the run's, or 2000"),
+    as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
-    """Replay a recording: what would have been captured, held or throttled under these policies, and why.
+    """Replay a recording under these policies: what they would have captured, held or throttled, and why.
 
-    The clock is that of the recorded steps. A capture is taken to run its steps and to go well; what it would have cost
-    the job, no recording knows. Stalls are replayed from a run's own record of them.
+    Time is that of the recorded steps. Captures are assumed to run their steps and succeed; their cost is not
+    simulated. Stalls are replayed from the run's journal.
     """
     if expect is not None and save is not None:
-        raise UsageError("--expect compares and --save replaces: give one of them")
+        raise UsageError("give either --expect or --save")
     tried = load_set(files)
     name, start_s, replayed = _replayed(tried, on, start)
     report = ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
@@ -126,17 +124,17 @@ def _difference(expect: Path, text: str) -> str:
         saved = expect.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
-        raise UsageError(f"--expect {expect}: {why}; an outcome is saved with --save") from error
+        raise UsageError(f"--expect {expect}: {why}; save an outcome with --save") from error
     lines = difflib.unified_diff(saved.splitlines(), text.splitlines(), "expected", "replayed", lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
-"""When a recording that does not say began: on a Saturday, at midnight."""
+"""The default start of a recording: on a Saturday, at midnight."""
 
 
 def _replayed(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
-    """What policies would have done on a recording: its name, when it began, and every window and stall."""
+    """A recording's name, its start, and what policies would have done about every window and stall."""
     recording, shape = load_recording(on), shape_of(tried.detection)
     name, began, stalls = on.name, _EPOCH_2000, list[Verdict]()
     if on.is_dir():

@@ -1,4 +1,4 @@
-"""``sftriage report``: a run, or one capture, as a file to hand on."""
+"""``sftriage report``: a run, or one capture, as a file to share."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from sftriage.words.verdicts import clock_time, place
 def report(
     what: str = argument(
         "RUN|CAPTURE",
-        "A run directory, or the id of a capture or its beginning.",
+        "A run directory, or the id of a capture (or its beginning).",
         "the newest run started here",
         autocompletion=complete_capture,
         default="",
     ),
     *,
     of: CapturesChoice,
-    out: Path | None = option("--out -o FILE", "Where to write it.", "stdout"),
-    form: Literal["html", "md"] | None = option("--format", "One file of HTML, or Markdown.", "by FILE's name, or md"),
-    force: bool = option("--force", "Overwrite a file that is there."),
+    out: Path | None = option("--out -o FILE", "File to write.", "stdout"),
+    form: Literal["html", "md"] | None = option("--format", "HTML (one file), or Markdown.", "by FILE's name, or md"),
+    force: bool = option("--force", "Overwrite an existing file."),
 ) -> None:
-    """Write a report to hand on: what was found, since when, how sure, what it cost, what to do, and the traces.
+    """Write a report to share: the finding, since when, how certain, its cost, what to do, and the traces.
 
-    HTML is one file with its pictures inside, readable without a script and offline, for a ticket; Markdown is for a
-    chat or a pull request. It holds no address of a machine's files, and nothing of the job's environment.
+    HTML is one file with embedded figures, readable offline and without scripts, for a ticket; Markdown is for a chat
+    or a pull request. The report has no paths of this machine, and nothing of the job's environment.
     """
     form = form or ("html" if out is not None and out.suffix.lower() in (".html", ".htm") else "md")
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists already; --force overwrites it")
     made = f"Made by sftriage {__version__}, {clock_time(time.time())} UTC."
     if what and not Path(what).is_dir():
-        told = _of_capture(what, of, form, made)
+        text = _of_capture(what, of, form, made)
     elif of.store is not None or of.catalogue is not None:
-        raise UsageError("a store keeps captures, and no runs: name a capture, or a run directory")
+        raise UsageError("a store has captures, not runs: give a capture, or a run directory")
     elif what and of.run is not None:
-        raise UsageError("name the run directory once")
+        raise UsageError("give the run directory only once")
     else:
-        told = _of_run(find_run(Path(what) if what else of.run), form, made)
+        text = _of_run(find_run(Path(what) if what else of.run), form, made)
     if out is None:
-        results().print(told, soft_wrap=True, end="")
+        results().print(text, soft_wrap=True, end="")
         return
     with refusing(str(out)):
-        out.write_text(told, encoding="utf-8", errors="replace")
+        out.write_text(text, encoding="utf-8", errors="replace")
     write(place(out))
 
 
@@ -64,9 +64,9 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     view = source.view()
     if view.problem:
         raise UsageError(view.problem)
-    told = run_report(view)
+    found = run_report(view)
     if form == "md":
-        return markdown(told, made)
+        return markdown(found, made)
     from sftriage.web.charts import StepRange, timeline
     from sftriage.web.run_page import heat_steps
 
@@ -75,8 +75,8 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     heat = None if steps is None else source.heat(*steps)
     heat = heat if isinstance(heat, HeatMap) else None
     chart = timeline(view.rows, axis, view.became, view.asks, heat)
-    flames = flames_of(source.store, [one.manifest for one in told.captures if one.manifest.capture.role == "suspect"])
-    return html(told, made, time.time, chart, heat, flames=flames)
+    flames = flames_of(source.store, [one.manifest for one in found.captures if one.manifest.capture.role == "suspect"])
+    return html(found, made, time.time, chart, heat, flames=flames)
 
 
 def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
@@ -87,11 +87,11 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
     source = None if of_run is None else RunSource(lambda: of_run)
     view = None if source is None else source.view()
     where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
-    told: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
+    found: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
-        return markdown(told, made)
+        return markdown(found, made)
     lanes = None
     if source is not None and view is not None:
         asked = view.asked_by(manifest.capture_id)
         lanes = source.beside(manifest, asked.attempt if asked else 0, control_of(manifest))
-    return html(told, made, time.time, lanes=lanes, flames=flames_of(its_store, [manifest]))
+    return html(found, made, time.time, lanes=lanes, flames=flames_of(its_store, [manifest]))

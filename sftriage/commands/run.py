@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NsysChoice:
-    """Whether the ranks run under Nsight Systems, and what it traces."""
+    """Whether and how the ranks run under Nsight Systems."""
 
     nsys: bool = option("--nsys", "Start every rank under Nsight Systems, for policies that capture with it.")
     nsys_armed: bool = option(
         "--nsys-armed",
-        "As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
-        "for a range that the trainer opens. The run directory has to be theirs too.",
+        "Like --nsys, for ranks whose session cannot be reached from here (in another container): nsys waits "
+        "for an NVTX range that the trainer opens. The ranks must share the run directory.",
     )
-    nsys_trace: str = option("LIST", "What nsys traces; it has to be known at the start.", default="cuda,nvtx,osrt")
+    nsys_trace: str = option("LIST", "What nsys traces; fixed at the start.", default="cuda,nvtx,osrt")
 
     def launch(self) -> Callable[[str, Path], NsysLaunch] | None:
-        """Makes the launch of a run with that id, in that directory."""
+        """A function that makes the launch, of a run's id and directory."""
         if not (self.nsys or self.nsys_armed):
             return None
         from sftriage.runtime.nsys_launch import NsysLaunch
@@ -56,9 +56,9 @@ def run(
     job: str | None = option("NAME", "Name of the job.", "the script's"),
     auto: bool = option(
         "--auto",
-        "Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
+        "Detect the stages of a training script without sftriage.Monitor, from its calls into torch.",
     ),
-    required: bool = option("--required", "Do not start the job where it cannot be watched; say why instead."),
+    required: bool = option("--required", "If the job cannot be watched, do not start it; print why."),
     *,
     nsys: NsysChoice,
     keep: shared.KeepingOptions,
@@ -68,22 +68,22 @@ def run(
 ) -> None:
     """Run a training job and watch it.
 
-    The trainers have to use sftriage.Monitor, or --auto finds the stages of their steps by itself. Their exit status
-    becomes that of this command, and signals that it gets are theirs. Where it cannot watch the job, it says so, and
-    the job runs all the same. Of a job on many hosts, run it on each of them, with --job-id and --hub or --nats.
+    The script must use sftriage.Monitor, unless --auto detects the stages of its steps. This command exits with the
+    job's status, and passes signals on to it. If sftriage cannot watch the job, it logs why, and the job runs anyway.
+    For a job on many hosts, run this on each of them, with --job-id and --hub or --nats.
     """
     # Before the imports: from now on, signals are the job's.
     from sftriage.runtime.launcher import Launcher, leave_with, supervise
 
     if not command:
-        raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
+        raise UsageError("nothing to run; give the launcher after --, such as: sftriage run -- torchrun train.py")
     if shutil.which(command[0]) is None:
         raise UsageError(f"cannot start {command[0]}: no such program")
     launcher, whole = Launcher(), tuple(command)
     options = hub.options() if arguments(hub) else None
 
     def prepare() -> Triaged:
-        """What watches a job takes a second to import, and more to get ready."""
+        """Import and prepare what watches the job, which takes more than a second."""
         from sftriage.policy.in_force import PolicyFiles, find
         from sftriage.runtime.local import job_name
 
@@ -114,14 +114,14 @@ def run(
 def _forwarded(
     keep: shared.KeepingOptions, metrics: shared.MetricsOptions, more: Mapping[str, object], policies: list[Path]
 ) -> list[str]:
-    """Options that the controller of a job on many hosts is started with."""
+    """The options for the controller of a job on many hosts."""
     values = {**arguments(keep), **arguments(metrics), **more}.items()
     given = [name if value is True else f"{name}={value}" for name, value in values if value is not None]
     return [*given, *(f"--policy={path}" for path in policies)]
 
 
 def _output(metrics: shared.MetricsOptions, catalogue: str | None, *, required: bool) -> JobOutput:
-    """The output of a job; without metrics where the system refuses them and the job runs all the same."""
+    """The output of a job; without metrics if the system refuses them and the job runs anyway."""
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.launcher import is_mistake
     from sftriage.sinks.metering import Metering
@@ -133,7 +133,7 @@ def _output(metrics: shared.MetricsOptions, catalogue: str | None, *, required: 
         if required or is_mistake(no_metrics):
             raise
         output = JobOutput(Metering(), catalogue=url)
-        output.say(f"no {no_metrics}")
+        output.say(f"no metrics: {no_metrics}")
         return output
 
 
@@ -156,17 +156,17 @@ def attach(
     run: shared.RunOption = None,
     policy: list[str] | None = option(
         "POLICY",
-        "A policy file, or the name of one that ships with sftriage. Repeatable.",
-        "those that the run started with",
+        "A policy file, or the name of a shipped policy. Repeatable.",
+        "the run's own",
     ),
     catalogue: shared.CatalogueOption = None,
     *,
     metrics: shared.MetricsOptions,
 ) -> None:
-    """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
+    """Take over a running job whose `sftriage run` has ended, and watch it to its end.
 
-    Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
-    cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
+    Nothing is lost: it resumes reading steps where `sftriage run` stopped, collects captures in progress, and keeps
+    cooldowns and limits. The job is not affected. Ctrl-C stops watching it.
     """
     from sftriage.policy.in_force import find
     from sftriage.runtime.copies import checked_catalogue
@@ -179,44 +179,44 @@ def attach(
     found = find_run(run)
     if found.hub.exists():
         raise UsageError(
-            f"its hosts are many; go on with it by: sftriage controller --run {place(found.path)} --hub HEAD"
+            f"the job runs on many hosts; resume with: sftriage controller --run {place(found.path)} --hub HEAD"
         )
     taken = TakeOver(found, [find(name) for name in policy or ()], output.sinks)
     output.say_begun("took over the job", taken)
     with contextlib.closing(taken):
         if not taken.watch(lambda: notes.told is not None):
-            output.say("let go of the job, which goes on; `sftriage attach` takes it over again")
+            output.say("stopped watching, the job continues; resume with `sftriage attach`")
             raise typer.Exit(128 + signal.SIGINT)
     output.finish(taken)
 
 
 GRACE_S = 3.0
-"""How long trainers that are told to end together with their agent may take to do so."""
+"""How long trainers that get SIGTERM together with their agent may take to end."""
 
 
 def agent(
     *,
     hub: shared.HubChoice,
-    rings: Path | None = option("DIR", "Where the trainers' rings are.", "$SFTRIAGE_RINGS"),
-    directory: Path | None = option("DIR", "For what is this host's own.", "one under sftriage-runs"),
-    name: str | None = option("NAME", "Of this host, among those of the job.", "its own, and $NODE_RANK"),
-    job: str | None = option("NAME", "Name of the job, for people.", "the --job-id"),
+    rings: Path | None = option("DIR", "Directory of the trainers' rings.", "$SFTRIAGE_RINGS"),
+    directory: Path | None = option("DIR", "Directory for this host's own files.", "one under sftriage-runs"),
+    name: str | None = option("NAME", "Name of this host within the job.", "the host name and $NODE_RANK"),
+    job: str | None = option("NAME", "Display name of the job.", "the --job-id"),
     store: str | None = option(
         "URL",
-        "Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
+        "Upload this host's captures directly to the --store of the job's controller. Credentials come from "
         "the environment.",
-        "they go through the hub",
+        "captures go through the hub",
     ),
     drop_local: shared.DropLocalOption = False,
 ) -> None:
-    """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
+    """Watch one host of a job on many hosts: send its steps to the hub, and carry out captures of its ranks.
 
-    It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
-    nothing.
+    Use it beside trainers that `sftriage run` does not start. It exits once the host's trainers have ended for good,
+    or by SIGTERM or Ctrl-C; the job is not affected.
     """
     from sftriage.runtime.launcher import Notes
 
-    # (what is sent to the job, as before it is preempted, this one is not to die of)
+    # (a signal to the job, as before it is preempted, does not end this process)
     notes = Notes()
     from sftriage.runtime.copies import Keeping
     from sftriage.runtime.hosting import HURRY_S, LEAVE_S, AgentHost, host_directory, host_name, left_behind
@@ -226,11 +226,11 @@ def agent(
     if rings is None and (variable := os.environ.get("SFTRIAGE_RINGS")):
         rings = Path(variable)
     if rings is None and directory is None:
-        # Where `sftriage run` has ended before its job, it has left word of them.
+        # (a `sftriage run` that ended before its job has left a note of them)
         for found, left in islice(left_behind(options.job_id), 1):
             directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
     if rings is None:
-        raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
+        raise UsageError("no directory of rings; give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     job = job or options.job_id
     keeping = Keeping(shared.copies_of(job, store, drop_local=drop_local), drop_local)
     options.wait_for_secret(over=lambda: notes.told is not None)
@@ -240,10 +240,10 @@ def agent(
     where = (directory or host_directory(options.job_id, name, os.environ)).absolute()
     with contextlib.closing(AgentHost(rings, where, job, options.job_id, options.address, name, keeping)) as host:
         host.start()
-        told = not host.watch(lambda: notes.told is not None)
-        # (whoever ends a job ends its trainers too, in the same moment)
-        over = host.finish() if not told else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
+        early = not host.watch(lambda: notes.told is not None)
+        # (what ends a job ends its trainers too, at the same moment)
+        over = host.finish() if not early else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
     if over:
         tidy_rings(rings)
-    elif told:
+    elif early:
         raise typer.Exit(128 + signal.SIGINT)

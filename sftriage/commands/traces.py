@@ -67,13 +67,13 @@ if TYPE_CHECKING:
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
-    """The captures of the run that is meant, for a shell that completes a command line."""
+    """The captures of the selected run, for completion in a shell."""
     try:
         if not context.params.get("store") and not context.params.get("catalogue"):
             ids = LocalStore(find_run(context.params.get("run")).path).ids()
             return sorted(one for one in ids if one.startswith(incomplete))
     except (SftriageError, OSError):
-        pass  # a shell that asks what could come next wants no errors
+        pass  # completion prints no errors
     return ()
 
 
@@ -88,7 +88,7 @@ RunIdOption = Annotated[str | None, option("--run-id ID", "Only captures of the 
 
 
 def captures_of(meant: CapturesChoice) -> CatalogueCaptures:
-    """The captures of the options; prints problems of their store or catalogue."""
+    """The captures that the options select; prints problems of their store or catalogue."""
     with counting("Reading manifests") as progress:
         captures = catalogues.captures_of(meant.run, meant.store, meant.catalogue, progress)
     say(*captures.problems)
@@ -105,11 +105,11 @@ def list_traces(
     step: str | None = option(
         "N or A..B", "Only captures that recorded one of these steps, or were made because of one."
     ),
-    since: str | None = option("WHEN", "Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."),
+    since: str | None = option("WHEN", "Only captures since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."),
     reproduced: Literal["yes", "no", "partly"] | None = option(
-        "", "Only captures in which the fault was still there, was not, or partly."
+        "", "Only captures that reproduced the fault, did not, or did in part."
     ),
-    profiler: Profiler | None = option("", "Only captures of this profiler."),
+    profiler: Profiler | None = option("", "Only captures by this profiler."),
     host: str | None = option("NAME", "Only captures on this host."),
     as_json: JsonOption = False,
 ) -> None:
@@ -126,11 +126,11 @@ def list_traces(
         since=None if since is None else since_of(since, datetime.now(timezone.utc)),
     )
     captures = captures_of(of)
-    rows, seen = _found(captures, wanted)
-    conditions = [condition for _, condition in seen]
+    rows, states = _found(captures, wanted)
+    conditions = [condition for _, condition in states]
     say(*captures.damage(rows, conditions))
     if as_json:
-        print_json(described(rows, seen, captures.run if of.store is None else None))
+        print_json(described(rows, states, captures.run if of.store is None else None))
     elif rows:
         console = lists()
         console.print(captures_table(rows, conditions, console.width))
@@ -139,19 +139,19 @@ def list_traces(
 
 
 def _found(captures: CatalogueCaptures, wanted: CaptureQuery) -> tuple[list[CaptureRow], list[StoredState]]:
-    """Rows by their manifests, where these are here (later notes are not in the catalogue), and their states."""
+    """Rows by their manifests, if these are here (the catalogue lacks later notes), and their states."""
     rows = captures.find(wanted)
-    seen = [captures.seen(row) for row in rows]
+    states = [captures.seen(row) for row in rows]
     rows = [
         row if manifest is None else CaptureRow.of(manifest, row.store, row.reference)
-        for row, (manifest, _) in zip(rows, seen, strict=True)
+        for row, (manifest, _) in zip(rows, states, strict=True)
     ]
-    return rows, seen
+    return rows, states
 
 
 def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
     if wanted != CaptureQuery() and (others := len(captures.find(CaptureQuery()))):
-        return f"No such capture among the {others} in {captures.place}."
+        return f"No matching capture among the {others} in {captures.place}."
     if captures.store is not None and captures.store.ids():
         return f"No capture in {captures.place} can be used."
     why = f"; `sftriage decisions --run {place(captures.run.path)}` says why" if captures.run is not None else ""
@@ -166,11 +166,11 @@ def traces_for_step(
     run_id: RunIdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the captures of a step, or of the fault that it has, or nearest to it, and what was decided about it.
+    """Find the captures of a step or of its fault, or the nearest capture, and the decisions about the step.
 
-    A capture is of a step that it recorded, or that lies in the window that led to it; and of the fault of a step that
-    lies between this fault's onset and the last window that names it. Where there is none, the decisions say why; they
-    are kept where the run is, so of a store or catalogue only the captures are told.
+    A capture belongs to the steps that it recorded and to the window that led to it. A step has a fault from the
+    fault's onset to the last window that names it. If there is no capture, the decisions show why; only a run has
+    decisions, so for a store or a catalogue this prints captures only.
     """
     from sftriage.runs import decisions
 
@@ -202,9 +202,9 @@ def traces_for_step(
     if about:
         lists().print(decisions_table(decisions.unlike(about)))
     elif captures.run is not None:
-        tell(f"No window that holds step {step} was decided: {why}.")
+        tell(f"No decision about step {step}: {why}.")
     if gone is not None:
-        tell(f"What each rank took in step {step} is kept no longer. {gone}")
+        tell(f"The durations of step {step} are no longer kept. {gone}")
 
 
 def _print_of_step(
@@ -220,7 +220,7 @@ def _print_of_step(
     if fault is not None:
         where = f"{fault.capture_id} (steps {fault.first_step} to {fault.last_step} of rank {fault.rank})"
         cause = f": {fault.why_slow.short}" if fault.why_slow is not None else ""
-        tell(f"No capture of step {step}; see {where}: the fault of that step is captured there{cause}.")
+        tell(f"No capture of step {step}; {where} shows its fault{cause}.")
     if holding or fault is not None:
         console.print(captures_table(shown, conditions, console.width))
     elif shown:
@@ -231,7 +231,7 @@ def _print_of_step(
 
 
 def show_trace(capture_id: CaptureArgument, *, of: CapturesChoice, as_json: JsonOption = False) -> None:
-    """Show what triggered a capture, what it holds and what it cost."""
+    """Show what triggered a capture, what it contains and what it cost."""
     captures = captures_of(of)
     its_store, reference = captures.one(capture_id)
     manifest, condition = its_store.look(reference)
@@ -252,19 +252,19 @@ def show_schema() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Which files of a capture are copied, and where to."""
+    """Which files of a capture to copy, and where to."""
 
-    out: str = option("--out PATH", "File or directory to copy to; of several files, a directory.", default=".")
+    out: str = option("--out PATH", "File or directory to copy to; for several files, a directory.", default=".")
     artefact: list[str] | None = option(
         "--artefact NAME",
-        "Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+        "File to copy instead of the main one. Repeatable. stacks.folded: the sampled stacks, collapsed.",
     )
-    every: bool = option("--all", "Every file of the capture.")
-    force: bool = option("--force", "Overwrite a file that is there.")
+    every: bool = option("--all", "Copy every file of the capture.")
+    force: bool = option("--force", "Overwrite an existing file.")
 
     def __post_init__(self) -> None:
         if self.every and self.artefact:
-            raise UsageError("--all is every artefact: say it, or --artefact")
+            raise UsageError("give either --all or --artefact")
         if self.out.endswith("/") and not Path(self.out).is_dir():
             raise UsageError(f"{self.out}: no such directory")
 
@@ -272,7 +272,7 @@ class Copying:
 def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, as_json: JsonOption = False) -> None:
     """Copy a capture's trace out of the store, verified against its manifest."""
     its_store, reference = captures_of(of).one(capture_id)
-    # What is the matter with one of its files is no reason to withhold the others.
+    # A damaged file is no reason to withhold the others.
     manifest, _ = its_store.look(reference)
     files = copied_out(its_store, reference, manifest, how)
     if as_json:
@@ -282,19 +282,19 @@ def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, 
 
 
 def copied_out(its_store: Store, reference: str, manifest: Manifest, how: Copying) -> list[dict[str, Any]]:
-    """Copy files of a capture out of its store, verified; where each is now, its size and its sum."""
+    """Copy files of a capture out of its store, verified; return each path, size and checksum."""
     names = [file.name for file in manifest.artefacts]
     if not how.every:
         names = list(dict.fromkeys(how.artefact or names[:1]))
-    # (collapsed stacks are made of the sampled ones)
+    # (collapsed stacks are made from the sampled ones)
     chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
     out = Path(how.out)
     if len(names) > 1 and not out.is_dir():
-        with refusing(f"{len(names)} files go into a directory; {out}"):
+        with refusing(f"{len(names)} files need a directory; cannot create {out}"):
             out.mkdir()
     targets = [out / f"{manifest.capture_id}-{name}" if out.is_dir() else out for name in names]
     if not how.force and (there := [target for target in targets if target.exists()]):
-        raise UsageError(f"{there[0]} exists already")
+        raise UsageError(f"{there[0]} exists already; --force overwrites it")
     files = []
     for name, one, to in zip(names, chosen, targets, strict=True):
         fetch = _fetch_folded if name == FOLDED_NAME else _fetch
@@ -317,45 +317,45 @@ def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, 
     target = destination_of(FOLDED_NAME, target, force=force)
     with tempfile.TemporaryDirectory() as folder:
         sampled = read_samples(_fetch(store, reference, stacks, Path(folder) / stacks.name, force=False))
-    with refusing(f"{target} cannot be written"), replacing(target) as file:
+    with refusing(f"cannot write {target}"), replacing(target) as file:
         file.writelines(f"{line}\n".encode(errors="replace") for line in collapsed(sampled))
     return target
 
 
 PATIENCE_S = 600.0
 GRACE_S = 30
-"""How long the last bytes of a file may take to be received."""
+"""How long receiving the last bytes of a file may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """How a capture is shown."""
+    """How to show a capture."""
 
-    artefact: str | None = option("--artefact NAME", "Which file of it.", "the trace itself")
+    artefact: str | None = option("--artefact NAME", "File to open.", "the trace itself")
     browser: bool = option("--browser/--no-browser", "Start a browser, or print the link.", default=True)
-    offline: bool = option("--offline", "Open sftriage's own page at the capture: it asks no other host.")
+    offline: bool = option("--offline", "Open sftriage's own page instead, which contacts no other host.")
     port: int | None = option("--port PORT", "Port to serve on.", "9001", min=1, max=65535)
-    out: Path | None = option("--out PATH", "Leave a copy of the trace in this file or directory.", False)
-    wait: float = option("--wait SECONDS", "How long the file waits to be fetched.", min=1.0, default=PATIENCE_S)
-    as_json: bool = option("--json", "One object on stdout: where what is.")
+    out: Path | None = option("--out PATH", "Also save the trace to this file or directory.", False)
+    wait: float = option("--wait SECONDS", "How long to serve the file.", min=1.0, default=PATIENCE_S)
+    as_json: bool = option("--json", "Print one JSON object with links and paths.")
 
     def __post_init__(self) -> None:
         if self.offline and self.artefact is not None:
-            raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
+            raise UsageError("--offline shows all files of the capture; leave out --artefact")
 
 
 def open_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Showing) -> None:
     """Open a capture's trace in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
-    The verified file is served on 127.0.0.1 alone, at an address that cannot be guessed, until the viewer has fetched
-    it. What Perfetto does not show (an Nsight Systems report, stacks) is said how to open, or printed.
+    The verified file is served only on 127.0.0.1, at a secret address, until the viewer has fetched it. For a file
+    that Perfetto cannot show, this prints its text (stacks) or the program that opens it (an Nsight Systems report).
     """
     found, reference = captures_of(of).one(capture_id)
     shown_in_program(found, reference, how)
 
 
 def shown_in_program(found: Store, reference: str, how: Showing) -> None:
-    """Show a capture of a store as the options of ``sftriage traces open`` say."""
+    """Show a capture of a store, with the options of ``sftriage traces open``."""
     from sftriage.reduce.opening import StoredFile, program_for
     from sftriage.web.serving import browser_starter
 
@@ -406,15 +406,15 @@ def _hand_over(trace: StoredFile, how: Showing, start: Starter) -> None:
                     sys.stdout.flush()
                 else:
                     write(served.link)
-                say(f"served to this machine alone: until it is fetched, for {wait_s:.0f} s, or until Ctrl-C")
+                say(f"served to this machine only, until it is fetched, for at most {wait_s:.0f} s (Ctrl-C to stop)")
                 if port != serving.VIEWER_PORT:
                     say(
-                        f"{serving.VIEWER} asks this machine on port {serving.VIEWER_PORT} alone (its own rules): "
-                        f"on port {port} only other programs reach the file"
+                        f"{serving.VIEWER} can connect only to port {serving.VIEWER_PORT} of this machine; "
+                        f"on port {port} only other programs can fetch the file"
                     )
                 start(served.link, port)
                 if not served.wait(wait_s, say, started=started, away=serving.unreachable):
-                    say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
+                    say(f"{trace.artefact.name} was not fetched within {wait_s:.0f} s")
                     raise typer.Exit(1)
     except KeyboardInterrupt:
         return
@@ -452,21 +452,21 @@ def _name_program(trace: StoredFile, program: Program, as_json: bool) -> None:
         say(f"fetch it first: sftriage traces get {trace.reference} --artefact {trace.artefact.name}{where}")
     file = trace.name if here is None else str(here)
     if program == "none":
-        say("sftriage knows no program that shows this file; open a pickle only if you trust the job")
+        say("no known program shows this file; open a pickle only if you trust the job")
         write(file)
     else:
         write(f"{program} {file}")
 
 
 def pin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
-    """Keep a capture, whatever the policy's retention says."""
+    """Keep a capture regardless of the policy's retention."""
     its_store, reference = captures_of(of).one(capture_id)
     its_store.pin(reference)
     write(f"{reference} is pinned")
 
 
 def unpin_trace(capture_id: CaptureArgument, *, of: CapturesChoice) -> None:
-    """Leave a capture to retention again."""
+    """Let the policy's retention remove a capture again."""
     its_store, reference = captures_of(of).one(capture_id)
     its_store.pin(reference, pinned=False)
     write(f"{reference} is not pinned")
@@ -476,19 +476,19 @@ def prune_traces(
     *,
     of: CapturesChoice,
     age: str | None = option("DURATION", "Remove captures older than this, such as 14d."),
-    total: str | None = option("--bytes SIZE", "Remove the oldest captures beyond this size together, such as 50Gi."),
-    damaged: bool = option("--damaged", "Remove captures whose trace or manifest is gone, or another than was put."),
-    dry_run: bool = option("--dry-run", "Say what would go, and remove nothing."),
+    total: str | None = option("--bytes SIZE", "Remove the oldest captures beyond this total size, such as 50Gi."),
+    damaged: bool = option("--damaged", "Remove captures whose trace or manifest is missing or altered."),
+    dry_run: bool = option("--dry-run", "List what would be removed, and remove nothing."),
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old captures, oldest first: trace, manifest and row as one.
+    """Remove captures, oldest first: trace, manifest and row in the catalogue.
 
-    Pinned ones stay, and without --damaged those that are damaged. What is left alone is said, and why.
+    Pinned captures stay, and damaged ones unless --damaged is set. Prints which captures were skipped, and why.
     """
     age_s = None if age is None else meant("--age", fields.seconds, age)
     retention = RetentionLimits(age_s, None if total is None else meant("--bytes", fields.size_bytes, total))
     if age is None and total is None and not damaged:
-        raise UsageError("say what may go: --age, --bytes or --damaged")
+        raise UsageError("choose what to remove: --age, --bytes or --damaged")
     _, its_store = whole_store(of.run, of.store)
     found = outlook(its_store, retention, time.time(), unfit=damaged)
     captures, problem = found.captures, None
@@ -499,10 +499,10 @@ def prune_traces(
                 for one in captures:
                     known.drop(one.capture_id)
             except CatalogueError as error:
-                # (one that is away learns it when it is next compared with the store)
-                say(f"{error}; `sftriage traces reindex` brings it up to date")
+                # (an unreachable catalogue is corrected when it is next compared with the store)
+                say(f"{error}; update it with `sftriage traces reindex`")
         captures, problem = remove(its_store, captures)
-    say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
+    say(*(f"skipped: {name}: {why}" for name, why in found.left_alone.items()))
     if as_json:
         left_alone = [{"capture_id": name, "reason": why} for name, why in found.left_alone.items()]
         print_json({"removed": not dry_run, "captures": captures, "left_alone": left_alone})
@@ -515,9 +515,9 @@ def prune_traces(
 
 
 def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
-    """Build the catalogue of a run or store again from its manifests, and say what in it is none.
+    """Rebuild the catalogue of a run or store from its manifests, and report captures that cannot be used.
 
-    In a catalogue that others share, nothing of theirs is touched.
+    In a shared catalogue, rows of other runs and stores stay as they are.
     """
     directory, meant = whole_store(of.run, of.store)
     built = Catalogue(catalogue_url(of.catalogue) or own_catalogue(directory, meant), meant)
@@ -528,7 +528,7 @@ def reindex_traces(*, of: CapturesChoice, as_json: JsonOption = False) -> None:
         print_json({"store": meant.place, "catalogue": built.name, "captures": number, "problems": problems})
     else:
         captures = "1 capture" if number == 1 else f"{number} captures"
-        odd = f", and {len(problems)} that cannot be used" if problems else ""
+        odd = f"; {len(problems)} cannot be used" if problems else ""
         tell(f"Indexed {captures} of {meant.place}{odd}.")
 
 
@@ -539,16 +539,16 @@ def upload_traces(
     run: RunOption = None,
     store: str | None = option(
         "--store URL",
-        "Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
-        "environment. The run keeps it in mind.",
+        "Destination: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
+        "environment. The run remembers it.",
         "the run's own",
     ),
-    drop_local: bool = option("--drop-local", "Remove traces here once they are verified there."),
+    drop_local: bool = option("--drop-local", "Remove local traces once their copies are verified."),
     as_json: JsonOption = False,
 ) -> None:
     """Upload the captures of a run that are not in its store yet, each verified by reading it back.
 
-    What is there already and right is not sent again. Findings, pins and removals since the last time follow too.
+    Intact copies are not sent again. Findings, pins and removals since the last upload are sent too.
     """
     from sftriage.runtime.copies import follow, uploader_of, what_is_left, with_store
 
@@ -557,7 +557,7 @@ def upload_traces(
     uploader = uploader_of(directory, info, keep_local=not (drop_local or info.drop_local), tries=TRIES)
     uploader.release_all()
     uploader.start()
-    # Ended by somebody else, it gives up what is under way: a bucket charges for parts that nobody gives up.
+    # On SIGTERM it aborts uploads in progress: a bucket charges for parts that are not aborted.
     with ending_on_sigterm(), uploading() as show:
         try:
             standing = follow(uploader, show=show)
@@ -573,6 +573,6 @@ def upload_traces(
     elif standing.done:
         tell(f"No capture in {directory.path}.")
     if standing.taken:
-        raise UsageError(f"{what_is_left(standing)}; `sftriage traces show` says how far each is")
+        raise UsageError(f"{what_is_left(standing)}; see the progress of each with `sftriage traces show`")
     if not standing.done:
         raise StoreError(what_is_left(standing))

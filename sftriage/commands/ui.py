@@ -1,4 +1,4 @@
-"""``sftriage ui`` and ``mcp``: a read-only web page about runs and stores, and answers for an assistant."""
+"""``sftriage ui`` and ``mcp``: a read-only web page of runs and stores, and a server for AI assistants."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def ui(
     *,
     of: CapturesChoice,
     host: str = option(
-        "ADDRESS", "Address to listen on. Any but this machine's own wants a token.", default="127.0.0.1"
+        "ADDRESS", "Address to listen on. Any non-loopback address requires a token.", default="127.0.0.1"
     ),
-    port: int = option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535, default=0),
+    port: int = option("PORT", "Port to listen on; 0 chooses a free port.", min=0, max=65535, default=0),
     token_file: Path | None = option(
-        "FILE", f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself."
+        "FILE", f"File with the token that browsers send as password. Or set ${TOKEN_VARIABLE} to the token itself."
     ),
-    allow_host: list[str] | None = option("NAME", "A name under which browsers reach the page. Repeatable."),
-    as_json: bool = option("--json", "One object on stdout: where the page is."),
+    allow_host: list[str] | None = option("NAME", "Host name by which browsers reach the page. Repeatable."),
+    as_json: bool = option("--json", "Print one JSON object with the address of the page."),
 ) -> None:
-    """Show a run as a web page: is the job healthy, since when not, which stage and rank, and what was done.
+    """Show a run as a web page: whether the job is healthy, since when not, the slow stage and rank, what was done.
 
-    The page changes nothing, follows the run while it goes on, and asks no other host for anything. It is about the
-    newest run of this machine, also when a newer one begins, and has the others to choose from; with --run about that
-    one, for which it waits if it is not there yet. With --store or --catalogue it is about the captures of many jobs
-    and runs: a list with filters, and a page for each.
+    The page is read-only, follows the run live, and contacts no other host. It shows the newest run of this machine,
+    switches to a newer one, and lists the others; with --run it shows that run, and waits for it if it has not
+    started. With --store or --catalogue it shows the captures of many jobs and runs: a list with filters, and a page
+    for each capture.
     """
     from sftriage.web.serving import Access, token_of
     from sftriage.web.store_page import StorePage
 
     run, of_store = of.run, of.store is not None or of.catalogue is not None
     if run is not None and of_store:
-        raise UsageError("name a run or a store, and not both")
+        raise UsageError("give either a run or a store")
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
     given = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
@@ -103,9 +103,7 @@ def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp
     from sftriage.runs.source import RunSource
     from sftriage.web.run_page import RunPage
 
-    waits_for = (
-        f"There is no run in {path} yet. Once there is (sftriage run --out {path}), this page shows it by itself."
-    )
+    waits_for = f"No run in {path} yet. This page shows it as soon as it starts (sftriage run --out {path})."
     source = RunSource(lambda: RunDirectory(path), waits_for)
 
     def found() -> Path | None:
@@ -128,7 +126,7 @@ def serve_page(
     name: str | None = None,
     start: Starter | None = None,
 ) -> None:
-    """Print where the page is and what it shows, and serve it until Ctrl-C; UsageError where it cannot listen there.
+    """Print where the page is and what it shows, and serve it until Ctrl-C; UsageError if it cannot listen there.
 
     ``about`` gives what JSON adds to its address; ``start`` opens the link, to the page's part ``where``. Others reach
     this machine by ``name``. At the end, ``stopping`` is set.
@@ -143,7 +141,7 @@ def serve_page(
             sys.stdout.flush()
         else:
             write(link)
-            tell(f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else")
+            tell(f"{shown}{shown and '; '}Ctrl-C stops only the page")
             if start is None and is_loopback(at):
                 tell(tunnel(at, port, os.environ))
         if start is not None:
@@ -177,22 +175,22 @@ def mcp(
     runs: Path = option("--runs DIR", "The directory of the runs, or one run directory.", default=Path(DEFAULT_ROOT)),
     store: str | None = option(
         "--store URL",
-        "A store of captures beside them: s3://, gs:// or az:// with bucket and prefix, or a directory.",
+        "A store of captures to serve as well: s3://, gs:// or az:// with bucket and prefix, or a directory.",
         False,
     ),
 ) -> None:
-    """Answer an assistant's questions about runs, over the Model Context Protocol: on stdin and stdout, read-only.
+    """Serve runs to an AI assistant over the Model Context Protocol, on stdin and stdout, read-only.
 
-    An assistant starts it by itself (docs/assistants.md has the lines for its configuration). It reads the runs in one
-    directory and the store that is named, and nothing else; it opens no port, starts no capture and changes no run.
+    The assistant starts this command (docs/assistants.md shows its configuration). It reads only the runs in --runs
+    and the captures in --store; it opens no port, starts no capture and changes no run.
     """
     if not runs.is_dir():
-        raise UsageError(f"{runs}: no such directory; --runs names the one that `sftriage run` keeps its runs in")
+        raise UsageError(f"{runs}: no such directory; --runs is where `sftriage run` keeps its runs")
     try:
         from sftriage.assistants.answers import Answers, server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
-        raise UsageError("an assistant's server needs the MCP SDK; install sftriage[mcp]") from error
+        raise UsageError("sftriage mcp needs the MCP SDK; install sftriage[mcp]") from error
 
     server(Answers(runs.resolve(), store)).run("stdio")

@@ -26,20 +26,20 @@ from sftriage.runs.source import View
 
 POLL_S = 0.5
 TERMINATED = 128 + 15
-"""What a shell says of a command that SIGTERM ended."""
+"""Exit status of a command that SIGTERM ended."""
 
-FOOTER = "Ctrl-C or q ends only the watching"
+FOOTER = "Ctrl-C or q stops only the watching"
 
 
 def watch(
     run: RunOption = None,
-    once: bool = option("--once", "Show how the run stands now, and end."),
-    as_json: bool = option("--json", "One object a line: every window, and every capture that has ended."),
+    once: bool = option("--once", "Show the current state of the run, and exit."),
+    as_json: bool = option("--json", "Print one JSON object per line: every window, and every capture that has ended."),
 ) -> None:
-    """Watch a job: whether it is healthy and since when, where its time goes, who is at fault, and what was done.
+    """Watch a job live: whether it is healthy and since when, where its time goes, the suspect, and what was done.
 
-    A run that has not begun is waited for; when it ends, so does this. Nothing is changed by watching, and what has
-    been read is not read again. Without a terminal, a line is printed whenever something changes.
+    This waits for a run that has not started, exits when the run ends, and changes nothing. Without a terminal, it
+    prints a line for every change.
     """
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
@@ -122,7 +122,7 @@ def _on_screen(watched: FollowedRun, console: Console) -> None:
         _print(console, watched, view)
         return
     screen = Screen(console, lines)
-    # Ctrl-C ends the drawing; the last picture stays.
+    # Ctrl-C stops drawing; the last screen stays.
     with contextlib.suppress(KeyboardInterrupt), screen:
         while not view.has_ended() and not screen.wait(POLL_S):
             view = watched.look()

@@ -1,1 +1,1 @@
-"""One job: put its windows together, judge them, decide, and put both on record."""
+"""One job: assemble its windows, judge them, decide, and record both."""

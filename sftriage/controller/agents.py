@@ -28,7 +28,7 @@ log = logging.getLogger("sftriage")
 
 
 class Fleet(Protocol):
-    """The agents of a job. What crosses are records; times are ages, or nanoseconds since the epoch."""
+    """The agents of a job. They exchange records; times are ages, or nanoseconds since the epoch."""
 
     def rows(self) -> Sequence[Rows]: ...
 
@@ -36,40 +36,40 @@ class Fleet(Protocol):
         """What each rank of the newest generation is doing now; None before there is one."""
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
-        """All captures that are wanted now: what is new is begun, what is there no more is called off."""
+        """Set all captures to be made now: agents start new ones, and cancel those no longer listed."""
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """The state of each group of ranks that a remedy can be switched on."""
+        """The state of each group of ranks on which a remedy can be switched on."""
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
-        """Set what is to be in force in each group, by its name; repeating it changes nothing."""
+        """Set the remedy of each group, by its name; repeating it changes nothing."""
 
     def reports(self) -> Sequence[Report]:
-        """What became of captures since the last call."""
+        """The reports on captures since the last call."""
 
     def telemetry(self) -> ReadCounts: ...
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
-        """What drivers report of these ranks' GPUs; None while they are queried: call again."""
+        """What the drivers report of these ranks' GPUs; None while the query runs: call again."""
 
     def settled(self, agent: str, position: int) -> None:
-        """What came of an agent's rows up to this position is on record: they need not be sent again."""
+        """The results of an agent's rows up to this position are recorded; it need not send them again."""
 
     def close(self) -> None:
-        """Let go of the agents; what has not ended is called off."""
+        """Release the agents; unfinished captures are cancelled."""
 
 
 HELD_BYTES = 64 << 20
-"""Size of the windows that are held while a capture runs: its steps are read once it is stored."""
+"""Maximum size of the windows kept while a capture runs: its steps are read once it is stored."""
 
 Kept = Callable[[int, int, int], "Window | None"]
-"""Steps that are held no longer: by generation, first and last step; None where they are not there either."""
+"""Reads steps no longer in memory: by generation, first and last step; None if they are not kept either."""
 
 
 class WindowAssembly:
-    """Puts windows together, of every generation until another one has followed it.
+    """Assembles windows, of every generation until the next one has begun.
 
-    ``kept`` gives steps that are held no longer. ``judged`` has the first and last step of the last window that an
+    ``kept`` returns steps no longer in memory. ``judged`` has the first and last step of the last window that an
     earlier controller has judged, by generation.
     """
 
@@ -91,9 +91,9 @@ class WindowAssembly:
         self._needed: defaultdict[str, deque[tuple[tuple[int, int], int]]] = defaultdict(deque)
 
     def add(self, sent: Sequence[Rows], *, ended: bool = False, hold: bool = False) -> list[Window]:
-        """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too.
+        """Take rows, and return the windows that they complete. With ``ended``, the job's last ones too.
 
-        With ``hold``, `steps` has those of the newest windows at once; without, none are held but for windows to come.
+        With ``hold``, `steps` can return the newest windows at once; without, only steps of coming windows are kept.
         """
         of_generation: dict[int, list[Rows]] = {}
         for rows in sent:
@@ -119,9 +119,9 @@ class WindowAssembly:
         return windows
 
     def settled(self, window: Window) -> Mapping[str, int]:
-        """A window is on record: up to which position each agent's rows are in no window to come.
+        """A window is recorded: return the position up to which each agent's rows are no longer needed.
 
-        A controller that takes over sees the steps after these first, and passes over as many as its warm-up has.
+        A controller that takes over starts with the steps after these, and skips its warm-up.
         """
         stride = self._shape.stride_after(len(window.durations_NRS))
         next_step = (window.attempt, window.first_step + stride - self._shape.warmup_steps)
@@ -132,11 +132,11 @@ class WindowAssembly:
         return positions
 
     def spans(self, window: Window) -> Mapping[int, events.Span]:
-        """From when to when each step of a window was, by number, as far as that is known."""
+        """Start and end of each step of a window, by number, as far as known."""
         return self._times.of(window.attempt, window.first_step, window.last_step)
 
     def steps(self, generation: int, first_step: int, last_step: int) -> Window | None:
-        """Some of the newest steps; None where they are not there."""
+        """Some of the newest steps; None if they are not kept."""
         gatherer = self._gatherers.get(generation)
         held = None if gatherer is None else gatherer.cut(first_step, last_step)
         if held is not None:
@@ -149,7 +149,7 @@ class WindowAssembly:
         return self._kept(generation, first_step, last_step)
 
     def _take(self, sent: Sequence[Rows]) -> None:
-        """Take rows of one generation, of all hosts at once: no window is given up for steps that are there."""
+        """Take rows of one generation, of all hosts at once, so that no window is given up for steps that exist."""
         first = sent[0]
         if first.generation < max(self._gatherers, default=first.generation):
             return
@@ -167,21 +167,21 @@ class WindowAssembly:
         )
 
     def _belongs(self, rows: Rows, gatherer: Gatherer) -> bool:
-        """Whether rows are of the stages of their generation. Ranks that record others count as missing."""
+        """Whether rows have the stages of their generation. Ranks with others count as missing."""
         if (rows.schema, rows.world_size) == (gatherer.schema, gatherer.world_size):
             return True
         who = rows.generation, tuple(sorted(rows.ranks))
         if who not in self._foreign:
             self._foreign.add(who)
-            log.warning("ranks %s record other stages than the others; they count as missing", who[1])
+            log.warning("ranks %s record different stages than the others and count as missing", who[1])
         return False
 
 
 def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ()) -> tuple[int, ...]:
-    """The other ranks of the first suspect's cohort, the most typical first; those that are suspected too come last.
+    """The other ranks of the first suspect's cohort, the most typical first, and other suspects last.
 
-    Whether one of those is healthy beside the first is the policy's to say (`policy.engine.HEALTHY_GAIN_FRACTION`).
-    Where there is no window yet, they are of ``ranks``, in order.
+    The policy decides whether one of those counts as healthy (`policy.engine.HEALTHY_GAIN_FRACTION`).
+    Without a window, the peers are from ``ranks``, in order.
     """
     if not verdict.suspects:
         return ()
@@ -210,14 +210,14 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
 
 
 EXPIRES_S = 60.0
-"""How long after it was decided a capture may begin: later the job is another one than what was decided about."""
+"""How long after the decision a capture may begin: later, the job may have changed."""
 
 
 class DesiredCaptures:
     """Captures that the agents should have.
 
-    The capture of a healthy peer is called off once its suspects' have come to nothing: it would compare with nothing,
-    and cost the job. One whose trace is being written is kept.
+    The capture of a control rank is cancelled once all captures of its suspects have failed: it would cost the job and
+    compare with nothing. One whose trace is being written is kept.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class DesiredCaptures:
         self._suspects: dict[str, set[str]] = {}
 
     def wanted(self, now_s: float) -> tuple[WantedCapture, ...]:
-        """All captures that are wanted now, suspects first; ``now_s`` is in seconds of a clock that only goes on."""
+        """All captures to be made now, suspects first; ``now_s`` is of a monotonic clock."""
         return tuple(
             replace(one, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else one
             for capture_id, one in self._wanted.items()
@@ -235,13 +235,13 @@ class DesiredCaptures:
 
     @property
     def unended(self) -> tuple[CaptureRequest, ...]:
-        """Captures that nothing has come of yet, also those that are called off."""
+        """Captures without a result yet, cancelled ones included."""
         return tuple(one.request for one in (*self._wanted.values(), *(one for one, _ in self._called_off.values())))
 
     def add(
         self, requests: Sequence[CaptureRequest], triggers: Mapping[str, Trigger], generation: int, now_s: float
     ) -> None:
-        """These captures are wanted, together; none of them is to begin later than `EXPIRES_S` from ``now_s``."""
+        """Order these captures together; each must begin within `EXPIRES_S` of ``now_s``."""
         suspects = {request.capture_id for request in requests if request.role == "suspect"}
         for one in requests:
             self._wanted[one.capture_id] = WantedCapture(one, triggers[one.capture_id], generation)
@@ -250,13 +250,13 @@ class DesiredCaptures:
                 self._suspects[one.capture_id] = set(suspects)
 
     def resume(self, request: CaptureRequest, trigger: Trigger, generation: int) -> None:
-        """A capture that an earlier process has asked for is wanted still."""
+        """Keep the order of a capture that an earlier process requested."""
         self._wanted[request.capture_id] = WantedCapture(request, trigger, generation, resumed=True)
 
     def ended(self, result: CaptureResult) -> tuple[WantedCapture | None, CaptureResult]:
-        """A capture has ended: what was wanted, and the result with why it was called off where it was.
+        """A capture has ended: return the order, and the result, with the reason if it was cancelled.
 
-        Captures that were to be compared with it, and have nothing else to be compared with, are wanted no more.
+        Control captures that have no other suspect to compare with are cancelled.
         """
         called_off = self._called_off.pop(result.capture_id, None)
         self._expire_s.pop(result.capture_id, None)
@@ -270,7 +270,7 @@ class DesiredCaptures:
                 del self._suspects[control]
             if result.state != "stored" and not suspects:
                 how = "was refused" if result.state == "refused" else "failed"
-                reason = f"nothing to compare it with, the capture of rank {result.rank} {how}"
+                reason = f"nothing to compare it with: the capture of rank {result.rank} {how}"
                 self._called_off[control] = (self._wanted.pop(control), reason)
         if called_off is None or result.state == "stored":
             return wanted, result
@@ -279,11 +279,11 @@ class DesiredCaptures:
 
 @dataclass(slots=True)
 class Corroboration:
-    """Asks the GPUs of suspects, and of undecided windows where the policy says so; never waits, decides nothing.
+    """Queries the GPUs of suspects, and of undecided windows if the policy says so; never waits, decides nothing.
 
     Attributes:
         remarks: the last remarks on each rank's GPU.
-        slowed: by how much lower its clock was than the others', of those that were slow.
+        slowed: by how much its clock was lower than the others', for slow ones.
     """
 
     remarks: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -291,12 +291,12 @@ class Corroboration:
     _wanted: Verdict | None = None
 
     def want(self, verdict: Verdict, *, of_undecided: bool) -> None:
-        """A verdict has been taken. The latest is the one that evidence is for."""
+        """Take a verdict. Evidence is gathered for the latest one."""
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
 
     def look(self, fleet: Fleet) -> events.EvidenceGathered | None:
-        """What the GPUs have answered, to be put on record, once they have; None where nothing is to be said."""
+        """The GPUs' answer, to be recorded, once it is there; None if there is nothing to report."""
         verdict = self._wanted
         if verdict is None:
             return None
@@ -315,7 +315,7 @@ class Corroboration:
 
 @dataclass(slots=True)
 class ResumeState:
-    """What was done, and what was begun, by attempt, capture or request.
+    """What earlier controllers have finished and begun, by attempt, capture or request.
 
     ``judged`` has the first and last step of the last window that was decided; ``unended`` captures come with their
     triggers; ``attempts`` is the attempt that each capture is of.
@@ -332,7 +332,7 @@ class ResumeState:
 
 
 def resume_state(records: Iterable[events.Event]) -> ResumeState:
-    """What a run's records, in order, say is left to be done."""
+    """The state to resume from, by a run's records in order."""
     left, stored = ResumeState(), set[str]()
     for event in records:
         if isinstance(event, events.CaptureChanged):

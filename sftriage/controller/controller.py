@@ -1,6 +1,6 @@
-"""One job's controller: judges windows and standstills, asks the policy, remembers and records.
+"""One job's controller: judges windows and stalls, applies the policy, remembers and records.
 
-What captures cost the job is measured: the steps in them and just after them against what these would have taken.
+It measures what captures cost the job: their steps, and those just after, against what these would have taken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("sftriage")
 
 
 def settings_of(detection: Detection) -> Settings:
-    """The thresholds of a policy's ``detection``; the others are as they are."""
+    """The thresholds of a policy's ``detection``; the others keep their defaults."""
     return Settings(
         min_gain_fraction=detection.min_gain_fraction,
         false_names_per_million_steps=detection.false_names_per_million_steps,
@@ -53,28 +53,28 @@ def settings_of(detection: Detection) -> Settings:
 
 
 def shape_of(detection: Detection, **given: int) -> Shape:
-    """How a policy's ``detection`` cuts windows, or what is ``given``: the rest shrinks where steps are long."""
+    """How ``detection``, or ``given``, cuts windows; values that neither sets shrink if steps are long."""
     cuts = {name: getattr(detection, name) for name in ("window_steps", "stride_steps", "warmup_steps")}
     return Shape(**cuts | given, shrinks=frozenset(cuts) - detection.model_fields_set - given.keys())
 
 
 class Controller:
-    """Turns windows, and what the ranks are doing now, into decisions under ``policies``; ``now_s`` is of the epoch.
+    """Decides about windows and stalls under ``policies``; ``now_s`` is in seconds since the epoch.
 
-    What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
-    so that a restarted controller resumes there; in memory alone while the disk takes nothing.
+    It saves cooldowns, and captures made and running, in ``state_file`` before it returns a decision, so that a
+    restarted controller resumes there; while the disk fails, they are only in memory.
 
     Args:
         policy: the policies in force, or files that are watched for changes.
-        publish: gets everything that went on record, and each window before it is judged.
-        left: what an earlier controller left: windows that it has decided are only learnt from.
+        publish: gets every recorded event, and each window before it is judged.
+        left: the state of an earlier controller: from windows that it has decided, this one only learns.
 
     Attributes:
         losses: what stragglers have cost the job since the run began.
-        costs: what captures have cost, as far as the last window shows it.
+        costs: what captures have cost, as far as the last window shows.
 
     Raises:
-        InputError: the state file is there and is not one.
+        InputError: the state file is invalid.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Controller:
         self._state = State.from_json(state_file.read_bytes()) if state_file.exists() else State()
 
     def budget(self, now_s: float) -> tuple[float, float]:
-        """What captures have cost the job, and what they may have cost it by now, in seconds."""
+        """What captures have cost the job, and their budget by now, in seconds."""
         return self._state.spent_s, budget_s(self.policies.limits, self._state, now_s)
 
     def decided(self, window: Window) -> bool:
@@ -119,9 +119,9 @@ class Controller:
         return window.last_step <= self._left.judged.get(window.attempt, (-1, -1))[1]
 
     def learn(self, window: Window, spans: Mapping[int, events.Span] | None = None) -> None:
-        """Learn from a window that was decided before: what is normal, and what comes back. Nothing goes on record.
+        """Learn from a window that was decided before: what is normal, and what comes back. Records nothing.
 
-        One that comes again teaches nothing.
+        A repeated window changes nothing.
         """
         if window.last_step <= self._learnt.get(window.attempt, -1):
             return
@@ -131,7 +131,7 @@ class Controller:
         self._judged(window)
 
     def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> events.WindowJudged:
-        """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
+        """Judge a window, decide, and record both; ``spans`` has start and end of each of its steps."""
         self._follow(now_s)
         self._publish(events.WindowSeen(window, spans or {}))
         self.costs = self._ledgers[window.attempt].add(window, now_s)
@@ -172,9 +172,9 @@ class Controller:
         return verdict
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> events.WindowJudged | None:
-        """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
+        """Check whether the job stalls. A stall is decided and recorded when it begins, or its suspects change.
 
-        ``now_ns`` is on a clock that only goes on, and was read after ``job`` was.
+        ``now_ns`` is of a monotonic clock, read after ``job``.
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
@@ -187,7 +187,7 @@ class Controller:
         return self._decided(verdict, now_s, peers_of(verdict, last, job.rank_R.tolist()))
 
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
-        """Decide about a capture that a person asks for, and put it on record."""
+        """Decide about a capture that a person requests, and record that."""
         still = () if job is None else still_ranks(job, self._watch.pace.typical_s)
         decision, state = decide_manual_request(
             ask, self.policies, self._state, now_s, job, still, clock=self._clock, nsys=self._nsys
@@ -198,9 +198,9 @@ class Controller:
         return decision
 
     def follow_up(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
-        """Decide what is done about a rank that hangs inside a capture that was given up, and put it on record.
+        """Decide what to do about a rank that hangs inside a capture that was given up, and record that.
 
-        None where the rank is not there to hang.
+        None if the rank no longer exists.
         """
         if job is None or not hung.takes_steps:
             return None
@@ -216,9 +216,9 @@ class Controller:
         return decision
 
     def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, Setting]:
-        """Go on with what is done about a straggler that stays, on record first; what is to be in force in each group.
+        """Continue the trial of a remedy, recording it first; return the remedy to set in each group.
 
-        ``switches`` are the groups of ranks that a remedy can be switched on.
+        ``switches`` are the groups of ranks on which a remedy can be switched on.
         """
         if not switches and not self._loop.trials:
             return {}
@@ -239,7 +239,7 @@ class Controller:
         return self._loop.wanted(switches)
 
     def answered(self, ask: ManualRequest) -> bool:
-        """Whether an earlier controller has decided about what a person asks for."""
+        """Whether an earlier controller has decided about a person's request."""
         return ask.request_id in self._left.request_ids
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> events.WindowJudged:
@@ -251,7 +251,7 @@ class Controller:
         return judged
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger], state: State) -> Decision:
-        """Remember what a decision changes before it is handed out; its captures say what led to them."""
+        """Save what a decision changes before returning it; its captures name their triggers."""
         if state != self._state:
             self._remember(state)
         self._triggers |= triggers
@@ -276,20 +276,20 @@ class Controller:
         return self._triggers[capture_id]
 
     def reproduced(self, capture_id: str, steps: Window | None) -> Reproduced | None:
-        """Whether the fault that led to a capture is in the captured steps; None where it cannot be told."""
+        """Whether the captured steps contain the fault that led to the capture; None if unknown."""
         return None if steps is None else reproduced(steps, self.trigger_of(capture_id), self._settings)
 
     def changed(
         self, result: CaptureResult, now_s: float, found: Reproduced | None = None, stored_bytes: int = 0
     ) -> None:
-        """Put on record that a capture is in another state; once it has ended, its rank may be captured again."""
+        """Record that a capture changed its state; once it has ended, its rank may be captured again."""
         if result.state in ENDED:
             holds_fault = found is not None and found.answer != "no"
             self._remember(finished(self._state, result, now_s, reproduced=holds_fault))
         self.record(events.CaptureChanged(now_s, result, found, stored_bytes))
 
     def explained(self, found: events.CauseFound) -> None:
-        """Put on record what a capture says of its rank, and remember what it leaves open."""
+        """Record what a capture shows of its rank, and remember what it leaves open."""
         self._remember(left_open(self._state, found.capture_id, found.left_open))
         self.record(found)
 
@@ -306,33 +306,33 @@ AFTER_STEPS = 10
 """Steps after a capture that may still be slower for it: its trace is exported and packed meanwhile."""
 
 BEFORE_STEPS = 50
-"""Steps before a capture that say what a step takes without one: their mean, with what comes back every few steps."""
+"""Steps before a capture whose mean is what a step takes without one, including what recurs every few steps."""
 
 NEAR_STEPS = 10
-"""The last of them, whose median says it where that has just become more: what was slow before is no capture's cost."""
+"""The last of them, whose median counts if steps have just become slower: that is not the capture's cost."""
 
 MOST_MEDIANS = 5.0
-"""In the mean, a step counts as at most this many medians: a checkpoint is not what a step takes."""
+"""Maximum weight of a step in the mean, in medians: a checkpoint does not show what a step takes."""
 
 MIN_BEFORE_STEPS = 5
-"""Of fewer, nothing is known of what a step takes without a capture."""
+"""Minimum steps to know what a step takes without a capture."""
 
 SEEN_STEPS = 500
-"""Steps before a capture in which a single slow one is looked for that comes back in it."""
+"""Steps before a capture to search for a slow step that recurs in it."""
 
 SLOW_FRACTION, SLOW_SPREADS = 0.25, 7.4
-"""A step is a slow one by so much of a usual step, and by so many median deviations (five standard deviations)."""
+"""A slow step exceeds a usual one by this share, and by this many median deviations (five standard deviations)."""
 
 KEPT_STEPS = 2048
-"""Steps that are remembered: the longest capture, and what is before and after it."""
+"""Steps to remember: the longest capture, with those before and after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostedStep:
     """A step of the job: how long it took, its kind, and whether a profiler ran.
 
-    ``rank`` took ``over_s`` longer than the median rank in one ``part`` that is its own, by number: nobody was further
-    over its peers in any.
+    ``rank`` took ``over_s`` longer than the median rank in one ``part`` of its own, by number: no rank exceeded its
+    peers by more in any part.
     """
 
     took_s: float
@@ -344,11 +344,11 @@ class CostedStep:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is an ordinary step that nothing disturbed, as far as is known."""
+        """Whether it is an ordinary step that nothing disturbed, as far as known."""
         return isfinite(self.took_s) and not self.capturing and not self.kind
 
     def place(self, usual_s: float) -> tuple[int, int] | None:
-        """Where it was longer than usual; None for what all ranks share, or nobody alone explains."""
+        """Where it was longer than usual; None if all ranks share it, or no single rank explains it."""
         # (of two ranks, the median is half way between them)
         return (self.rank, self.part) if self.over_s >= 0.4 * (self.took_s - usual_s) else None
 
@@ -357,7 +357,7 @@ class CostedStep:
 class Ledger:
     """The last steps of one attempt of a job, and the last of them up to which captures have been accounted for.
 
-    ``left_R`` is what of the very last one comes after its sync stages, in seconds.
+    ``left_R`` is the part of the last one after its sync stages, in seconds.
     """
 
     steps: dict[int, CostedStep] = field(default_factory=dict)
@@ -365,7 +365,7 @@ class Ledger:
     left_R: FloatArray | None = None
 
     def add(self, window: Window, now_s: float) -> list[events.CostMeasured]:
-        """Take one more window; what has become known by it at ``now_s``, in seconds of the epoch."""
+        """Take one more window; return the costs it reveals, at ``now_s`` in seconds since the epoch."""
         last = max(self.steps, default=-1)
         if last < window.last_step:
             before_R = self.left_R if window.first_step <= last + 1 else None
@@ -391,10 +391,10 @@ class Ledger:
         return (first, last) if last + AFTER_STEPS <= max(self.steps) else None
 
     def _cost_s(self, first: int, last: int) -> tuple[float | None, float | None]:
-        """What captures in these steps cost, and what a step took before; None where nothing is known of before.
+        """What captures in these steps cost, and what a step took before; None if that is unknown.
 
-        A step is compared with those of its own kind. One of a kind that was not seen before is not charged: it may
-        be as long as it is without a capture.
+        A step is compared with those of its own kind. One of a new kind is not charged: it may take as long without a
+        capture.
         """
         seen = [step for number, step in self.steps.items() if first <= number <= last + AFTER_STEPS]
         during = [step for step in seen if isfinite(step.took_s)]
@@ -417,11 +417,11 @@ class Ledger:
 
 
 def _expected_s(before: Sequence[CostedStep], during: Sequence[CostedStep]) -> float:
-    """What some steps would have taken together without a capture, by those of their kind before; 0 where none are.
+    """What some steps would have taken without a capture in total, by earlier ones of their kind; 0 if there are none.
 
-    That is what as many took before, in the mean; but single slow steps that come back in one place count as often as
-    they came, rounded up, and where they are there again. A capture is laid over what comes back: its few steps hold
-    more of that than the mean.
+    That is the mean of earlier steps, except that single slow steps that recur in one place count as often as before,
+    rounded up, where they occur again. A capture is timed to contain what recurs, so its few steps contain more of it
+    than the mean.
     """
     if not before or not during:
         return 0.0
@@ -458,10 +458,10 @@ def _near_s(before: Sequence[CostedStep]) -> float:
 
 
 def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, CostedStep], FloatArray]:
-    """The steps of a window, by number, and what of the last one comes after its sync stages. What nobody saw took NaN.
+    """The steps of a window, by number, and the part of the last one after its sync stages. Unrecorded steps are NaN.
 
-    A step is taken from the end of the sync stages of the one before: from there on the ranks are together. What a rank
-    does after them, as a checkpoint, would count twice otherwise: as its own, and as the others' wait in the next step.
+    A step begins at the end of the previous one's sync stages, where the ranks are in step. Otherwise, what a rank does
+    after them, such as a checkpoint, would count twice: as its own work, and as the others' wait in the next step.
     """
     durations_NRS, stages = window.durations_NRS, window.schema.stages
     synced = max((n for n, stage in enumerate(stages) if stage in window.schema.sync), default=len(stages))

@@ -1,8 +1,8 @@
-"""What a policy would have done: recorded windows through judge and decide, on a clock made of the recorded steps.
+"""What a policy would have done: judges and decides recorded windows, on a clock made of the recorded steps.
 
-Pure: windows come in, decisions go out. A capture that would have been started is taken to run as its request says,
-from the step after its window on, and to hold its fault; the windows that it would have touched are marked as a running
-profiler marks them.
+Pure: windows come in, decisions go out. A capture is assumed to run as requested, from the step after its window,
+and to contain its fault; the windows that it would have touched are marked as by a running
+profiler.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sftriage.verdict.judging import judge
 def verdicts_and_pauses(
     windows: Iterable[Window], settings: Settings
 ) -> Iterator[tuple[Verdict, tuple[JobPaused, ...]]]:
-    """Verdicts on recorded windows in order, each attempt of the job with a past of its own.
+    """Verdicts on recorded windows in order, each attempt of the job with its own history.
 
-    With each come the pauses that its window is the first to show.
+    Each comes with the pauses that its window is the first to show.
     """
     pasts: dict[int, Past] = {}
     for window in windows:
@@ -43,8 +43,8 @@ def verdicts_and_pauses(
 class ReplayedDecision:
     """One window, or one stall, as it would have been decided at ``time_s`` of the replay's clock.
 
-    ``captured_steps`` has, for each capture asked for, the first and the last step that it would have recorded; stacks
-    are of no step.
+    ``captured_steps`` has, for each requested capture, the first and the last step that it would have recorded; stacks
+    record none.
     """
 
     time_s: float
@@ -56,9 +56,9 @@ class ReplayedDecision:
 def replay(
     windows: Iterable[Window], policies: PolicySet, start_s: float, stalls: Iterable[Verdict] = ()
 ) -> Iterator[ReplayedDecision]:
-    """Decide on windows, each attempt's in order of their steps, the first of which began at ``start_s`` of the epoch.
+    """Decide on windows, in step order within an attempt; the first began at ``start_s`` seconds since the epoch.
 
-    ``stalls`` are verdicts on steps that stalled when this was recorded, in order; no window shows them.
+    ``stalls`` are verdicts on steps that stalled during the recording, in order; no window shows them.
     """
     going = _Replay(policies, start_s)
     waiting = list(stalls)
@@ -72,7 +72,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A capture that would be running: from where its profiler warms up, and no longer than until then."""
+    """A capture that would be running: from its warm-up, until its latest end."""
 
     request: CaptureRequest
     attempt: int
@@ -84,7 +84,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Replay:
-    """What is carried from window to window: at ``now_s``, and with the ends of the last window's new steps."""
+    """The state between windows: the time ``now_s``, and the ends of the last window's new steps."""
 
     policies: PolicySet
     now_s: float
@@ -119,7 +119,7 @@ class _Replay:
         return self._decided(verdict, self.now_s + verdict.exposed_s, peers_of(verdict, last))
 
     def _pass(self, window: Window) -> None:
-        """Go on to the end of a window. A step takes what its median rank took; a step of no rank, as the last."""
+        """Advance to the end of a window. A step takes as long as its median rank, or without ranks, as the last."""
         if window.attempt != self.attempt:
             self.attempt, self.next_step = window.attempt, window.first_step
         self.now_s += max(0, window.first_step - self.next_step) * self.step_s

@@ -1,1 +1,1 @@
-"""The demo: a real job, and what can be made wrong with it. Neither knows that anybody is watching."""
+"""The demo: a real job, and the faults that can be injected. Neither knows of sftriage's verdicts."""

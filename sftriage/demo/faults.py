@@ -1,4 +1,4 @@
-"""What the demo does to its own job: causes that real jobs have, and bare delays of one stage."""
+"""The faults that the demo injects into its job: causes from real jobs, and plain delays of one stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STAGE_NAMES = ", ".join(FAULT_STAGES)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A way to make one rank slow, and what it is in words.
+    """A way to make one rank slow, and a description of it.
 
     ``stage`` is slow, or all of them if "". ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`), and
     ``function`` is at fault, without its class; "" where no line of the thread that trains is.
@@ -26,23 +26,23 @@ class Cause:
 
 
 CAUSES: Mapping[str, Cause] = {
-    "slow-dataset": Cause("data", ("sleep",), "__getitem__", "its dataset waits for a storage that is slow"),
-    "python-decoding": Cause("data", ("python",), "decode", "its samples are decoded byte by byte, in Python"),
-    "slow-disk": Cause("data", ("disk",), "copy_shard", "its samples come from a disk that is slow"),
-    "held-lock": Cause("data", ("lock",), "from_cache", "another of its threads holds the lock of a cache"),
-    "subprocess": Cause("data", ("subprocess",), "tokenize", "it starts a program for each of its batches"),
-    "extra-operator": Cause("forward", ("operator",), "regularized", "its model computes what the others' do not"),
-    "recompilation": Cause("forward", ("recompilation",), "regularized_anew", "it compiles a function in every step"),
+    "slow-dataset": Cause("data", ("sleep",), "__getitem__", "its dataset waits for slow storage"),
+    "python-decoding": Cause("data", ("python",), "decode", "its samples are decoded byte by byte in Python"),
+    "slow-disk": Cause("data", ("disk",), "copy_shard", "its samples come from a slow disk"),
+    "held-lock": Cause("data", ("lock",), "from_cache", "another thread holds the lock of a cache"),
+    "subprocess": Cause("data", ("subprocess",), "tokenize", "it starts a program for every batch"),
+    "extra-operator": Cause("forward", ("operator",), "regularized", "its model runs an extra operator"),
+    "recompilation": Cause("forward", ("recompilation",), "regularized_anew", "it recompiles in every step"),
     "checkpoint": Cause("optimizer", ("checkpoint",), "save_checkpoint", "it saves a checkpoint in every step"),
-    "slow-logging": Cause("other", ("disk",), "log_metrics", "it writes its metrics to a disk, and waits for that"),
+    "slow-logging": Cause("other", ("disk",), "log_metrics", "it writes metrics to disk, and waits for it"),
     "garbage": Cause("other", ("garbage_collection",), "log_memory", "it collects garbage in every step"),
-    "gil-thread": Cause("", ("gil",), "", "another of its threads computes in Python, and has the interpreter"),
+    "gil-thread": Cause("", ("gil",), "", "another thread computes in Python, and holds the GIL"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A cause on one rank; or a bare delay of ``delay_s`` seconds in the stage ``name`` of every step."""
+    """A cause on one rank; or a plain delay of ``delay_s`` seconds in the stage ``name`` of every step."""
 
     name: str
     rank: int
@@ -53,12 +53,12 @@ class Fault:
 
     @property
     def option(self) -> str:
-        """The option that causes it."""
+        """The option that injects it."""
         return "--fault" if self.delay_s else "--cause"
 
     @property
     def cause(self) -> Cause:
-        """What it is."""
+        """The kind of fault."""
         if not self.delay_s:
             return CAUSES[self.name]
         function = "_pause" if self.name == "backward" else "pause_for"
@@ -66,7 +66,7 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault from ``STAGE:RANK:MS``; raises UsageError where it is not of that form."""
+    """A fault from ``STAGE:RANK:MS``; UsageError for any other form."""
     try:
         stage, rank, delay_ms = text.split(":")
         fault = Fault(stage, int(rank), float(delay_ms) / 1e3)
@@ -81,10 +81,10 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_cause(text: str, drawn: Iterable[int] = ()) -> Fault:
-    """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``; raises UsageError else."""
+    """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``; UsageError for other forms."""
     name, colon, rank = text.partition(":")
     if name not in CAUSES:
-        raise UsageError(f"there is no cause {name!r}; there are: {', '.join(CAUSES)}")
+        raise UsageError(f"unknown cause {name!r}; choose from {', '.join(CAUSES)}")
     if colon and not (rank.isascii() and rank.isdigit()):
         raise UsageError(f"cause {text!r} is not NAME or NAME:RANK with a rank from 0; for example {name}:2")
     return Fault(name, int(rank) if colon else next(iter(drawn)))

@@ -1,4 +1,4 @@
-"""A demo run, looked at once it has ended."""
+"""The outcome of a demo run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = Literal["right", "wrong", "not named"]
 
 
 class DemoOutcome:
-    """A demo run, read again from its directory; ``step_time_s`` has medians, or None where no such steps were."""
+    """A demo run, read from its directory; ``step_time_s`` has medians, or None without such steps."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class DemoOutcome:
         judged = verdicts_and_pauses(recording.windows(shape_of(detection)), settings_of(detection))
         self.verdicts = tuple(verdict for verdict, _ in judged)
         self.decisions = tuple(decisions_of(directory))
-        # As they are now: what a capture has cost became known after it.
+        # Read again: the cost of a capture is known only after it.
         self.manifests = tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored")
         self.failures = tuple(one for one in captures if one.state != "stored")
         fault_step = fault_step if faults else steps
@@ -64,7 +64,7 @@ class DemoOutcome:
         return found(self.faults, self.causes())
 
     def causes(self) -> tuple[tuple[int, CauseInfo], ...]:
-        """What is said to be why, and of which rank: of captured suspects, in the order of time."""
+        """The causes found for captured suspects, each with its rank, in order of time."""
         of = [one for one in self.manifests if one.capture.role == "suspect" and one.findings is not None]
         return tuple((one.capture.rank, one.findings.cause) for one in of if one.findings and one.findings.cause)
 
@@ -77,14 +77,14 @@ class DemoOutcome:
 
 
 def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
-    """Whether the first cause that was named, of a rank, is one that the job was given; None where it was given none.
+    """Whether the first cause found, and its rank, match an injected fault; None if there is neither.
 
-    Of a healthy job any that is named is wrong.
+    In a healthy job, any cause is wrong.
     """
     rank, first = next(((rank, one) for rank, one in causes if one.code != "unknown"), (None, None))
     if first is None:
         return "not named" if faults else None
-    # (Python 3.10 does not say of which class a function is)
+    # (Python 3.10 does not report the class of a function)
     function = "" if first.place is None else first.place.function.rpartition(".")[2]
     expected = ((fault.rank, fault.cause) for fault in faults)
     right = any(rank == its and first.code in one.codes and one.function in ("", function) for its, one in expected)
@@ -97,7 +97,7 @@ def _step_times(recording: RecordedRun, steps: int, warmup_steps: int, fault_ste
     if whole is None:
         return dict.fromkeys(("before_fault", "in_fault", "in_capture", "after_capture"))
     between_NR = np.zeros(()) if whole.between_NR is None else whole.between_NR
-    # Ranks keep step with each other: any of them tells the job's pace, the median one best.
+    # Ranks keep step with each other: any of them shows the job's pace, the median rank best.
     time_N = np.nanmedian(whole.durations_NRS.sum(axis=2) + between_NR, axis=1)
     step_N = np.arange(steps) + whole.first_step
     capturing_N = np.zeros(steps, dtype=bool) if whole.capturing_N is None else whole.capturing_N

@@ -1,6 +1,6 @@
 """The job the demo watches: a small Transformer trained with DDP over Gloo, as a user's own script would be.
 
-Launched by torchrun. It injects the faults and tells nobody; all that leaves it is what the Monitor records::
+Launched by torchrun. It injects the faults itself; sftriage gets only what the Monitor records::
 
     python -m torch.distributed.run --nproc-per-node 4 -m sftriage.demo.train --cause slow-dataset:2 --fault-step 120
 """
@@ -32,11 +32,11 @@ import sftriage
 from sftriage.demo.faults import Fault, parse_cause, parse_fault
 
 SLOW_S = 0.04
-"""About how long each takes of a step."""
+"""About how much of a step each takes."""
 
 
 class Trainer:
-    """What a rank does besides training its network: its faults. Of them ``storage_s`` and ``backward_s`` are slept."""
+    """What a rank does besides training its network: its faults. ``storage_s`` and ``backward_s`` are delays."""
 
     def __init__(self, faults: Iterable[Fault], folder: Path, network: nn.Module) -> None:
         self._folder, self._network = folder, network
@@ -52,12 +52,12 @@ class Trainer:
             elif fault.delay_s:
                 self._ways.append((fault.name, partial(pause_for, fault)))
             else:
-                # (one of a background thread is in no stage, and no line of the thread that trains is at fault)
+                # (a fault in a background thread is in no stage, and in no line of the training thread)
                 way = getattr(self, fault.cause.function or "count_statistics")
                 self._ways.append((fault.cause.stage or "other", way))
 
     def be_slow_in(self, stage: str) -> None:
-        """Do what is to be done in a stage."""
+        """Run the faults of a stage."""
         for where, way in self._ways:
             if where == stage:
                 way()
@@ -138,7 +138,7 @@ VOCABULARY, CONTEXT, WIDTH, BATCH = 512, 48, 96, 8
 
 
 class SmallTransformer(nn.Module):
-    """Two causal Transformer layers over bytes-like tokens; `pause_s` is slept in the middle of its backward pass."""
+    """Two causal Transformer layers over bytes-like tokens; `pause_s` delays the middle of its backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,9 +164,9 @@ class SmallTransformer(nn.Module):
 
 
 class Sequences(Dataset[Tensor]):
-    """Sequences with something to learn in them: each token is the sum of the two before it, with noise.
+    """Sequences that can be learnt: each token is the sum of the two before it.
 
-    ``storage_s`` is how long the storage takes for a sample.
+    ``storage_s`` is how long the storage takes per sample.
     """
 
     def __init__(self) -> None:
@@ -186,12 +186,12 @@ class Sequences(Dataset[Tensor]):
 
 
 def pause_for(fault: Fault) -> None:
-    """Be slow here."""
+    """Sleep for the fault's delay."""
     time.sleep(fault.delay_s)
 
 
 def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> None:
-    """Train for so many steps; from ``fault_step`` on, with the faults."""
+    """Train for ``steps`` steps, with the faults from ``fault_step`` on."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     network = SmallTransformer()
@@ -234,13 +234,13 @@ def main() -> None:
     parser.add_argument("--cause", dest="faults", action="append", type=parse_cause, help="NAME:RANK")
     parser.add_argument("--fault-step", type=int, default=120)
     args = parser.parse_args()
-    # Several ranks share few cores here: one thread each, or they fight over them.
+    # Several ranks share few cores here: one thread each, or they compete for them.
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         train(args.steps, args.faults or [], args.fault_step, Path(folder))
     dist.destroy_process_group()
-    # Gloo's threads live on. One that lets go of its last tensor while the interpreter is being torn down aborts the
+    # Gloo's threads live on. A thread that frees its last tensor while the interpreter is torn down aborts the
     # process (pytorch/pytorch#179291; seen here in one job of a hundred on a busy machine), so it is not torn down.
     os._exit(0)
 

@@ -156,8 +156,8 @@ class Generations:
             hosts = member.host.partition(":")[0], other.host.partition(":")[0]
             if hosts[0] != hosts[1]:
                 self._log_once(
-                    "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Are these two jobs"
-                    " under one --job-id, or launchers that do not know of each other?",
+                    "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Do two jobs"
+                    " share one --job-id, or do launchers not know of each other?",
                     *(*hosts, member.one.rank),
                     key=hosts,
                 )
@@ -382,7 +382,7 @@ MAX_NAMED = 4
 
 @dataclass(slots=True)
 class RollCall:
-    """What was said of hosts and hub."""
+    """What was reported about hosts and hub."""
 
     _said: dict[str, bool] = field(default_factory=dict)
     _seen: dict[str, bool] = field(default_factory=dict)
@@ -393,45 +393,45 @@ class RollCall:
 
     def look(self, hosts: Mapping[str, Host], away: str, now_s: float) -> list[str]:
         """The lines that are due; ``away`` is why the hub cannot be reached, "" while it can."""
-        said = self._of_hub(away, now_s)
+        lines = self._of_hub(away, now_s)
         if away:
-            return said
-        # (whoever has left is silent, and no news)
+            return lines
+        # (a host that has left is silent, which is no news)
         seen = {name: one.silent for name, one in sorted(hosts.items()) if not one.over and (one.n_ranks or one.silent)}
         ranks = sum(one.n_ranks for one in hosts.values())
         if (seen, ranks) != (self._seen, self._ranks):
             self._seen, self._ranks, self._changed_s = seen, ranks, now_s
         if now_s < self._changed_s + SETTLE_S:
-            return said
+            return lines
         new = [name for name in seen if name not in self._said]
         silent = [name for name in seen if seen[name] and not self._said.get(name)]
         back = [name for name in seen if not seen[name] and self._said.get(name)]
         if new:
             where = counted(len(seen), "host")
-            said.append(f"{counted(ranks, 'rank')} on {where}: {_names(list(seen))}")
+            lines.append(f"{counted(ranks, 'rank')} on {where}: {_names(list(seen))}")
         if silent:
             its = "its" if len(silent) == 1 else "their"
-            said.append(f"nothing is heard of {_names(silent)}: windows go out without {its} ranks")
+            lines.append(f"no data from {_names(silent)}: windows leave out {its} ranks")
         if back:
-            said.append(f"{_names(back)} {'is' if len(back) == 1 else 'are'} back")
+            lines.append(f"{_names(back)} {'is' if len(back) == 1 else 'are'} back")
         self._said |= seen
-        return said
+        return lines
 
     def _of_hub(self, away: str, now_s: float) -> list[str]:
         if not away:
-            was_s, said = self._away_s, self._said_away
+            was_s, reported = self._away_s, self._said_away
             self._away_s, self._said_away = None, False
-            if was_s is None or not said:
+            if was_s is None or not reported:
                 return []
-            # (nobody could be heard of)
+            # (no host could send anything)
             self._changed_s = now_s
-            return [f"the hub is back after {now_s - was_s:.0f} s; what was recorded meanwhile is judged now"]
+            return [f"the hub is back after {now_s - was_s:.0f} s; judging what was recorded meanwhile"]
         if self._away_s is None:
             self._away_s = now_s
         if self._said_away or now_s < self._away_s + AWAY_S:
             return []
         self._said_away = True
-        return [f"{away} The job goes on, and nobody is judged meanwhile"]
+        return [f"{away} The job keeps running, and is not judged meanwhile"]
 
 
 def _names(names: Sequence[str]) -> str:

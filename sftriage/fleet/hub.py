@@ -87,14 +87,14 @@ class HubAddress:
             try:
                 found["tls"] = ssl.create_default_context(cafile=self.ca)
             except OSError as error:
-                raise UsageError(f"{self.ca} is no certificate of who signs the hub's: {error}") from error
+                raise UsageError(f"{self.ca}: not a certificate of the hub's CA: {error}") from error
         try:
             text = "" if self.credentials is None else self.credentials.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.credentials}: {error}") from error
         if text.startswith("-----BEGIN") or _SEED.fullmatch(text):
             if find_spec("nkeys") is None:
-                raise UsageError(f"{self.credentials} is of an nkey, which takes: pip install nkeys")
+                raise UsageError(f"{self.credentials} holds an nkey, which needs: pip install nkeys")
             key = {"nkeys_seed_str": text} if _SEED.fullmatch(text) else {"user_credentials": str(self.credentials)}
             return found | key
         user, colon, password = text.partition(":")
@@ -182,7 +182,7 @@ class Hub:
     @property
     def js(self) -> JetStreamContext:
         """JetStream; in the loop."""
-        assert self._client is not None, "nobody has connected"
+        assert self._client is not None, "not connected"
         return self._client.jetstream(timeout=CONNECT_S)
 
     @property
@@ -192,7 +192,7 @@ class Hub:
     @property
     def client(self) -> Client:
         """The connection itself; in the loop."""
-        assert self._client is not None, "nobody has connected"
+        assert self._client is not None, "not connected"
         return self._client
 
     def call(self, what: Coroutine[Any, Any, _Of], timeout_s: float) -> _Of:
@@ -251,18 +251,18 @@ class Hub:
             return
 
     def unreachable(self) -> str:
-        """That the hub cannot be reached, or has not let us in, in a line that says what to do."""
+        """A line that says why the hub cannot be reached, or refuses us, and what to do."""
         if self._refused:
             # (it may just close the connection the next time)
             return f"{self._refusal}."
         why = f" ({self.problem})" if self.problem else ""
-        ask = "is its host up, and may this one connect to it?"
+        ask = "is its host up, and can this host reach it?"
         if "CERTIFICATE" in self.problem.upper():
-            ask = "ca.pem in the directory of --tls has to be of who signed its certificate, and that for this name"
+            ask = "ca.pem in the --tls directory must be of the CA that signed its certificate, and that for this name"
         return f"the hub at {self.address.url} cannot be reached{why}: {ask}"
 
     def close(self) -> None:
-        """Let go of the connection. A second call does nothing."""
+        """Close the connection. A second call does nothing."""
         if self._thread is None or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
@@ -290,19 +290,19 @@ class Hub:
     @property
     def _refusal(self) -> str:
         file = self.address.credentials
-        whom = "us without credentials: give --creds FILE" if file is None else f"the credentials in {file}"
-        return f"the hub at {self.address.url} refuses {whom}"
+        refused = "connections without credentials: give --creds FILE" if file is None else f"the credentials in {file}"
+        return f"the hub at {self.address.url} refuses {refused}"
 
     async def _failed(self, error: Exception) -> None:
         from nats.errors import NoServersError
 
         self._refused |= "authorization" in str(error).lower()
-        # (that there are no servers says less than why the last one is none)
+        # (why the last server failed says more than that none is left)
         if not (isinstance(error, NoServersError) and self.problem):
-            said = str(error).removeprefix("nats: ") or type(error).__name__
-            self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else said
+            problem = str(error).removeprefix("nats: ") or type(error).__name__
+            self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else problem
         if "permissions violation" in self.problem:
-            self._log_once("the hub does not let us do what has to be done: %s. See docs/many-hosts.md", self.problem)
+            self._log_once("permission denied by the hub: %s. See docs/many-hosts.md", self.problem)
         log.debug("hub: %s", self.problem)
 
     async def _lost(self) -> None:
@@ -325,7 +325,7 @@ def _steady_client() -> Client:
                 await super()._process_msg(*message)
             except Exception as error:
                 if not self._logged:
-                    log.warning("a message that the hub has passed on cannot be read: %s", type(error).__name__)
+                    log.warning("cannot read a message from the hub: %s", type(error).__name__)
                 self._logged = True
 
     return SteadyClient()
@@ -391,7 +391,7 @@ class Lease:
 
     def let_go(self) -> None:
         if not self.lost:
-            self.lost = "it was let go"
+            self.lost = "it was released"
             with contextlib.suppress(Exception):
                 self.hub.call(self._remove(), RENEW_S)
 
@@ -414,7 +414,7 @@ class Lease:
         with contextlib.suppress(Exception):
             other = _leader((await bucket.get(_KEY)).value)
         if other is None:
-            return UsageError("another controller leads this job; two jobs on one hub need a --job-id each")
+            return UsageError("another controller leads this job; give each job on a hub its own --job-id")
         where = f"{other.host!r}, process {other.pid}"
         if other.run_id == self._leader.run_id:
             return UsageError(f"this job is led by another controller of the same run, on {where}")

@@ -43,13 +43,13 @@ class Refusals:
         if not is_token(agent) or (agent not in self._counts and len(self._counts) >= MAX_NAMED):
             agent = "other names"
         if not self._counts[agent]:
-            log.warning("a message of host %s is not taken: %s", agent, why)
+            log.warning("refused a message of host %s: %s", agent, why)
         self._counts[agent] += 1
 
     def log_totals(self) -> None:
         if self._counts:
             counts = ", ".join(f"{number:,} messages of host {agent}" for agent, number in self._counts.items())
-            log.warning("not taken: %s", counts)
+            log.warning("refused: %s", counts)
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -103,7 +103,7 @@ class Incoming:
             try:
                 shipment = decode_shipment(data)
                 if shipment.agent != message.agent:
-                    raise SftriageError("it says that it is another's")
+                    raise SftriageError("it claims to be from another host")
                 yield message, shipment
             except SftriageError as error:
                 self._refusals.note(message.agent, error)
@@ -141,7 +141,7 @@ class Incoming:
             except NothingError:
                 continue
             except Exception as error:
-                log.debug("nothing comes from the hub: %s", error)
+                log.debug("no messages from the hub: %s", error)
                 consumer = None
                 if isinstance(error, NotFoundError):
                     await self._make_again()
@@ -159,12 +159,12 @@ class Incoming:
     async def _make_again(self) -> None:
         if self.ended:
             return
-        log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
+        log.warning("the hub lost its data of this job, and messages on their way; sftriage still watches the job")
         try:
             await make_places(self._hub, self._places, self._lease.run_id)
             self._lost_all()
         except Exception as error:
-            log.debug("nothing can be made on the hub: %s", error)
+            log.debug("cannot create streams on the hub: %s", error)
 
     def _receive(self, received: Any) -> None:
         about = received.metadata

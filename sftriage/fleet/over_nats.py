@@ -127,7 +127,7 @@ class NatsFleet:
         return status_of_all(heard, time.monotonic())
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
-        """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
+        """See `Fleet`. Captures that do not begin or end in time expire."""
         self._orders.want(wanted, {agent: host.over for agent, host in self._hosts.items()}, self._groups.wanted)
         self._acknowledge()
 
@@ -171,11 +171,11 @@ class NatsFleet:
             host.waiting.popleft().rows = False
 
     def end(self) -> None:
-        """The job has ended: nothing comes any more, and what it had on the hub is missed by nobody."""
+        """The job has ended: nothing more comes, and its data on the hub is no longer needed."""
         self._incoming.ended = True
 
     def close(self) -> None:
-        """See `Fleet`: nothing is wanted any more; the lease is let go."""
+        """See `Fleet`: nothing more is ordered; the lease is released."""
         self._orders.close(self._hosts)
         self._refusals.log_totals()
         self._lease.let_go()
@@ -279,7 +279,7 @@ class NatsFleet:
             answer = await self._hub.client.request(self._lease.places.ask(agent), encode(ranks), timeout=GPUS_S)
             return decode_findings(answer.data)
         except Exception as error:
-            return GpuFindings(time.time(), problem=f"host {agent} does not say: {type(error).__name__}")
+            return GpuFindings(time.time(), problem=f"host {agent} did not answer: {type(error).__name__}")
 
     def _acknowledge(self) -> None:
         settled, position = [], self._keep.position
@@ -369,15 +369,15 @@ class CaptureOrders:
                 heard = one.request.capture_id not in self._missing
                 orders.setdefault(order.agent, []).append(replace(one, process=order.of, heard=heard))
             elif order.begin_s is not None and now_s > order.begin_s:
-                self._end(order, "expired", "its host has not begun it in time")
+                self._end(order, "expired", "its host did not begin it in time")
             elif now_s > order.end_s:
-                self._end(order, "expired", "nothing was heard of it from its host, long past its time-box")
+                self._end(order, "expired", "no answer from its host long after its time-box")
             elif over.get(order.agent) and not self._pending(order):
-                self._end(order, "failed", "the job ended on its host before it did")
+                self._end(order, "failed", "the job ended on its host before the capture did")
             elif not order.agent and now_s > order.at_s + UNHEARD_S:
-                self._end(order, "failed", "nothing is heard any more of the host that it was asked of")
+                self._end(order, "failed", "the host that was to make it no longer answers")
             elif order.agent and self._fleet.gone(order.agent, order.of) and not self._pending(order):
-                self._end(order, "failed", "its host is gone, and the job has started again without it")
+                self._end(order, "failed", "its host is gone, and the job restarted without it")
             elif order.agent:
                 orders.setdefault(order.agent, []).append(replace(one, process=order.of))
         for agent, some in orders.items():
@@ -490,7 +490,7 @@ class CaptureOrders:
                     want = want or await self._lease.hub.js.key_value(self._lease.places.want)
                     await want.put(agent, data)
                 except Exception as error:
-                    log.debug("what is wanted was not written: %s", error)
+                    log.debug("orders were not written: %s", error)
                     await asyncio.sleep(AGAIN_S)
                     continue
                 with self._lock:
@@ -501,9 +501,9 @@ class CaptureOrders:
 
 def _unfit(order: _Order | None, report: Report, agent: str, known: bool) -> str:
     if order is None:
-        return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
+        return f"it reports on capture {report.result.capture_id}, which was not ordered" if known else ""
     if order.agent not in ("", agent):
-        return f"it reports on a capture that was asked of host {order.agent}"
+        return f"it reports on a capture that was ordered from host {order.agent}"
     if order.request.rank != report.result.rank:
         return f"it reports on a capture of rank {order.request.rank} as one of rank {report.result.rank}"
     return ""

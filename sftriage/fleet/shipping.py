@@ -191,7 +191,7 @@ class HostEnd:
         except OSError as error:
             if capture_id not in self._refused:
                 self._refused.add(capture_id)
-                why = f"it cannot be noted on {self._name} that it begins: {error.strerror}"
+                why = f"cannot record on {self._name} that it begins: {error.strerror}"
                 self._report(Report(CaptureResult(capture_id, request.rank, "refused", why)))
 
     def _report(self, report: Report) -> None:
@@ -261,7 +261,7 @@ class HostEnd:
             self._away_since_s = now_s
         elif now_s > self._away_since_s + SAY_AFTER_S and not self._logged_away and self._log_leader.should_log():
             self._logged_away = True
-            log.warning("%s The job goes on; what its ranks record waits in their rings", self._hub.unreachable())
+            log.warning("%s The job keeps running; its steps wait in its rings", self._hub.unreachable())
 
     async def _talk(self) -> None:
         while True:
@@ -294,7 +294,7 @@ class HostEnd:
                 try:
                     await asyncio.wait_for(self._wake.wait(), 2 * self._every_s)
                 except (TimeoutError, asyncio.TimeoutError):  # another one before Python 3.11
-                    # Whoever fills it is busy with a trace, and there all the same.
+                    # The agent is busy with a trace, but still there.
                     await self._sent(Shipment(self._token, self._boot_id, self._process))
                 continue
             if await self._sent(self._outbox[0]):
@@ -310,7 +310,7 @@ class HostEnd:
         try:
             created = (await self._hub.js.stream_info(f"KV_{self._places.want}")).created
         except Exception as error:
-            log.debug("it cannot be asked what the hub has: %s", error)
+            log.debug("cannot find out what the hub has: %s", error)
             return False
         self._lost = self._lost or self._kept_since not in (None, created)
         self._kept_since = created
@@ -354,10 +354,10 @@ class HostEnd:
                 want = await self._hub.js.key_value(self._places.want)
                 self._take((await want.get(self._token)).value or b"")
             except KeyNotFoundError:
-                # It goes when nobody leads the job for a while, which is no order to end anything.
+                # It expires without a controller for a while, which is no order to end anything.
                 pass
             except Exception as error:
-                log.debug("what is wanted cannot be asked: %s", error)
+                log.debug("cannot read the orders: %s", error)
                 again_s = AGAIN_S
             await asyncio.sleep(again_s)
 
@@ -374,16 +374,16 @@ class HostEnd:
             if message.reply:
                 self._gpu_requests.append((ranks, message.reply))
         except SftriageError as error:
-            self._log_problem(f"what the controller asks cannot be read: {error}", "ask")
+            self._log_problem(f"cannot read a query of the controller: {error}", "ask")
 
     def _take(self, data: bytes) -> None:
         try:
             orders = decode_orders(data)
         except SftriageError as error:
-            self._log_problem(f"what the controller wants cannot be read: {error}", "want")
+            self._log_problem(f"cannot read the controller's orders: {error}", "want")
             return
         if orders.agent not in ("", self._token):
-            self._log_problem(f"what is wanted of {orders.agent} has come here, and is not taken", "another's")
+            self._log_problem(f"ignored orders for {orders.agent}", "another's")
             return
         # (of a controller that has lost its lease, and does not know yet)
         if self._orders is None or orders.epoch >= self._orders.epoch:
@@ -406,10 +406,10 @@ class HostEnd:
                 await asyncio.sleep(SEND_AGAIN_S)
                 orders = self._orders
                 if orders is not None and all(one.request.capture_id != capture_id for one in orders.captures):
-                    raise CaptureError("it is waited for no longer")
+                    raise CaptureError("the controller no longer wants it")
             report = replace(report, elsewhere=elsewhere)
         except Exception as error:
-            why = f"it is stored on {self._name}{where}, and could not be sent: {error}"
+            why = f"it is stored on {self._name}{where}, but could not be sent: {error}"
             report = replace(report, result=replace(report.result, state="failed", detail=why))
         finally:
             self._sending -= 1
@@ -429,7 +429,7 @@ class HostEnd:
                 size_bytes = sum(path.stat().st_size for path in files.values())
                 if 0 <= most_bytes < size_bytes + SLACK_BYTES:
                     # It would never find room there.
-                    why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes - SLACK_BYTES)})"
+                    why = f"its {size(size_bytes)} exceed what the hub takes ({size(most_bytes - SLACK_BYTES)})"
                     raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
             for name, path in files.items():
                 with path.open("rb") as file:

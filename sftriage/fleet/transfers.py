@@ -69,7 +69,7 @@ class CountedFile(io.BufferedIOBase):
     def write(self, data: ReadableBuffer, /) -> int:
         self._left_bytes -= memoryview(data).nbytes
         if self._left_bytes < 0:
-            raise CaptureError("more comes than its manifest says")
+            raise CaptureError("more data than its manifest says")
         return self._counted(self._file.write(data))
 
     def _counted(self, count: int) -> int:
@@ -103,8 +103,8 @@ class HostCaptures:
         if url is None:
             return False
         if run.store != url:
-            its = f"keeps them in {run.store}" if run.store else "was given no --store"
-            self._log_once("captures go through the hub, and not to %s: the job's controller %s", url, its)
+            its = f"keeps them in {run.store}" if run.store else "has no --store"
+            self._log_once("captures go through the hub, not to %s: the job's controller %s", url, its)
             return False
         sent: dict[str, int] = {}
 
@@ -121,7 +121,7 @@ class HostCaptures:
             if self._drop_local:
                 self.local.drop(self.local.manifest(capture_id))
         except SftriageError as error:
-            self._log_once("captures go through the hub, for %s cannot be written from here: %s", url, error)
+            self._log_once("captures go through the hub: cannot write to %s from here: %s", url, error)
             return False
         return True
 
@@ -155,7 +155,7 @@ class Fetching:
     ) -> Report:
         """What a report of a stored capture comes to: its files are fetched and taken, or it has failed.
 
-        Progress is told, and that they are ``missing`` on the hub.
+        ``tell`` gets the progress; ``missing`` is called when they are not on the hub.
         """
         from nats.errors import Error
         from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
@@ -187,7 +187,7 @@ class Fetching:
             if loop.time() > deadline_s:
                 break
             await asyncio.sleep(AGAIN_S)
-        why = f"it is stored on its host, and could not be fetched from there: {str(problem) or type(problem).__name__}"
+        why = f"it is stored on its host, but could not be fetched from there: {str(problem) or type(problem).__name__}"
         return replace(report, result=replace(report.result, state="failed", detail=why))
 
     def take(self, data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
@@ -196,12 +196,12 @@ class Fetching:
         manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": self.run.run_id})
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)
         if manifest.capture_id in self.store.ids():
-            # Whoever put it there ended before it could say so.
+            # An earlier controller stored it, and ended before it could report that.
             return size_bytes
         if elsewhere:
             self._take_elsewhere(manifest)
         elif {one.name for one in manifest.artefacts} != set(files):
-            raise CaptureError(f"capture {manifest.capture_id}: its files are not those of its manifest")
+            raise CaptureError(f"capture {manifest.capture_id}: its files do not match its manifest")
         else:
             self._put(manifest, files)
         return size_bytes
@@ -209,20 +209,20 @@ class Fetching:
     def _take_elsewhere(self, manifest: Manifest) -> None:
         capture_id, run = manifest.capture_id, self.run
         if not run.store:
-            raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
+            raise CaptureError(f"capture {capture_id} is reported in a store, but its run has none")
         with tempfile.TemporaryDirectory(prefix="near-") as folder:
             files: dict[str, Path] = {}
             try:
                 remote = RemoteStore.open(run.store, job=run.job, run=run.run_id)
                 there, condition = remote.look(capture_id)
                 if not condition.whole or there.artefacts != manifest.artefacts:
-                    why = f"is not in {run.store} as its host says: {condition.problem}"
+                    why = f"is not in {run.store} as its host reports: {condition.problem}"
                     raise CaptureError(f"capture {capture_id} {why}")
                 for one in manifest.artefacts if self.near(manifest) else ():
                     files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
             except (StoreError, UsageError) as error:
                 # (its host has read all of it back; whoever fetches it later may read that store)
-                log.warning("capture %s is in %s, which was not read from here: %s", capture_id, run.store, error)
+                log.warning("capture %s is in %s, but could not be read from here: %s", capture_id, run.store, error)
                 files.clear()
             sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
             now = datetime.now(timezone.utc)
@@ -231,7 +231,7 @@ class Fetching:
     def _put(self, manifest: Manifest, files: Mapping[str, Path], upload: Upload | None = None) -> None:
         def checked(found: tuple[Artefact, ...]) -> Manifest:
             if not set(found) <= set(manifest.artefacts):
-                raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
+                raise CaptureError(f"capture {manifest.capture_id}: it was damaged in transit")
             return manifest
 
         named = [(one, files[one.name]) for one in manifest.artefacts if one.name in files]
@@ -242,7 +242,7 @@ class Fetching:
 async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
     info = await traces.get_info(name)
     if info.is_link() or info.name != name:
-        raise CaptureError("it is kept under another one's name")
+        raise CaptureError("it is kept under another name")
     return info
 
 
@@ -255,7 +255,7 @@ async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell
     manifest = Manifest.from_json(data, "its manifest")
     is_its = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
     if not is_its or len(manifest.artefacts) > MAX_FILES:
-        raise CaptureError("its manifest is another's")
+        raise CaptureError("its manifest is of another capture")
     files: dict[str, Path] = {}
     if report.elsewhere:
         return data, files
@@ -279,4 +279,4 @@ async def _forget(hub: Hub, bucket: str, capture_id: str, files: Mapping[str, Pa
         for name in ("", *files):
             await traces.delete(f"{capture_id}/{name}")
     except Exception as error:
-        log.debug("capture %s is still on the hub, and goes by itself: %s", capture_id, error)
+        log.debug("capture %s is still on the hub, which will drop it: %s", capture_id, error)

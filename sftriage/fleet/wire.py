@@ -111,7 +111,7 @@ def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArray
     steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
     least_W, most_W = slot_bounds(schema)
     if not (set(rank_B.tolist()) <= here and ((words_WB >= least_W) & (words_WB <= most_W)).all()):
-        raise InputError("steps that cannot be")
+        raise InputError("invalid steps")
     return steps
 
 
@@ -135,7 +135,7 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
     # (NaN, which stands for unknown, is neither)
     least, most = (of.reduce(counted_CB, axis=None, initial=0.0) for of in (np.fmin, np.fmax))
     if least < 0 or most == np.inf:
-        raise InputError("counters that cannot be")
+        raise InputError("invalid counters")
     return np.ascontiguousarray(counted_CB.T)
 
 
@@ -240,12 +240,12 @@ def _checked_switch(switch: _Switch) -> SwitchStatus:
     here = numbers_of(switch.here, len(ranks))
     times_s = [switch.exchange_s, *(took_s for stage in switch.stages for took_s in stage[:-1])]
     if not all(0 <= one < MAX_COUNT for one in switch.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
-        raise ValueError("a group with numbers that cannot be")
+        raise ValueError("a group with invalid numbers")
     if not ranks or not switch.name.isprintable() or switch.request.value >= MAX_VALUE:
-        raise ValueError("a group that cannot be")
+        raise ValueError("an invalid group")
     room = [stage.most for stage in switch.stages]
     if len(room) != (len(ranks) if switch.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
-        raise ValueError("a pipeline that cannot be")
+        raise ValueError("an invalid pipeline")
     return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
 
 
@@ -311,10 +311,10 @@ def decode_orders(data: bytes) -> Orders:
     orders = _decoded(data, _ORDERS.decode)
     ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
     if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
-        raise WireError("orders that cannot be")
+        raise WireError("invalid orders")
     for value, ahead_S in orders.switches.values():
         if not 0 <= value < MAX_VALUE or len(ahead_S) > MAX_STAGES or not all(0 < one < MAX_MOST for one in ahead_S):
-            raise WireError("settings that cannot be")
+            raise WireError("invalid settings")
     return orders
 
 
@@ -328,7 +328,7 @@ def decode_findings(data: bytes) -> GpuFindings:
     found = _decoded(data, _FINDINGS.decode, MAX_UNPACKED_ANSWER_BYTES)
     remarks = tuple(bounded_text(remark) for remark in found.remarks[:MAX_TOLD])
     if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
-        raise WireError("findings that cannot be")
+        raise WireError("invalid findings")
     return replace(found, remarks=remarks, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
 
 
@@ -357,7 +357,7 @@ def parts(rows: Rows) -> Iterator[Rows]:
 
 def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_UNPACKED_BYTES) -> _Of:
     if len(data) < _PRELUDE.size or len(data) > MAX_MESSAGE_BYTES + _PRELUDE.size:
-        raise WireError(f"{len(data)} bytes are no message")
+        raise WireError(f"{len(data)} bytes are not a message")
     magic, version = _PRELUDE.unpack_from(data)
     if magic != _MAGIC:
         raise WireError("not a message of sftriage")
@@ -367,23 +367,23 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
         unpacker = zlib.decompressobj()
         unpacked = unpacker.decompress(data[_PRELUDE.size :], most_bytes)
         if not unpacker.eof or unpacker.unused_data:
-            raise WireError("it does not end where it should, or is too large")
+            raise WireError("it is truncated or too large")
         return decode(unpacked)
     except WireError:
         raise
     except (ValueError, OverflowError, RecursionError, zlib.error, SftriageError) as error:
         # (it may hold a piece of what was sent)
-        raise WireError(f"it makes no sense: {bounded_text(str(error))}") from error
+        raise WireError(f"it is invalid: {bounded_text(str(error))}") from error
 
 
 def _checked(found: _Packed) -> Shipment:
     counts = found.counts
     if not all(name.isprintable() for name in (found.agent, found.boot_id, found.process, found.rings_id)):
-        raise WireError("names that cannot be")
+        raise WireError("invalid names")
     if not all(0 <= one < MAX_COUNT for one in (counts.steps, counts.missed, counts.torn)):
-        raise WireError("counts that cannot be")
+        raise WireError("invalid counts")
     if len(counts.problems) > MAX_TOLD:
-        raise WireError("more problems than there can be")
+        raise WireError("too many problems")
     problems = {_printable(name): _printable(why) for name, why in counts.problems.items()}
     values: Any = found
     checked: Shipment = msgspec.structs.replace(
@@ -405,9 +405,9 @@ def _printable(text: str) -> str:
 def _tame(value: Any, depth: int = 0) -> Any:
     """A value of any shape, with printable texts and finite numbers."""
     if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_TOLD):
-        raise WireError("a value that goes too far")
+        raise WireError("a value out of range")
     if isinstance(value, int | float) and not abs(value) < MAX_COUNT:
-        raise WireError("a value that cannot be")
+        raise WireError("an invalid value")
     if isinstance(value, str):
         return bounded_text(value)
     if isinstance(value, dict):
@@ -416,7 +416,7 @@ def _tame(value: Any, depth: int = 0) -> Any:
         return [_tame(one, depth + 1) for one in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise WireError("a value that cannot be")
+    raise WireError("an invalid value")
 
 
 def _checked_report(report: Report) -> Report:
@@ -424,26 +424,26 @@ def _checked_report(report: Report) -> Report:
     numbers = [report.stored_bytes, result.size_bytes, *result.clock.values()]
     numbers += [step for step in (result.first_step, result.last_step) if step is not None]
     if not CAPTURE_ID.fullmatch(result.capture_id) or not 0 <= result.rank < MAX_RANKS:
-        raise WireError("a report of no capture that there can be")
+        raise WireError("a report of an invalid capture")
     if not all(0 <= number < MAX_COUNT for number in numbers) or len(result.clock) + len(result.timings_s) > MAX_NAME:
-        raise WireError("a report with numbers that cannot be")
+        raise WireError("a report with invalid numbers")
     if not all(0 <= took_s < MAX_SECONDS for took_s in result.timings_s.values()):
-        raise WireError("a report with times that cannot be")
+        raise WireError("a report with invalid times")
     if not all(len(name) <= MAX_NAME and name.isprintable() for name in (*result.clock, *result.timings_s)):
-        raise WireError("a report with names that cannot be")
+        raise WireError("a report with invalid names")
     return replace(report, result=replace(result, detail=_printable(result.detail)))
 
 
 def _checked_status(found: _Status) -> JobStatus:
     if len(found.doing) % (8 * N_VALUES):
-        raise WireError("a status that cannot be")
+        raise WireError("an invalid status")
     doing_VR = np.frombuffer(found.doing, "<i8").reshape(N_VALUES, -1)
     status = JobStatus(_schema(found.stages, found.sync), found.world_size, found.hosts, doing_VR, found.attempt)
     least_V, most_V = bounds(found.world_size, len(found.hosts), len(found.stages))
     if not ((doing_VR >= least_V) & (doing_VR <= most_V)).all() or len(set(status.rank_R.tolist())) < doing_VR.shape[1]:
-        raise WireError("a status of ranks or with numbers that cannot be")
+        raise WireError("a status with invalid ranks or numbers")
     if not all(host.isprintable() for host in found.hosts):
-        raise WireError("a status of a host with no name")
+        raise WireError("a status of a host without a name")
     return status
 
 
@@ -452,7 +452,7 @@ def _checked_rows(found: _Rows) -> Rows:
     of = _rings if len(as_sent) <= MAX_KNOWN_BYTES else _rings.__wrapped__
     infos = of(as_sent, found.world_size, found.generation, schema)
     if not set(found.device_over) <= set(infos):
-        raise WireError("device times of ranks that are not there")
+        raise WireError("device times of unknown ranks")
     return Rows(
         generation=found.generation,
         schema=schema,

@@ -1,4 +1,4 @@
-"""sftriage beside what people train with and look at: a line for each framework, and one for each experiment tracker.
+"""Integrations: one line for each training framework, and one for each experiment tracker.
 
 ::
 
@@ -7,7 +7,7 @@
     sftriage.integrations.accelerate.record(accelerator)  # Accelerate
     sftriage.integrations.log_verdicts(writer)  # a SummaryWriter of TensorBoard, a run of Weights & Biases or of MLflow
 
-All of it is inert where the job does not run under ``sftriage run``. A framework is imported by its own module alone.
+They do nothing unless the job runs under ``sftriage run``. Only the module of a framework imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accelerate, and loops of one's own: one line.
+"""Accelerate: one line in your training loop.
 
 ::
 
@@ -17,15 +17,15 @@ from sftriage.integrations.verdicts import Lead, VerdictLog
 def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> VerdictLog:
     """Record the stages of every step from now on, and log verdicts to the accelerator's trackers.
 
-    A step ends where the optimizer has stepped; steps are numbered as the loop counts them.
+    A step ends when the optimizer has stepped; steps are numbered as the loop counts them.
 
     Args:
-        accelerator: an `accelerate.Accelerator`, with its trackers (``init_trackers``) if it is to have any.
-        first_step: the number of the loop's first step, where it goes on from a checkpoint.
-        verdicts: log them.
+        accelerator: an `accelerate.Accelerator`, with its trackers (``init_trackers``), if any.
+        first_step: the number of the loop's first step, if it resumes from a checkpoint.
+        verdicts: whether to log verdicts.
 
     Returns:
-        What logs them. ``end_training`` closes it: it waits for verdicts on the last steps, not long.
+        The log of verdicts. ``end_training`` closes it, and waits briefly for verdicts on the last steps.
     """
     trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
     targets = [one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")]

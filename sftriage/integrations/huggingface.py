@@ -5,7 +5,7 @@
     trainer.add_callback(SftriageCallback())
 
 Steps have the numbers that the Trainer logs them with (``global_step``, from 1). Verdicts go to where its metrics go:
-TensorBoard, Weights & Biases, MLflow, as far as ``report_to`` names them.
+TensorBoard, Weights & Biases and MLflow, if ``report_to`` names them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers l
     """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
 
     Args:
-        verdicts: log them.
+        verdicts: whether to log verdicts.
     """
 
     def __init__(self, *, verdicts: bool = True) -> None:
@@ -36,7 +36,7 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers l
         self._lead.begin([*_writers(), *active_runs()] if logs else ())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # What is logged as this step's has been counted already.
+        # The Trainer has counted this step already.
         self._lead.ended(state.global_step + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -50,6 +50,6 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers l
 
 
 def _writers() -> list[Any]:
-    """TensorBoard's writers that Trainers write to just now: a callback does not get the others."""
+    """The TensorBoard writers of Trainers: a callback has no access to other callbacks."""
     callbacks = [one for one in gc.get_objects() if issubclass(type(one), TensorBoardCallback)]
     return [one.tb_writer for one in callbacks if one.tb_writer is not None]

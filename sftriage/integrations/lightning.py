@@ -31,7 +31,7 @@ class SftriageCallback(Callback):
     """Records the stages of every step of a Trainer, and logs verdicts beside its metrics.
 
     Args:
-        verdicts: log them.
+        verdicts: whether to log verdicts.
     """
 
     def __init__(self, *, verdicts: bool = True) -> None:
@@ -40,16 +40,16 @@ class SftriageCallback(Callback):
         self._stepped = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # The sanity check is over, and nothing is trained yet.
+        # After the sanity check, before the first training step.
         logs = self._verdicts and trainer.is_global_zero
         self._lead.begin([_tracked(logger) for logger in trainer.loggers] if logs else ())
         self._stepped = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        # A step ends where an optimizer has stepped; before that, gradients are accumulated.
+        # A step ends when an optimizer has stepped; before that, gradients are accumulated.
         if trainer.global_step != self._stepped:
             self._stepped = trainer.global_step
-            # What has several optimizers counts a step for each of them, and logs by batches that stepped.
+            # With several optimizers, Lightning counts a step for each, and logs by batches that stepped.
             epoch = getattr(trainer.fit_loop, "epoch_loop", None)
             logged = getattr(epoch, "_batches_that_stepped", None)
             self._lead.ended(self._stepped if logged is None else logged + 1)
@@ -68,7 +68,7 @@ class SftriageCallback(Callback):
 
 
 def _tracked(logger: Any) -> Any:
-    from sftriage.integrations.trackers import MLflow  # (not where nothing is logged)
+    from sftriage.integrations.trackers import MLflow  # (only if something is logged)
 
     match type(logger).__name__:
         case "MLFlowLogger":

@@ -1,6 +1,6 @@
-"""Experiment trackers, as far as verdicts need them, and what they get of a run's events: numbers and texts at a step.
+"""Experiment trackers, and the numbers and texts that they get for a run's events, each at a step.
 
-They are called in a thread of ours, and may raise. Nothing of theirs is imported here.
+They are called in a thread of sftriage, and may raise. This module imports none of them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sftriage.model.verdicts import Verdict
 from sftriage.sinks.terminal import LineSink
 
 NO_SUSPECT = -1.0
-"""The rank that is logged where no rank is suspected."""
+"""The rank to log if no rank is suspected."""
 
 
 class Tracker(ABC):
-    """Where numbers and texts are logged to. ``settle`` is called now and then, for what had to wait.
+    """A target for numbers and texts. ``settle`` is called regularly, to log what had to wait.
 
-    After ``close`` nothing follows; the tracker itself belongs to the script, and stays open.
+    ``close`` is the last call; the tracker itself belongs to the script, and stays open.
     """
 
     @abstractmethod
@@ -32,7 +32,7 @@ class Tracker(ABC):
     @abstractmethod
     def text(self, step: int, name: str, text: str) -> None: ...
 
-    def settle(self) -> None:  # noqa: B027  # most have nothing that waits
+    def settle(self) -> None:  # noqa: B027  # most trackers log at once
         pass
 
     def close(self) -> None:  # noqa: B027
@@ -40,7 +40,7 @@ class Tracker(ABC):
 
 
 class TensorBoard(Tracker):
-    """The script's own `SummaryWriter`: of several files of one run TensorBoard follows only the last."""
+    """The script's own `SummaryWriter`: TensorBoard follows only the last of several files of a run."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -56,22 +56,22 @@ class TensorBoard(Tracker):
         self._writer.add_text(name, text, step)
 
     def close(self) -> None:
-        # What was closed before the last verdicts were there is closed again.
+        # A writer that the script closed before the last verdicts is closed again.
         if self._closed:
             self._writer.close()
         else:
             self._writer.flush()
 
     def _look(self) -> None:
-        # A writer that is written to after it was closed goes on in another file.
+        # A closed writer that is written to opens another file.
         self._closed = self._closed or getattr(self._writer, "all_writers", self) is None
 
 
 class WeightsAndBiases(Tracker):
     """A run of Weights & Biases.
 
-    Its own step may only grow, and a row that comes late is dropped: rows of ours go into those that the script logs,
-    one into each, and have the training step as an axis of their own.
+    Its own step may only grow, and a late row is dropped: our rows are merged into those that the script logs, one
+    into each, and have the training step as a separate axis.
     """
 
     STEP = "sftriage/step"
@@ -87,14 +87,14 @@ class WeightsAndBiases(Tracker):
         self.numbers(step, {name: text})
 
     def settle(self) -> None:
-        # One row goes with the one that the script logs next.
+        # One of our rows is merged into the next row of the script.
         if self._waiting and self._run.step != self._last:
             self._last, self._open = self._run.step, self._waiting.popleft()
             self._run.log(self._open, commit=False)
 
     def close(self) -> None:
         if self._run.step == self._last:
-            # The last of these has not gone with any: what is logged now would go into it.
+            # The last row was not merged yet: whatever is logged now would go into it.
             self._waiting.appendleft(self._open)
         while self._waiting:
             self._run.log(self._waiting.popleft())
@@ -112,10 +112,10 @@ class WeightsAndBiases(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow. Texts are its tags, of which the last stays.
+    """A run of MLflow. Texts become tags, of which only the last value remains.
 
     Args:
-        client: an `MlflowClient`; by default one of where the script logs to now.
+        client: an `MlflowClient` for the script's tracking server.
         run_id: the run.
     """
 
@@ -131,10 +131,10 @@ class MLflow(Tracker):
 
 
 def tracker_of(target: Any) -> Tracker:
-    """The tracker that something belongs to.
+    """The tracker for a target of `log_verdicts`.
 
     Raises:
-        UsageError: it is none of those that are known.
+        UsageError: the target is of no known kind.
     """
     if isinstance(target, MLflow):
         return target
@@ -146,13 +146,13 @@ def tracker_of(target: Any) -> Tracker:
     if module == "mlflow" and hasattr(target, "info"):
         return MLflow(sys.modules["mlflow"].MlflowClient(), target.info.run_id)
     raise UsageError(
-        f"log_verdicts({type(target).__name__}): a SummaryWriter of TensorBoard, a run of Weights & Biases (wandb.run)"
-        " or one of MLflow (mlflow.active_run())"
+        f"log_verdicts({type(target).__name__}): expected a SummaryWriter of TensorBoard, a run of Weights & Biases"
+        " (wandb.run) or of MLflow (mlflow.active_run())"
     )
 
 
 class EntrySink(LineSink):
-    """Says what the terminal says, and keeps the numbers as well."""
+    """Makes the lines of the terminal, and the numbers, for trackers."""
 
     name = "trackers"
 
@@ -162,7 +162,7 @@ class EntrySink(LineSink):
         self._step = 0
 
     def entry(self, event: Event) -> tuple[int, Mapping[str, float], str, str]:
-        """What is logged of an event: the step, numbers by name, and a text with its name, or ""."""
+        """What to log of an event: the step, numbers by name, and a text with its name, or ""."""
         numbers: Mapping[str, float] = {}
         name = "sftriage/run"
         match event:

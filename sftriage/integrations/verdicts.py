@@ -1,4 +1,4 @@
-"""A training that is recorded: its framework leads the seams, and what its run's journal says goes to its trackers."""
+"""Recording under a training framework, and logging of its run's verdicts to experiment trackers."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from sftriage.trainer.seams.patches import Seams
 
 LOOK_S = 0.5
-"""How often there is a look at the journal."""
+"""How often to read the journal."""
 
 QUIET_S, LINGER_S = 1.5, 4.0
-"""At the end, verdicts on the last steps are waited for until there was none for so long, and so long at most."""
+"""At the end, how long to wait after the last new verdict, and at most."""
 
 
 def log_verdicts(*targets: Any) -> VerdictLog:
-    """Log step time, exposed time by stage, suspects and captures beside whatever else is logged there.
+    """Log step time, exposed time by stage, suspects and captures, beside the script's own metrics.
 
-    In a thread of its own; each value at the last step of the window that it is of. Call it where the loss is logged:
-    on one rank, on the host that ``sftriage run`` was started on. Without ``sftriage run`` it does nothing.
+    Logs in a thread of its own; each value at the last step of its window. Call it where the loss is logged: on one
+    rank, on the host of ``sftriage run``. Without ``sftriage run`` it does nothing.
 
     Args:
         targets: each a `SummaryWriter` of TensorBoard, a run of Weights & Biases (``wandb.run``) or of MLflow
             (``mlflow.active_run()``), or None.
 
     Returns:
-        What logs them. ``close`` waits for the verdicts on the last steps; else that is done when the process ends.
+        The log. ``close`` waits for verdicts on the last steps; otherwise the end of the process does.
 
     Raises:
         UsageError: a target is none of these.
@@ -50,7 +50,7 @@ def log_verdicts(*targets: Any) -> VerdictLog:
 
 
 def active_runs() -> list[Any]:
-    """The runs of Weights & Biases and MLflow that this process has begun; nothing is imported for it."""
+    """The active runs of Weights & Biases and MLflow in this process; imports nothing."""
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
     runs = [getattr(wandb, "run", None), mlflow.active_run() if hasattr(mlflow, "active_run") and mlflow else None]
     return [run for run in runs if run is not None]
@@ -60,7 +60,7 @@ class VerdictLog:
     """Logs the verdicts of a run to trackers until it is closed. Without trackers it does nothing.
 
     Args:
-        trackers: to these.
+        trackers: where to log.
         run: the run's directory.
     """
 
@@ -73,13 +73,13 @@ class VerdictLog:
             from sftriage.runs.journal import Appended
 
             sink, journal = EntrySink(), run / "decisions.jsonl"
-            # (what is there already is of another training in this run, or of an earlier attempt)
+            # (existing lines are of another training in this run, or of an earlier attempt)
             appended = Appended(journal, lambda line: self._log(sink, line), lambda: None, skip=True)
             self._thread = start_thread("verdicts", self._go_on, appended.follow, journal)
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for the verdicts on the last steps, not long, and log them. A second call does nothing."""
+        """Wait briefly for verdicts on the last steps, and log them. A second call does nothing."""
         thread, self._thread = self._thread, None
         # (in a forked child there is no such thread)
         if thread is not None and thread.is_alive():
@@ -100,7 +100,7 @@ class VerdictLog:
             if not journal.exists():
                 warn("no verdicts to log: %s is not on this host", journal)
         except Exception as error:
-            warn("no verdicts are logged any more: %r", error)
+            warn("stopped logging verdicts: %r", error)
         self._each(lambda tracker: tracker.close())
 
     def _log(self, sink: EntrySink, line: bytes) -> None:
@@ -118,22 +118,22 @@ class VerdictLog:
                 self._each(lambda tracker: tracker.text(step, name, text))
 
     def _each(self, do: Callable[[Tracker], object]) -> None:
-        """Have each tracker do something; one that raises is left alone from then on."""
+        """Call ``do`` with each tracker; drop a tracker that raises."""
         for tracker in list(self._trackers):
             try:
                 do(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
-                warn("no more verdicts for %s: %r", type(tracker).__name__, error)
+                warn("stopped logging verdicts to %s: %r", type(tracker).__name__, error)
 
 
 class Lead:
-    """A framework says where the steps of its loop end, and what is done in them; the stages come from torch's seams.
+    """A framework reports where the steps of its loop end, and their kind; the stages come from torch's seams.
 
-    Nothing is raised into it. Where nothing is recorded, or the script makes a `Monitor` by itself, no stages are.
+    Never raises. Records no stages if the job is not recorded, or the script creates a `Monitor` itself.
 
     Attributes:
-        log: what logs verdicts.
+        log: the log of verdicts.
     """
 
     def __init__(self) -> None:
@@ -144,9 +144,9 @@ class Lead:
         """Training begins.
 
         Args:
-            targets: where verdicts are logged (`log_verdicts`).
-            optimizers: the optimizers say where steps end, and not a framework by `ended`.
-            first_step: the number of the loop's first step, where that is the optimizers' business.
+            targets: where to log verdicts (`log_verdicts`).
+            optimizers: steps end when the optimizers step, not when the framework calls `ended`.
+            first_step: the number of the loop's first step, with ``optimizers``.
         """
         try:
             if "torch" in sys.modules:
@@ -154,24 +154,24 @@ class Lead:
 
                 self._seams = patches.lead()
         except Exception as error:
-            warn("no stages here: %r", error)
+            warn("cannot record stages: %r", error)
         if self._seams is not None:
             self._seams.steps.led, self._seams.steps.first = not optimizers, first_step
         try:
             self.log = log_verdicts(*targets)
         except Exception as error:
-            warn("no verdicts are logged: %r", error)
+            warn("cannot log verdicts: %r", error)
 
     def ended(self, next_number: int) -> None:
-        """A step has ended; the number of the one that begins."""
+        """A step has ended; ``next_number`` is that of the next step."""
         self._have(lambda seams: seams.steps.ended(next_number))
 
     def note(self, kind: str) -> None:
-        """Something is done in this step that ordinary ones do not (`sftriage.trainer.seams.steps`)."""
+        """This step is of a special kind (`sftriage.trainer.seams.steps`)."""
         self._have(lambda seams: seams.steps.note(kind))
 
     def stop(self) -> None:
-        """Training is over. Waits a moment for verdicts on the last steps. A second call does nothing."""
+        """Training is over. Waits briefly for verdicts on the last steps. A second call does nothing."""
         self._have(lambda seams: seams.stop())
         self._seams = None
         self.log.close()
@@ -182,4 +182,4 @@ class Lead:
                 do(self._seams)
         except Exception as error:
             self._seams = None
-            warn("no more stages here: %r", error)
+            warn("stopped recording stages: %r", error)

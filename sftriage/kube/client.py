@@ -1,4 +1,4 @@
-"""Objects of a cluster through the official client: read, write, watch, and lead by a Lease. Requests block."""
+"""Objects of a cluster through the official client: read, write, watch, and elect a leader. Requests block."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sftriage.errors import ClusterError, UsageError
 from sftriage.kube.objects import API_VERSION, Kind, Now, dated, status_of
 
 _PATIENCE_S = (5.0, 30.0)
-"""To connect, and until there is an answer."""
+"""Time-outs for connecting, and for the answer."""
 _MAX_CHARS = 300
 NOT_FOUND, STALE = 404, 409
-"""The answer where an object is missing, and where it has changed meanwhile (or exists already)."""
+"""Status if an object is missing, and if it has changed meanwhile (or exists already)."""
 GONE = 410
-"""The answer where a watch would begin with events that have expired."""
+"""Status if a watch would begin with expired events."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -33,7 +33,7 @@ JSON_PATCH = "application/json-patch+json"
 log = logging.getLogger(__name__)
 
 PAGE = 500
-"""Objects in one answer: those of a large cluster are never in memory together."""
+"""Objects in one answer, so that those of a large cluster are never in memory together."""
 WATCH_S = 300
 _PAUSE_S = 0.5
 
@@ -43,7 +43,7 @@ Key = tuple[str, str]
 
 
 class AnsweredError(ClusterError):
-    """The server has answered, and refuses; ``status`` is HTTP's."""
+    """The server refused a request; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -70,7 +70,7 @@ class ClusterObjects:
         try:
             from kubernetes import client
         except ImportError:
-            raise UsageError("a cluster is asked through its own client; install sftriage[k8s]") from None
+            raise UsageError("the Kubernetes client is not installed; install sftriage[k8s]") from None
         namespace = _configured(context)
         configuration = client.Configuration.get_default_copy()
         configuration.retries = False
@@ -105,7 +105,7 @@ class ClusterObjects:
         return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
-        """Make an object as ``body`` says, whatever it was: its fields become those of ``manager``."""
+        """Apply ``body`` to an object, whatever it was: its fields become those of ``manager``."""
         about = body["metadata"]
         path = path_of(body["apiVersion"], plural_of(body["kind"]), about.get("namespace"), about["name"])
         # (a body in JSON is one in YAML too)
@@ -146,7 +146,7 @@ class ClusterObjects:
                 message = json.loads(error.body or "")["message"]
             except (TypeError, ValueError, KeyError):
                 message = error.reason
-            raise AnsweredError(error.status, f"the cluster refuses: {_short(str(message))}") from None
+            raise AnsweredError(error.status, f"the cluster refused the request: {_short(str(message))}") from None
         return response
 
 
@@ -157,7 +157,7 @@ def _reaching() -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError) as error:
-        raise ClusterError(f"the cluster cannot be reached: {_short(str(error))}") from error
+        raise ClusterError(f"cannot reach the cluster: {_short(str(error))}") from error
 
 
 def ask_unless(objects: ClusterObjects, status: int, *request: Any) -> dict[str, Any] | None:
@@ -177,7 +177,7 @@ def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -
 
 
 def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], now: Now) -> None:
-    """Write one condition into the status of an object, unless it is there; those of other types stay."""
+    """Write one condition into the status of an object, unless it has it; keep those of other types."""
     status = dict(status_of(body))
     conditions = [one.plain() for one in dated(body, [now], time.time(), others=True)]
     if conditions[0] not in (status.get("conditions") or ()):
@@ -185,12 +185,12 @@ def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], now
 
 
 def plural_of(kind: str) -> str:
-    """The plural by which a server has a built-in kind."""
+    """The plural of a built-in kind."""
     return f"{kind.lower().removesuffix('y')}ies" if kind.endswith("y") else f"{kind.lower()}s"
 
 
 def path_of(api_version: str, plural: str, namespace: str | None = None, name: str = "", sub: str = "") -> str:
-    """Where a server has objects of a kind, or one of them, or a part (``sub``) of one."""
+    """The path of the objects of a kind, of one of them, or of a part (``sub``) of one."""
     root = "/apis" if "/" in api_version else "/api"
     within = f"/namespaces/{namespace}" if namespace else ""
     return "/".join(filter(None, (f"{root}/{api_version}{within}/{plural}", name, sub)))
@@ -203,7 +203,7 @@ def _event(line: bytes) -> dict[str, Any]:
             raise AnsweredError(int(event["object"].get("code", 0)), _short(str(event["object"].get("message"))))
         return event
     except (ValueError, TypeError, KeyError) as error:
-        raise ClusterError(f"the cluster says what cannot be read: {_short(str(error))}") from None
+        raise ClusterError(f"cannot read an event of the cluster: {_short(str(error))}") from None
 
 
 def _configured(context: str | None) -> str:
@@ -219,13 +219,13 @@ def _configured(context: str | None) -> str:
     except (kube.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
         problem = _short(str(error))
     try:
-        # (where somebody names a context, no other cluster will do)
+        # (a named context excludes any other cluster)
         if context is None:
             kube.load_incluster_config()
             return "default"
     except kube.ConfigException:
         pass
-    raise UsageError(f"no cluster to ask: {problem}")
+    raise UsageError(f"no cluster configured: {problem}")
 
 
 def _short(text: str) -> str:
@@ -234,16 +234,16 @@ def _short(text: str) -> str:
 
 
 class ObjectWatch(Generic[Kept]):
-    """Lists some objects of a kind in a thread of its own, and then watches them.
+    """Lists objects of a kind in a thread, and then watches them.
 
-    After a break, or where events have expired, it lists them again: what is missing then is gone. While the server is
-    away, it keeps what it had.
+    After a break, or when events have expired, it lists them again: objects missing then are gone. While the server is
+    unreachable, it keeps the last known objects.
 
     Args:
         path: of the objects, see `path_of`; ``query`` has selectors.
         keep: what to keep of each.
-        changed: is called in the thread with what was kept of an object and what is now; None while there is none.
-        watch_s: how long a watch lasts before the next, which notices that the network has dropped it.
+        changed: called in the thread with the kept value before and now; None if there is no object.
+        watch_s: duration of a watch; the next one notices a dropped connection.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class ObjectWatch(Generic[Kept]):
     ) -> None:
         self._loop = Loop(
             *(f"watch-{path.rpartition('/')[2]}", self._turn, 0.0),
-            failing=f"{path} cannot be watched",
+            failing=f"cannot watch {path}",
             expected=(ClusterError,),
             backoff=Backoff(_PAUSE_S),
         )
@@ -277,7 +277,7 @@ class ObjectWatch(Generic[Kept]):
         self._loop.start()
 
     def end(self, patience_s: float = 0.0) -> bool:
-        """Stop after the next event; whether that was in time."""
+        """Stop after the next event; return whether that was in time."""
         return self._loop.stop(patience_s)
 
     def _turn(self) -> None:
@@ -339,7 +339,7 @@ def _key(body: Mapping[str, Any]) -> Key:
 
 
 DURATION_S, RENEW_S = 15, 5.0
-"""When a lease that is not renewed is free, and how often a leader renews it."""
+"""When an unrenewed lease expires, and how often the leader renews it."""
 LEASES = "coordination.k8s.io/v1"
 
 
@@ -352,42 +352,42 @@ class LeaderElection:
         self._objects, self._me, self._now = objects, me, now
         self._about, self._path = {"name": name, "namespace": namespace}, path_of(LEASES, "leases", namespace)
         self._holder, self._renewed, self._since_s = "", "", 0.0
-        """Who holds it, when that was renewed by the holder's clock, and since when it says so by ours."""
+        """The holder, its last renewal by the holder's clock, and when we first saw that, by ours."""
         self._led_s = 0.0
-        self._loop = Loop("lease", self._renew, RENEW_S, failing="the lease cannot be renewed")
+        self._loop = Loop("lease", self._renew, RENEW_S, failing="cannot renew the lease")
         self.lost = threading.Event()
-        """Set once it is held no longer; then ``on_lost`` is called, from that thread."""
+        """Set once the lease is lost; then ``on_lost`` is called, from that thread."""
         self.on_lost: Callable[[], object] = lambda: None
 
     def lead(self) -> None:
-        """Wait until it is held, and hold it from then on, in a thread of its own."""
+        """Wait for the lease, then keep renewing it in a thread."""
         logged = ""
         while not self.try_to_lead():
             if self._holder != logged:
                 logged = self._holder
-                log.info("%s leads; waiting", logged)
+                log.info("waiting for the lease, held by %s", logged)
             self._loop.stopping.wait(RENEW_S / 2)
         log.info("leading as %s", self._me)
         self._loop.start()
 
     def release(self) -> None:
-        """Let another one lead at once."""
+        """Release the lease, so that another replica can lead at once."""
         self._loop.stop(2 * RENEW_S)
         if not self.lost.is_set():
             try:
                 self._write(self._objects.ask("GET", f"{self._path}/{self._about['name']}"), "")
             except ClusterError as error:
-                log.debug("the lease goes by itself: %s", error)
+                log.debug("could not release the lease, so it will expire: %s", error)
 
     def _renew(self) -> None:
         if not self.try_to_lead() and (self._now() > self._led_s + DURATION_S or self._holder not in ("", self._me)):
-            log.error("the lease is lost, to %s", self._holder or "nobody")
+            log.error("lost the lease; its holder is %s", self._holder or "unknown")
             self._loop.stopping.set()
             self.lost.set()
             self.on_lost()
 
     def try_to_lead(self) -> bool:
-        """Take or renew the lease if possible; whether that was done."""
+        """Take or renew the lease if possible; return whether it is held."""
         began_s = self._now()
         try:
             missing: dict[str, Any] = {"apiVersion": LEASES, "kind": "Lease", "metadata": self._about}
@@ -403,7 +403,7 @@ class LeaderElection:
             self._write(body, self._me)
         except ClusterError as error:
             if not (isinstance(error, AnsweredError) and error.status == STALE):
-                log.warning("the lease cannot be had now: %s", error)
+                log.warning("cannot get the lease; trying again: %s", error)
             return False
         self._led_s = began_s
         return True

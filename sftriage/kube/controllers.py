@@ -54,9 +54,9 @@ from sftriage.policy.in_force import find
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 
 COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
-"""The label that a job's controller has, and its pods, and no pod of the job itself."""
+"""The label of a job's controller and its pods, and of no pod of the job itself."""
 WANTED_ANNOTATION = f"{GROUP}/wanted"
-"""On a job's Deployment, which is made last: of what all of its objects were made."""
+"""On a job's Deployment, which is made last: the digest of what all its objects were made of."""
 USER, USER_NAME = 65532, "sftriage"
 METRICS_PORT = 9400
 HUB_VALID_DAYS = 3650
@@ -115,9 +115,9 @@ def wanted(
 
 
 def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetime) -> Made:
-    """What lets a job's pods in to its hub, made once. Nothing owns it: no job of that name that comes soon is without.
+    """The credentials of a job's hub, made once. Nothing owns them, so a restarted job of that name still has them.
 
-    Where the hub is encrypted, its certificate is in it too, for as long as any job lasts.
+    If the hub is encrypted, they include its certificate, valid longer than any job lasts.
     """
     data = {HUB_KEY: f"{USER_NAME}:{password}\n"}
     if settings.hub_tls:
@@ -133,14 +133,14 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
 
 
 def removed(job: JobRef) -> list[tuple[str, str, str]]:
-    """API version, plural and name of all objects that a controller may have, that by which it is found last."""
+    """API version, plural and name of all objects a controller may have; its Deployment, which marks it, comes last."""
     secrets = (job.object_name, secret_of(job, InjectionSettings(hub_tls=True)))
     *made, deployment = ((one["apiVersion"], plural_of(one["kind"]), secrets[0]) for one in manifest("controller.yaml"))
     return [*made, *(("v1", "secrets", name) for name in secrets), deployment]
 
 
 def policy_files(found: Iterable[Standing]) -> dict[str, str]:
-    """The policies in force as files, in their order; of none, the one that ships as default."""
+    """The policies in force as files, in their order; the shipped default if there are none."""
     in_force = [one.body for one in found if one.in_force]
     if not in_force:
         return {"default.yaml": find("default").read_text(encoding="utf-8")}
@@ -152,7 +152,7 @@ log = logging.getLogger(__name__)
 
 MANAGER = "sftriage-operator"
 SWEEP_S = 3600.0
-"""Between two sweeps of reports."""
+"""Seconds between two sweeps of reports."""
 _NAMED = 5
 _OVER = ("Succeeded", "Failed")
 
@@ -285,7 +285,7 @@ class Controllers:
         """Reconcile a job's objects; return seconds until the next check, None where none is due.
 
         Raises:
-            ClusterError: the cluster is away, or refuses.
+            ClusterError: the cluster is unreachable, or refused.
         """
         if not self._all_listed:
             # (a pod that no list has shown yet is not gone)
@@ -309,14 +309,14 @@ class Controllers:
             return left_s
         for version, plural, name in removed(job):
             ask_unless(self._objects, NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
-        log.info("%s: its pods are gone, and so is its controller", job.job_id)
+        log.info("%s: removed its controller, since its pods are gone", job.job_id)
         return None
 
     def remove_outdated(self, namespace: str) -> float:
         """Remove reports of plain pods that ended long ago, which no object owns; return seconds until the next sweep.
 
         Raises:
-            ClusterError: the cluster is away, or refuses.
+            ClusterError: the cluster is unreachable, or refused.
         """
         if not self._all_listed:
             return 1.0
@@ -330,7 +330,7 @@ class Controllers:
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
             path = path_of(API_VERSION, REPORTS.plural, about["namespace"], about["name"])
             ask_unless(self._objects, STALE, "DELETE", path, only)
-            log.info("%s: its report is removed, which was the last of it", job.job_id)
+            log.info("%s: removed its report, the last of its objects", job.job_id)
         return SWEEP_S
 
     def _make(self, job: JobRef, owners: list[dict[str, str]], made_of: str | None) -> None:
@@ -344,7 +344,7 @@ class Controllers:
             ask_unless(self._objects, STALE, "POST", path_of("v1", "secrets", job.namespace), first)
         for one in made:
             self._objects.apply(one, MANAGER)
-        log.info("%s: its controller is %s", job.job_id, "started" if made_of is None else "as is wanted now")
+        log.info("%s: %s its controller", job.job_id, "started" if made_of is None else "updated")
 
     def _owners(self, job: JobRef) -> list[dict[str, str]]:
         """The owner reference to the object of a job; none if it is missing or unreadable."""
@@ -356,7 +356,7 @@ class Controllers:
         except AnsweredError as error:
             if error.status not in (403, NOT_FOUND):
                 raise
-            log.debug("%s: %s %s cannot be its owner: %s", job.job_id, kind, name, error)
+            log.debug("%s: could not make %s %s its owner: %s", job.job_id, kind, name, error)
             return []
         return [{"apiVersion": version, "kind": kind, "name": name, "uid": str(found["metadata"]["uid"])}]
 

@@ -36,12 +36,12 @@ from sftriage.words.verdicts import clock, lasted
 SYSTEM = "sftriage-system"
 """The namespace that `k8s/` installs sftriage in. A chart is installed anywhere."""
 PART_LABEL = "app.kubernetes.io/name"
-"""By which sftriage's own deployments are known: ``sftriage-operator``, ``sftriage-webhook``."""
+"""The label of sftriage's own deployments: ``sftriage-operator``, ``sftriage-webhook``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the webhook serves with: until when it is good, and whether a configured CA has signed it."""
+    """The webhook's certificate: when it is valid, and whether a configured CA has signed it."""
 
     secret: str
     not_before_s: float
@@ -51,17 +51,17 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The objects of a namespace, and those of sftriage. A part that cannot be read is empty, and ``unread`` says why.
+    """The objects of a namespace, and those of sftriage. An unreadable part is empty, with the reason in ``unread``.
 
     Attributes:
-        version: the server's, major and minor; None where that is unknown.
+        version: the server's, major and minor; None if unknown.
         about: the namespace's own object.
         system: the namespace that sftriage is installed in; ``unread["elsewhere"]`` is any other that it may be in.
-        account: the user that the operator is.
+        account: the operator's user.
         deployments: those of sftriage itself; ``controllers``: those of the namespace's jobs.
-        serving: ready addresses behind the webhook's service; None where that is unknown.
-        may: what the person may do, by verb and resource; ``operator_may``: what the operator may.
-        stores: why a store that captures name cannot be reached from here, by URL; "" where it can.
+        serving: ready addresses behind the webhook's service; None if unknown.
+        may: rights of the user, by verb and resource; ``operator_may``: rights of the operator.
+        stores: by URL of each store that captures name, why it is unreachable from here; "" if reachable.
     """
 
     now_s: float
@@ -89,10 +89,10 @@ class Snapshot:
 
 
 MAX_OBJECTS = 500
-"""So many of each kind are looked at: what is wrong with all of them is wrong with the first."""
+"""Maximum objects read of each kind: what is wrong with all of them is wrong with the first."""
 _MAX_STORES = 3
 _OPERATORS = "sftriage-operator"
-"""What an operator's deployment is labelled as, and its service account called."""
+"""Label of the operator's deployment, and name of its service account."""
 _MINE = tuple(f"{what}.{GROUP}" for what in ("list triagereports", "list tracecaptures", "create tracecaptures"))
 _OPERATOR = (
     *(f"list triagepolicies.{GROUP}", f"patch tracecaptures.{GROUP}", f"update tracecaptures.{GROUP}/status"),
@@ -101,7 +101,7 @@ _OPERATOR = (
 
 
 class _Reader:
-    """Reads parts of a snapshot; what cannot be read is noted."""
+    """Reads parts of a snapshot; notes what cannot be read."""
 
     def __init__(self, objects: ClusterObjects) -> None:
         self.objects, self.unread = objects, dict[str, str]()
@@ -110,7 +110,7 @@ class _Reader:
         return dict(self.read(part, lambda: self.objects.ask("GET", path, **query), {}))
 
     def read(self, part: str, ask: Callable[[], Any], none: Any) -> Any:
-        """A part, or ``none`` and a note; what is not there is ``none`` alone."""
+        """A part; ``none`` if it is missing, and with a note if it cannot be read."""
         try:
             return ask()
         except AnsweredError as error:
@@ -162,22 +162,22 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     )
 
 
-def _installed(reader: _Reader, said: str | None) -> tuple[str, str, list[dict[str, Any]]]:
+def _installed(reader: _Reader, chosen: str | None) -> tuple[str, str, list[dict[str, Any]]]:
     """The namespace of sftriage, the user of its operator, and its deployments; by default the namespace of `k8s/`."""
     selector = f"{PART_LABEL} in ({_OPERATORS}, sftriage-webhook)"
-    found = reader.list("deployments", path_of("apps/v1", "deployments", said), labelSelector=selector)
-    if said is None and (refused := reader.unread.pop("deployments", None)):
+    found = reader.list("deployments", path_of("apps/v1", "deployments", chosen), labelSelector=selector)
+    if chosen is None and (refused := reader.unread.pop("deployments", None)):
         reader.unread["elsewhere"] = refused
         found = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM), labelSelector=selector)
     operators = [one for one in found if labels_of(one)[PART_LABEL] == _OPERATORS]
     first = next(iter(operators or found), {})
-    system = said or text(mapping(first, "metadata"), "namespace") or SYSTEM
+    system = chosen or text(mapping(first, "metadata"), "namespace") or SYSTEM
     account = text(mapping(first, "spec", "template", "spec"), "serviceAccountName") if operators else ""
     return system, f"system:serviceaccount:{system}:{account or _OPERATORS}", found
 
 
 def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
-    """The rights of a user, by default one's own: by verb and resource, as in ``update group.resource/part``."""
+    """Rights of a user (default: the caller), by verb and resource, as in ``update resource.group/part``."""
     kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
     found, user = {}, {}
     if who is not None:
@@ -224,12 +224,12 @@ def _served(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body])
                 try:
                     return certificate(str(name), secret["data"]["tls.crt"], [str(one) for one in bundles if one])
                 except (ImportError, ValueError) as error:
-                    reader.unread["certificate"] = f"it cannot be read: {error}"
+                    reader.unread["certificate"] = f"{error}"
     return None
 
 
 def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificate:
-    """A certificate, held against the trusted CAs; all of them PEM in base64, as objects have them.
+    """Check a certificate against the trusted CAs; all of them are PEM in base64, as in objects.
 
     Raises:
         ValueError: it cannot be read.
@@ -260,9 +260,9 @@ def _stores(captures: Iterable[Body]) -> dict[str, str]:
 
 
 PATIENCE_S = 60.0
-"""How long what was just made may take until somebody has looked at it."""
+"""Age at which a new object should have been handled."""
 MAX_NAMED = 3
-"""Of what is wrong alike, so many are named."""
+"""Maximum objects named in one finding."""
 
 
 State = Literal["ok", "wrong", "unknown"]
@@ -271,7 +271,7 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: its ``code`` for programs, what it ``says``, and what to ``do`` where that is wrong."""
+    """The result of a check: its ``code`` for programs, what it ``says``, and what to ``do`` if it is wrong."""
 
     code: str
     state: State
@@ -281,12 +281,12 @@ class Finding:
 
 def _found(seen: Snapshot, name: str, /, *, code: str = "", **given: object) -> Finding:
     """A finding of ``findings.yaml``, filled in."""
-    told, part = manifest("findings.yaml")[name], name.partition(".")[0]
-    state = next(one for one in STATES if one in told)
+    texts, part = manifest("findings.yaml")[name], name.partition(".")[0]
+    state = next(one for one in STATES if one in texts)
     why = f": {seen.unread[part]}" if part in seen.unread else ""
     about = {"namespace": seen.namespace, "system": seen.system, "account": seen.account, "why": why, **given}
     about |= {"label": INJECT_LABEL, "enabled": ENABLED}
-    return Finding(code or part, state, told[state].format(**about), told.get("do", "").format(**about))
+    return Finding(code or part, state, texts[state].format(**about), texts.get("do", "").format(**about))
 
 
 def _available(deployment: Body) -> bool:
@@ -303,7 +303,7 @@ def _created_s(body: Body) -> float | None:
 
 
 def _old(seen: Snapshot, body: Body) -> bool:
-    """Whether somebody should have reacted to an object by now."""
+    """Whether an object should have been handled by now."""
     created_s = _created_s(body)
     return created_s is not None and seen.now_s - created_s > PATIENCE_S
 
@@ -325,7 +325,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 SOON_S = 7 * 86_400.0
-"""A certificate that is over this soon is nearly over: it should have been renewed by now."""
+"""A certificate that expires this soon should have been renewed by now."""
 
 
 def _rights(seen: Snapshot) -> Iterator[Finding]:
@@ -348,7 +348,7 @@ def _definitions(seen: Snapshot) -> Iterator[Finding]:
 
 
 def _operator(seen: Snapshot) -> Iterator[Finding]:
-    yield from _deployment(seen, "operator", "no controller is started for any job, and no policy is looked at")
+    yield from _deployment(seen, "operator", "no job gets a controller, and policies are not checked")
     if lacking := [what for what, may in seen.operator_may.items() if not may]:
         yield _found(seen, "operator_rights.lacking", names=_some(lacking))
 
@@ -363,7 +363,7 @@ def _webhook(seen: Snapshot) -> Iterator[Finding]:
         bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
         which = "ca_bundle.missing" if bare else f"webhook_configuration.{'there' if hooks else 'empty'}"
         yield _found(seen, which, name=one["metadata"]["name"], names=_some(bare))
-    yield from _deployment(seen, "webhook", "pods are created as they are, and nobody says so")
+    yield from _deployment(seen, "webhook", "no pod is injected, and no error appears")
     if seen.serving == 0:
         yield _found(seen, "webhook_service.empty")
 
@@ -400,7 +400,7 @@ def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
 
 
 def diagnose(seen: Snapshot) -> list[Finding]:
-    """All that was looked at, in the order in which it has to be right."""
+    """All findings, in the order in which to fix them."""
     return [finding for check in _CHECKS for finding in check(seen)]
 
 
@@ -419,7 +419,7 @@ def _labels(seen: Snapshot) -> Iterator[Finding]:
     if without := [pod for pod in _training(seen) if not _asks(seen, pod)]:
         yield _found(seen, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
     elif not any(_asks(seen, pod) for pod in _training(seen)):
-        asks = " (its label asks for sftriage)" if namespace == ENABLED else ""
+        asks = ", which is labelled" if namespace == ENABLED else ""
         yield _found(seen, "label.none", asks=asks)
 
 
@@ -436,7 +436,7 @@ def _injected(seen: Snapshot) -> Iterator[Finding]:
 
 
 def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
-    """Why a pod is not injected: the name of the finding, and the warning of the webhook."""
+    """Why a pod is not injected: the name of the finding, and the webhook's warning."""
     created = _created_s(pod)
     hooks = [one for one in map(_created_s, seen.webhooks) if one is not None]
     if seen.version is not None and seen.version < SIDECARS_SINCE:
@@ -499,11 +499,11 @@ def _quota(seen: Snapshot) -> Iterator[Finding]:
         hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
         if full := [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]:
             yield _found(seen, "quota.full", name=one["metadata"]["name"], names=_some(full))
-    told: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for one in (event for event in seen.events if text(event, "reason") == "FailedCreate"):
         of = mapping(one, "involvedObject")
-        told[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
-    for name, message in list(told.items())[:MAX_NAMED]:
+        refusals[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
+    for name, message in list(refusals.items())[:MAX_NAMED]:
         over = "exceeded quota" in message
         yield _found(seen, "quota.refuses" if over else "events.refused", name=name, message=message)
 
@@ -539,7 +539,7 @@ def _unanswered(body: Body) -> bool:
 
 
 def _labelled_s(body: Body) -> float | None:
-    """When the label of an object was last written, if its server kept that."""
+    """When the label of an object was last written, if the server kept that."""
     found = []
     for one in items(mapping(body, "metadata"), "managedFields"):
         labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")

@@ -1,8 +1,8 @@
-"""From a pod to what makes it one that sftriage watches: a JSON Patch that only adds, and warnings. Pure.
+"""Injects sftriage into a pod: a JSON Patch that only adds, and warnings. Pure.
 
-The parts that are sftriage's come from ``pod.yaml`` and `InjectionSettings`. Each is added where it is missing, so that
-what is injected already stays as it is, and a pod that another webhook has changed meanwhile gets what it lacks. A pod
-that cannot be handled is left as it is: injection never keeps a pod from starting.
+The injected parts come from ``pod.yaml`` and `InjectionSettings`. Only missing parts are added, so that an injected pod
+stays as it is, and a pod that another webhook has changed meanwhile gets what it lacks. A pod that cannot be handled is
+left unchanged: injection never keeps a pod from starting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|
 
 
 class Resources(ObjectModel):
-    """What a container of ours asks for, and what it may take."""
+    """Requests and limits of an injected container."""
 
     cpu: Quantity = "50m"
     memory: Quantity = "192Mi"
@@ -55,7 +55,7 @@ class Resources(ObjectModel):
 
 
 class InjectionSettings(ObjectModel):
-    """What goes into pods, and where it connects; docs/kubernetes.md says what each setting does."""
+    """Settings of what is injected into pods; docs/kubernetes.md describes them."""
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = "sftriage:latest"
     pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] = "IfNotPresent"
@@ -76,7 +76,7 @@ def read_settings(path: Path) -> InjectionSettings:
     """The settings in a file.
 
     Raises:
-        InputError: it cannot be read, or says what makes no sense.
+        InputError: it cannot be read, or is not valid.
     """
     try:
         return InjectionSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
@@ -84,7 +84,7 @@ def read_settings(path: Path) -> InjectionSettings:
         if isinstance(error, ValidationError):
             one = error.errors(include_input=False)[0]
             raise InputError(f"{path}: {path_text(one['loc'])}: {one['msg']}") from None
-        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from error
 
 
 Made = dict[str, Any]
@@ -135,7 +135,7 @@ def secret_of(job: JobRef, settings: InjectionSettings) -> str:
 
 
 def encrypted(settings: InjectionSettings) -> bool:
-    """Whether that has the certificate of who signs the hub's."""
+    """Whether that Secret has the certificate of the authority that signs the hub's."""
     return settings.nats_ca if settings.nats else settings.hub_tls
 
 
@@ -148,14 +148,14 @@ def pod_parts(
     looks_in: bool = False,
     nsys: str = "",
 ) -> dict[str, list[Made]]:
-    """What a pod of a job contains of sftriage, see ``pod.yaml``.
+    """The parts injected into a pod of a job, see ``pod.yaml``.
 
     Args:
         job: the job.
         settings: of injection.
         user: the pod's own.
-        guaranteed: whether its containers keep cores to themselves, which takes limits that equal requests.
-        looks_in: whether the agent may read the memory of its other processes, for stacks from outside.
+        guaranteed: whether its containers have exclusive cores, which requires limits equal to requests.
+        looks_in: whether the agent may read the memory of the pod's other processes, for stacks from outside.
         nsys: an image with Nsight Systems, if ranks start under it.
     """
     template, sizes = manifest("pod.yaml"), settings.resources
@@ -192,41 +192,41 @@ def pod_parts(
 
 
 def store_environment(settings: InjectionSettings) -> list[Made] | None:
-    """Where a container has the store's credentials from; None where there are none."""
+    """The source of the store's credentials in a container; None if there are none."""
     return [{"secretRef": {"name": settings.store_secret, "optional": True}}] if settings.store_secret else None
 
 
 CONTAINERS_ANNOTATION = f"{GROUP}/containers"
-"""Which containers train, by name, with commas between them; by default all do."""
+"""Names of the containers that train, separated by commas; by default all do."""
 IMAGE_PATH_ANNOTATION = f"{GROUP}/image-pythonpath"
 """The PYTHONPATH of the trainer's image, which the pod's own would replace."""
 SHARE_ANNOTATION = f"{GROUP}/share-process-namespace"
 NSYS_ANNOTATION = f"{GROUP}/nsys"
-"""An image with Nsight Systems, under which ranks start then."""
+"""An image with Nsight Systems; ranks then start under it."""
 PATH = "PYTHONPATH"
 
 Operation = dict[str, Any]
 Version = tuple[int, int]
 SIDECARS_SINCE: Version = (1, 29)
-"""The first version that has native sidecars unless somebody switches them off."""
+"""The first version with native sidecars on by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What becomes of a pod: nothing, where the patch is empty."""
+    """The change of a pod (an empty patch: none), and warnings."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def version_of(told: Mapping[str, Any]) -> Version | None:
-    """The version that a server tells at ``/version``; None where that is none. Some add a plus sign."""
-    found = [re.match(r"\d+", str(told.get(name, ""))) for name in ("major", "minor")]
+def version_of(answer: Mapping[str, Any]) -> Version | None:
+    """The version in a server's answer at ``/version``; None if it has none. Some servers add a plus sign."""
+    found = [re.match(r"\d+", str(answer.get(name, ""))) for name in ("major", "minor")]
     return None if None in found else (int(found[0][0]), int(found[1][0]))  # type: ignore[index]  # neither is None
 
 
 def injection(pod: Pod, job: JobRef | None, settings: InjectionSettings, server: Version | None) -> Injection:
-    """What becomes of a pod of a job (None: of none that is known) on a server of that version."""
+    """How to inject a pod of a job (None: of no known job) on a server of that version."""
     why = _left_alone(pod, job, server)
     if why is not None or job is None:
         return Injection(warnings=(why,) if why else ())
@@ -356,11 +356,11 @@ def _warnings(pod: Pod, trains: Sequence[int], environment: Sequence[Mapping[str
 
 
 def _guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether all containers ask for as much as they may take, so that the pod has its cores to itself."""
+    """Whether requests equal limits in all containers, so that the pod has exclusive cores."""
     for container in items(spec, "containers"):
         limits, requests = (mapping(container, "resources", name) for name in ("limits", "requests"))
         for resource in ("cpu", "memory"):
-            # (what is not asked for is what may be taken)
+            # (a missing request equals the limit)
             if not limits.get(resource) or requests.get(resource, limits[resource]) != limits[resource]:
                 return False
     return True
@@ -417,10 +417,10 @@ _TEMPLATES: Mapping[str, tuple[str, ...]] = {
 """Where pod templates are, by kind: `batch/v1` and Volcano call theirs Job both."""
 
 _NAMED_LATER = {
-    "TrainJob": "a TrainJob has no pod templates, its runtime has, for jobs of any name: it takes the webhook",
-    "TrainingRuntime": "its jobs have names of their own, which it does not know: it takes the webhook",
-    "ClusterTrainingRuntime": "its jobs have names of their own, which it does not know: it takes the webhook",
-    "CronJob": "each of its Jobs is named once it is made: it takes the webhook",
+    "TrainJob": "its pod templates are in its runtime, which serves jobs of any name; use the webhook",
+    "TrainingRuntime": "it does not know the names of its jobs; use the webhook",
+    "ClusterTrainingRuntime": "it does not know the names of its jobs; use the webhook",
+    "CronJob": "its Jobs get their names when they are created; use the webhook",
 }
 
 
@@ -434,10 +434,10 @@ class Changed:
 
 
 def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSettings, server: Version) -> Changed:
-    """An object as the webhook would have its pods; one without pod templates as it is.
+    """An object with its pod templates injected as the webhook would inject its pods.
 
     Raises:
-        InputError: the name of the job is not known before its pods are made; the message says why.
+        InputError: the job has no name before its pods are created; the message says why.
     """
     kind = text(body, "kind")
     what = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()
@@ -472,14 +472,12 @@ def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -
     if system is None:
         return None
     if not name:
-        raise InputError(f"{kind}: it is named once it is made; give it a name, or its pods the label {NAME_LABEL}")
+        raise InputError(f"{kind}: it is named only when created; set a name, or the label {NAME_LABEL} on its pods")
     if system != "leaderworkerset":
         return JobRef(system, name, where)
     # Each of its groups is a job, and they share their templates.
     if mapping(body, "spec").get("replicas", 1) != 1:
-        raise InputError(
-            f"{kind} {name}: each of its replicas is a job, and all have one template: it takes the webhook"
-        )
+        raise InputError(f"{kind} {name}: its replicas are jobs that share one template; use the webhook")
     return JobRef(system, f"{name}-0", where)
 
 

@@ -38,13 +38,13 @@ class TraceRow:
     created: str
 
     def distance_from(self, step: int) -> int | None:
-        """How many steps it is away from a step: 0 where it was captured, or lies in the window that led to it."""
+        """Steps between this capture and a step: 0 if captured, or in the window that led to the capture."""
         spans = [one for one in (self.steps, self.because_of) if one is not None]
         return min((max(first - step, step - last, 0) for first, last in spans), default=None)
 
 
 def is_of(body: Body, job: str) -> bool:
-    """Whether a report or capture is of a job: by its name, its id on the hub, or what its objects are called."""
+    """Whether a report or capture belongs to a job, given by name, id on the hub, or name of its objects."""
     names = (
         mapping(body, "spec").get("job"),
         annotations_of(body).get(JOB_ID_ANNOTATION),
@@ -101,7 +101,7 @@ def _span(holder: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
-    """The captures of a step, or else the one nearest to it; and whether they are of the step itself."""
+    """The captures of a step, or else the nearest one; and whether they contain the step itself."""
     known = [(away, one) for one in rows if (away := one.distance_from(step)) is not None]
     holding = [one for away, one in known if away == 0]
     nearest = sorted(known, key=lambda one: one[0])[:1]
@@ -109,7 +109,7 @@ def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
 
 
 def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
-    """The capture whose trace tells most: of those stored, one that holds the step, and the fault; the newest of them.
+    """The most useful stored capture: one that contains the step and the fault; the newest of these.
 
     Raises:
         UsageError: none is stored.
@@ -122,36 +122,36 @@ def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
         of = ("" if rank is None else f" of rank {rank}") + ("" if step is None else f" of step {step}")
         names = [f"{row.name} ({row.state})" for row, _ in found]
         named = ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
-        others = f"; captures of the job are {named}" if found else ""
-        raise UsageError(f"no trace{of} is stored{others}")
+        others = f"; captures of the job: {named}" if found else ""
+        raise UsageError(f"no stored trace{of}{others}")
     fault = {"yes": 2, "partly": 1}
     return max(stored, key=lambda one: (fault.get(one[0].reproduced, 0), one[0].created, one[0].name))[1]
 
 
 def stored_of(body: Body) -> StoredTrace:
-    """Where the trace of a capture is.
+    """The location of a capture's trace.
 
     Raises:
         UsageError: it has none, or none yet.
-        InputError: what its status says of that cannot be read.
+        InputError: its status cannot be read.
     """
     status, name = status_of(body), body["metadata"]["name"]
     if "stored" not in status:
         state = status.get("state", "requested")
         detail = status.get("detail") or CAPTURE_STATES.get(state, "")
         if state == "stored":
-            detail = "It is with the job's controller alone: give that a store, and the next ones are in it."
+            detail = "Only the job's controller has it. Configure a store for the next ones."
         raise UsageError(f"{name} has no trace in a store: {state}. {detail}".strip())
     try:
         return StoredTrace.model_validate(status["stored"])
     except ValidationError as error:
-        raise InputError(f"where the trace of {name} is cannot be read: {first_problem(error)}") from None
+        raise InputError(f"cannot read the location of the trace of {name}: {first_problem(error)}") from None
 
 
 def progress_of(body: Body) -> tuple[str, bool, str]:
-    """The state of a capture, whether that is its last, and the detail."""
+    """The state of a capture, whether it is final, and the detail."""
     status = status_of(body)
     state = str(status.get("state", "requested"))
     if "deletionTimestamp" in body["metadata"]:
-        return state, True, "It is being deleted."
+        return state, True, "Being deleted."
     return state, state in ENDED, status.get("detail") or CAPTURE_STATES.get(state, "")

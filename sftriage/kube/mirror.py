@@ -1,8 +1,8 @@
-"""Mirrors a job's run into its cluster: captures and report as objects, news as events; takes up requests of people.
+"""Mirrors a job's run into its cluster: captures, report, news as events; forwards requests.
 
-In threads of its own, and level-triggered: an event of the run, or a change in the cluster, only triggers a look. All
-objects are made of the run as it is now. A cluster that is away, refuses or is slow holds nothing up; what it lacks
-then is written later.
+Runs in its own threads, and is level-triggered: an event of the run, or a change in the cluster, only starts a pass.
+All objects follow from the run as it is now. An unreachable, refusing or slow cluster delays nothing; what it lacks is
+written later.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ from sftriage.traces.remote import CaptureKey
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
 
 CAPTURE_ANNOTATION, RUN_ANNOTATION = f"{GROUP}/capture-id", f"{GROUP}/run"
-"""On a TraceCapture that a job's controller made: which capture of which of its runs it is."""
+"""On a TraceCapture made by a job's controller: its capture id and run."""
 MAX_OBJECTS = 512
-"""Captures of a run that become objects; its report counts those beyond."""
+"""Maximum captures of a run that become objects; the report counts all."""
 _REQUEST = "k8s-"
 _MAX_TEXT = 500
 _UNENDED = ("accepted", "armed", "running")
@@ -88,7 +88,7 @@ class Mirrored:
         return "" if self.view.info is None else self.view.info.run_id
 
     def new(self, known: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The captures that are to become objects, each with its id: those of ``known`` have been.
+        """The captures to create objects for, each with its id; those in ``known`` had theirs.
 
         A person's request is the object of its capture. A capture that was deleted does not come back.
         """
@@ -108,7 +108,7 @@ class Mirrored:
                 yield dict(body), status
 
     def requests(self, bodies: Iterable[Body]) -> Iterator[ManualRequest]:
-        """The requests of people that this run has not answered yet."""
+        """People's requests that this run has not answered yet."""
         answered = {row.request_id for row in self.view.asks}
         for body in bodies:
             if _capture_id(body) or "deletionTimestamp" in body["metadata"]:
@@ -172,7 +172,7 @@ def _request(spec: TraceCaptureSpec, request_id: str) -> ManualRequest:
     return ManualRequest(
         request_id=request_id,
         ranks=(spec.rank,),
-        who=_line("somebody" if spec.requested_by is None else spec.requested_by.username),
+        who=_line("unknown" if spec.requested_by is None else spec.requested_by.username),
         reason=_line(spec.reason),
         max_seconds=float(spec.max_seconds),
         max_bytes=spec.max_trace_bytes,
@@ -182,7 +182,7 @@ def _request(spec: TraceCaptureSpec, request_id: str) -> ManualRequest:
 
 
 def _line(text: str) -> str:
-    return CONTROL.sub(" ", " ".join(text.split()))[:_MAX_TEXT] or "(nothing)"
+    return CONTROL.sub(" ", " ".join(text.split()))[:_MAX_TEXT] or "(empty)"
 
 
 def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[st
     elif by:
         spec["requested_by"] = Requester(username=by[:1024]).model_dump(mode="json", exclude_unset=True)
     spec["reason"] = spec["reason"][:2000]
-    # (of a rank that stands still, stacks are taken once: a number of steps would mean nothing)
+    # (of a stalled rank, stacks are taken once: a number of steps has no meaning)
     idle = {where[-1] for where, _ in in_capture(spec, stalled=fired is not None and fired.label == "stalled")}
     return {word: value for word, value in spec.items() if word not in idle}
 
@@ -213,13 +213,13 @@ log = logging.getLogger(__name__)
 
 MANAGER = "sftriage-controller"
 LOOK_S, AT_LEAST_S = 1.0, 10.0
-"""Shortest and longest time between two looks."""
+"""Shortest and longest time between two passes."""
 REPORT_S = 30.0
-"""How often a report is written when only its counts differ."""
+"""How often a report is written if only its counts differ."""
 EVENT_S = 60.0
-"""Between two events of one reason; the second counts how often it occurred meanwhile."""
+"""Time between two events of one reason; the second counts the occurrences since the first."""
 SHARE = 0.1
-"""The time between looks grows with the run, such that they take no more of the time."""
+"""Maximum share of time for passes: the pauses grow with the run."""
 _LONGEST_PAUSE_S = 20.0
 _CHANGES = (WindowJudged, CaptureChanged, ManualRequestDecided, FollowUpDecided, CauseFound)
 
@@ -251,7 +251,7 @@ class Mirror(Sink):
         )
         self._loop = Loop(
             *("mirror", self._turn, AT_LEAST_S),
-            failing="the cluster lacks some of the job",
+            failing="cannot update all objects of the job in the cluster",
             expected=(SftriageError, OSError),
             backoff=Backoff(LOOK_S, _LONGEST_PAUSE_S),
         )
@@ -261,17 +261,17 @@ class Mirror(Sink):
         self._loop.start()
 
     def follow(self, directory: RunDirectory) -> None:
-        """Show this run from now on; the one before it until there is something of this one to show."""
+        """Show this run from now on, once it has something to show."""
         self._next = RunSource(lambda: directory)
         self._loop.wake()
 
     def take(self, seen: Event | Sight) -> None:
-        """Look soon, if there may be something new to show."""
+        """Start a pass soon, if there may be something new to show."""
         if isinstance(seen, _CHANGES):
             self._loop.wake()
 
     def finish(self, patience_s: float) -> bool:
-        """Show the end, and stop; whether that was done in time."""
+        """Show the end of the run, and stop; return whether that was in time."""
         done = self._loop.stop(patience_s, last_turn=True) and not self._loop.problem
         self._captures.end()
         return done
@@ -280,10 +280,10 @@ class Mirror(Sink):
         began_s = time.thread_time()
         self._look()
         if self._overtaken and self._loop.stopping.is_set():
-            # (no other turn comes; by then the watch has what was written meanwhile)
+            # (this is the last pass; by then the watch has what was written meanwhile)
             time.sleep(LOOK_S)
             self._look()
-        # (what comes meanwhile is for the next look)
+        # (changes meanwhile are for the next pass)
         self._loop.least_s = max(LOOK_S, (time.thread_time() - began_s) / SHARE)
 
     def _look(self) -> None:
@@ -300,7 +300,7 @@ class Mirror(Sink):
                 self._forward(run.requests(bodies), RunDirectory(directory))
             self._make(run, directory)
             for body, status in run.statuses(bodies, time.time()):
-                # (the watch reports whoever changed it, and the next look starts from that)
+                # (the watch reports a change by others, and the next pass starts from that)
                 with self._noting(NOT_FOUND, STALE):
                     self._objects.put_status(CAPTURES, body, status)
         self._report(view)
@@ -310,7 +310,7 @@ class Mirror(Sink):
 
     @contextlib.contextmanager
     def _noting(self, *expected: int) -> Iterator[None]:
-        """Go on after a refusal, and note it for the end of the look unless its status is expected."""
+        """Continue after a refusal, and keep it for the end of the pass unless its status is expected."""
         try:
             yield
         except AnsweredError as error:
@@ -320,14 +320,14 @@ class Mirror(Sink):
 
     def _forward(self, requests: Iterable[ManualRequest], directory: RunDirectory) -> None:
         for request in requests:
-            # (the run takes up a request once; until then, there is no answer)
+            # (the run accepts a request once; until then, there is no answer)
             if request.request_id in self._left:
                 continue
             self._left.add(request.request_id)
             try:
                 leave(directory, request)
             except UsageError as error:
-                log.warning("what %s asks for cannot be asked of the run: %s", request.who, error)
+                log.warning("could not forward the request of %s to the run: %s", request.who, error)
 
     def _make(self, run: Mirrored, directory: Path) -> None:
         note = Note(directory / "cluster.json", list[str])

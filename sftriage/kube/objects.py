@@ -1,7 +1,7 @@
-"""The objects of ``sftriage.dev/v1alpha1``: what people and sftriage write into them, and what their status says.
+"""The objects of ``sftriage.dev/v1alpha1``: what people and sftriage write, and what their status contains.
 
 A `TriagePolicy` is that of `sftriage.policy.schema`, with a status. ``kubectl explain`` shows the descriptions. Texts
-of a status are clipped, so that no server refuses it.
+of a status are clipped, so that the server accepts it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sftriage.words.run import Face
 from sftriage.words.verdicts import clock
 
 Body = Mapping[str, Any]
-"""An object as the API server has it."""
+"""An object as the API server returns it."""
 MAX_SENTENCE, MAX_LINE, MAX_WORD = 2000, 500, 253
 
 
 class ObjectModel(BaseModel):
-    """A part of an object. Kubernetes' own words are in its own case, and those of sftriage as in policies."""
+    """A part of an object. Kubernetes' own fields keep its case; those of sftriage are written as in policies."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, from_attributes=True, use_attribute_docstrings=True
     )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-ready values; what is not there is left out."""
+        """As JSON-ready values, without missing ones."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -43,7 +43,7 @@ def _clipped(limit: int) -> BeforeValidator:
     def clip(value: object) -> object:
         if not isinstance(value, str):
             return value
-        # No server takes half of a surrogate pair, which a file's name may hold.
+        # A server refuses half of a surrogate pair, which a file's name may contain.
         text = value.encode("utf-8", "replace").decode()
         return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -64,24 +64,24 @@ Message = Annotated[str, Field(min_length=1, max_length=32_768), _clipped(32_768
 
 
 class Condition(ObjectModel):
-    """One condition of an object, as all of Kubernetes has them."""
+    """One condition of an object, in the form usual in Kubernetes."""
 
-    type: Annotated[str, Field(max_length=316)] = Field(description="What it is about, such as `Accepted`.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
+    type: Annotated[str, Field(max_length=316)] = Field(description="The condition, such as `Accepted`.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
-    """Why, as one word for programs."""
-    message: Message = Field(description="Why, for people.")
+    """The reason, as one word for programs."""
+    message: Message = Field(description="The reason, for people.")
     lastTransitionTime: str = Field(  # as Kubernetes writes it
-        description="Since when the status is what it is.", json_schema_extra={"format": "date-time"}
+        description="When the status last changed.", json_schema_extra={"format": "date-time"}
     )
-    observedGeneration: Count | None = Field(default=None, description="The generation of the object that it is about.")
+    observedGeneration: Count | None = Field(default=None, description="The generation of the object that was checked.")
 
 
 class ObservedStatus(ObjectModel):
-    """What every status has."""
+    """Fields of every status."""
 
     observedGeneration: Count | None = None
-    """The generation of the object that this status is about."""
+    """The generation of the object that this status describes."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=8)] = Field(
         default=(), json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
@@ -92,7 +92,7 @@ Answer = Literal["True", "False", "Unknown"]
 
 
 class Now(NamedTuple):
-    """A condition as it is now: whether it is so, and why, as a word and in words."""
+    """A condition as it is now: whether it holds, and the reason as a word and as a sentence."""
 
     type: str
     status: Answer
@@ -103,13 +103,13 @@ class Now(NamedTuple):
 def dated(
     body: Mapping[str, Any], found: Iterable[Now], now_s: float, *, others: bool = False
 ) -> tuple[Condition, ...]:
-    """The conditions of an object, each since when it is so.
+    """The conditions of an object, each with the time of its last change.
 
     Args:
-        body: the object as the server has it: anyone may have written its conditions.
-        found: what is so now.
+        body: the object from the server: anyone may have written its conditions.
+        found: the conditions now.
         now_s: seconds since the epoch.
-        others: keep the conditions of other types that it has.
+        others: keep its conditions of other types.
     """
     before = {one.type: one for one in readable(status_of(body).get("conditions"))}
     conditions, generation = [], body["metadata"].get("generation")
@@ -122,7 +122,7 @@ def dated(
 
 
 def readable(conditions: Any) -> list[Condition]:
-    """The valid ones of the conditions that an object has."""
+    """The valid conditions of an object."""
     found = []
     for one in conditions if isinstance(conditions, Sequence) else ():
         try:
@@ -133,13 +133,13 @@ def readable(conditions: Any) -> list[Condition]:
 
 
 def status_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status that an object has; empty where there is none yet."""
+    """The status of an object; empty if it has none yet."""
     status = body.get("status")
     return status if isinstance(status, Mapping) else {}
 
 
 def condition(body: Mapping[str, Any], kind: str) -> Condition | None:
-    """One condition of an object, as the server has it."""
+    """One condition of an object."""
     return next((one for one in readable(status_of(body).get("conditions")) if one.type == kind), None)
 
 
@@ -165,190 +165,190 @@ POLICIES, CAPTURES, REPORTS = KINDS = (
 )
 
 RequestState = Literal["requested", CaptureState]
-"""How far a capture is: one that nobody has answered yet is ``requested``."""
+"""The state of a capture; ``requested`` until a controller answers."""
 
 MAX_HOLDS = 16
 MAX_CAPTURES = 32
-"""Of each so many are named in a report, the newest; all of them are counted."""
+"""Maximum entries of each in a report, the newest first; the counts include all."""
 
 
 class TriagePolicyStatus(ObservedStatus):
-    """Whether the policy is in force. `Accepted`: it is valid. `Conflicted`: an older one forbids it."""
+    """Whether the policy is in force. `Accepted`: it is valid. `Conflicted`: it conflicts with an older policy."""
 
-    rules: Count | None = Field(default=None, description="How many rules it has; not there while it is not valid.")
+    rules: Count | None = Field(default=None, description="Number of its rules; missing while the policy is invalid.")
 
 
 class Requester(PolicyModel):
-    """Who asked, as the API server knows them."""
+    """The user who requested the capture, according to the API server."""
 
     username: str = Field(min_length=1, max_length=1024, description="The user's name.")
-    uid: str = Field(default="", max_length=1024, description="The user's uid, where the server has one.")
+    uid: str = Field(default="", max_length=1024, description="The user's uid, if the server has one.")
 
 
 class CaptureTrigger(PolicyModel):
-    """Why sftriage asked: the window of steps, the suspect found in it, and the rule that matched."""
+    """Why sftriage requested the capture: the window, the suspect found in it, and the rule that matched."""
 
     policy: Name = Field(description="The policy.")
-    rule: Name = Field(description="Its rule.")
-    label: Cause = Field(default="suspect", description="The verdict.")
+    rule: Name = Field(description="The rule of the policy.")
+    label: Cause = Field(default="suspect", description="The label of the verdict.")
     stage: Stage | None = None
-    """The stage that the suspect is slow in; not there where all of them are slow alike."""
+    """The stage in which the suspect is slow; missing if all of its stages are slow."""
     first_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The first step of the window.")
     last_step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="The last step of the window.")
-    gain_s: float | None = Field(default=None, description="Seconds a step that the suspect costs the job.")
+    gain_s: float | None = Field(default=None, description="Seconds per step that the suspect costs the job.")
 
 
 class TraceCaptureSpec(ProfilerRun):
-    """One capture of one rank, asked for by a policy or by a person. The options are those of a policy's `capture`."""
+    """One capture of one rank, requested by a policy or a person. Its options are those of a policy's `capture`."""
 
     job: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
-    """The training job, as `sftriage traces list --job` calls it."""
+    """The training job, by the name that `sftriage traces list --job` takes."""
     rank: Rank = Field(description="The rank to capture.")
     reason: Annotated[str, Field(min_length=1, max_length=2000)]
-    """Why; it goes into the trace's manifest."""
+    """Why the capture is requested; recorded in the trace's manifest."""
     requested_by: Requester | None = None
-    """Who asked. Stamped at admission, whatever a client says here; where no admission stamps it, it is not
-    believed."""
+    """Who requested the capture. The webhook sets this at admission and ignores what a client writes here. Without the
+    webhook the value is not trusted."""
     trigger: CaptureTrigger | None = None
-    """Why sftriage asked; not there where a person did."""
+    """Why sftriage requested the capture; missing if a person did."""
 
 
 class StoredArtefact(ObjectModel):
     """One file of a trace."""
 
-    name: FileName = Field(description="Its name.")
-    size_bytes: Count = Field(description="Its size.")
-    sha256: Sha256 = Field(description="What it is known again by.")
+    name: FileName = Field(description="The name of the file.")
+    size_bytes: Count = Field(description="The size of the file.")
+    sha256: Sha256 = Field(description="The SHA-256 of the file, to verify it.")
 
 
 class StoredTrace(ObjectModel):
-    """Where the trace is; what a deletion of this object deletes, unless it is pinned there."""
+    """Where the trace is stored. Deleting this object deletes the trace, unless it is pinned there."""
 
     store: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="The store's URL.")
     reference: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Its place there, job/run/capture; what `sftriage traces get` takes."""
-    size_bytes: Count = Field(description="The size of all of it.")
-    artefacts: Annotated[tuple[StoredArtefact, ...], Field(max_length=16)] = Field(description="Its files.")
+    """The reference of the trace in the store, job/run/capture, which `sftriage traces get` takes."""
+    size_bytes: Count = Field(description="The total size.")
+    artefacts: Annotated[tuple[StoredArtefact, ...], Field(max_length=16)] = Field(description="Files of the trace.")
 
 
 class TraceCaptureStatus(ObservedStatus):
-    """How far the capture is, and what it shows.
+    """The progress of the capture, and what it shows.
 
-    `Accepted`: the limits allowed it. `Stored`: its trace is there. `Reproduced`: the fault is in it. `Removed`: of one
-    that is being deleted, whether its trace is gone.
+    `Accepted`: the limits allowed it. `Stored`: its trace is stored. `Reproduced`: the trace contains the fault.
+    `Removed`, once the object is being deleted: whether the trace is deleted.
     """
 
     state: RequestState = "requested"
-    """How far it is: `requested` until somebody answers, then `accepted`, `armed` and `running`; it ends as `stored`,
+    """The state: `requested` until a controller answers, then `accepted`, `armed` and `running`; finally `stored`,
     `failed`, `refused` or `expired`."""
-    profiler: ProfilerChoice = Field(default="auto", description="The profiler: the one chosen, once that is known.")
-    host: Word | None = Field(default=None, description="Where the rank ran.")
+    profiler: ProfilerChoice = Field(default="auto", description="The profiler, once sftriage has chosen one.")
+    host: Word | None = Field(default=None, description="The host of the rank.")
     first_step: Count | None = Field(default=None, description="The first captured step, warm-up excluded.")
     last_step: Count | None = Field(default=None, description="The last captured step.")
     reproduced: Literal["yes", "no", "partly"] | None = None
-    """Whether the fault was there while it was captured."""
-    detail: Sentence | None = Field(default=None, description="What there is to say of how it went.")
-    cause: Sentence | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
-    cost_s: Number = Field(default=None, description="Seconds of the job's time that it cost, as far as measured.")
-    stored: StoredTrace | None = Field(default=None, description="Where its trace is.")
+    """Whether the captured steps contain the fault."""
+    detail: Sentence | None = Field(default=None, description="How the capture went.")
+    cause: Sentence | None = Field(default=None, description="Why the rank is slow, if the trace shows it.")
+    cost_s: Number = Field(default=None, description="Seconds that the capture cost the job, as far as measured.")
+    stored: StoredTrace | None = Field(default=None, description="Where the trace is stored.")
 
 
 class TriageReportSpec(ObjectModel):
-    """Which job the report is of."""
+    """The job that the report describes."""
 
     job: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="The training job.")
 
 
 class LastVerdict(ObjectModel):
-    """The newest window that was judged."""
+    """The newest judged window."""
 
-    label: Label = Field(description="The verdict.")
+    label: Label = Field(description="The label of the verdict.")
     reasons: Reasons = ()
-    """Why nobody is named, as codes; docs/verdicts.md says what resolves each."""
+    """Why the verdict names no suspect, as codes; docs/verdicts.md lists what resolves each."""
     first_step: Count = Field(description="The first step of the window.")
     last_step: Count = Field(description="The last step of the window.")
-    exposed_s: Number = Field(default=None, description="Seconds that a step of it took.")
-    sentence: Sentence = Field(description="All of it in a sentence.")
-    outcome: Outcome = Field(description="What was done about it.")
+    exposed_s: Number = Field(default=None, description="Seconds per step in the window.")
+    sentence: Sentence = Field(description="The verdict as a sentence.")
+    outcome: Outcome = Field(description="The decision about the window.")
 
 
 class Hold(ObjectModel):
-    """Windows on which nothing heavy was started, for one reason."""
+    """Windows without a capture, for one reason."""
 
     outcome: Literal["hold", "throttle"]
-    """`hold`: nobody can be named, or a rule waits; `throttle`: a limit kept a profiler from starting."""
+    """`hold`: the window names no suspect, or a rule waits; `throttle`: a limit forbade a capture."""
     reason: ReasonCode = Field(description="The reason, as a code.")
-    reasons: Reasons = Field(default=(), description="The verdict's own reasons, where it names nobody.")
-    windows: Count = Field(description="On how many windows.")
-    last_step: Count = Field(description="The last step of the newest of them.")
-    words: Line = Field(description="The newest in a sentence.")
+    reasons: Reasons = Field(default=(), description="The reasons of the verdict, if it names no suspect.")
+    windows: Count = Field(description="Number of such windows.")
+    last_step: Count = Field(description="The last step of the newest such window.")
+    words: Line = Field(description="The newest such window as a sentence.")
     resolves: Line | None = Field(default=None, description="What would resolve it.")
 
 
 class ReportedCapture(ObjectModel):
     """One capture of the job."""
 
-    capture_id: Word = Field(description="Its id, which `sftriage traces show` takes.")
+    capture_id: Word = Field(description="The id of the capture, which `sftriage traces show` takes.")
     rank: Count = Field(description="The captured rank.")
-    state: CaptureState = Field(description="How far it is, or how it ended.")
+    state: CaptureState = Field(description="The state of the capture.")
     reproduced: Literal["yes", "no", "partly"] | None = Field(default=None, description="Whether the fault is in it.")
-    cause: Line | None = Field(default=None, description="Why the rank is slow, where the trace shows that.")
+    cause: Line | None = Field(default=None, description="Why the rank is slow, if the trace shows it.")
 
 
 class StragglerCost(ObjectModel):
-    """What stragglers and captures have cost the job so far, in seconds of all of its ranks at once."""
+    """What stragglers and captures have cost the job so far, in seconds of job time."""
 
     stragglers_s: Number = None
-    """What those cost that were named: each step counted once, whoever was named first."""
-    stragglers_rank_hours: Number = Field(default=None, description="The same, times the ranks that waited.")
-    captures_s: Number = Field(default=None, description="What captures cost, as far as that was measured.")
+    """Seconds lost to the named suspects; each step counts once, for the first suspect named."""
+    stragglers_rank_hours: Number = Field(default=None, description="The same, multiplied by the ranks that waited.")
+    captures_s: Number = Field(default=None, description="Seconds lost to captures, as far as measured.")
 
 
 class ReportedAdvice(ObjectModel):
-    """What would help against a straggler that stays, and what is done about it."""
+    """What would help against a straggler that stays."""
 
-    straggler: Word = Field(description="Who it is, and where.")
-    late_s: Number = Field(default=None, description="By how much of a step.")
-    remedy: Word | None = Field(default=None, description="What would help most; not there where nothing would.")
-    saves_s: Number = Field(default=None, description="What that saves of a step, by its model.")
-    break_even_s: Number = Field(default=None, description="From how late a straggler on it pays.")
-    words: Line | None = Field(default=None, description="It in a sentence.")
+    straggler: Word = Field(description="The straggler, and its stage.")
+    late_s: Number = Field(default=None, description="Seconds per step that it is late.")
+    remedy: Word | None = Field(default=None, description="The most effective remedy; missing if none would help.")
+    saves_s: Number = Field(default=None, description="Seconds per step that the remedy would save, by its model.")
+    break_even_s: Number = Field(default=None, description="Lateness in seconds from which the remedy pays off.")
+    words: Line | None = Field(default=None, description="The advice as a sentence.")
 
 
 class ReportedRemedy(ObjectModel):
-    """What was done by itself about a straggler that stays, as the policy allows it."""
+    """The remedy that sftriage applied to a straggler that stays, as the policy allows."""
 
-    remedy: Word = Field(description="What.")
-    state: RemedyState = Field(description="Advised alone, being tried, kept, or undone.")
+    remedy: Word = Field(description="The remedy.")
+    state: RemedyState = Field(description="Advised only, being tried, kept, or undone.")
     rank: Count = Field(description="The straggler.")
-    saves_s: Number = Field(default=None, description="What it saves of a step, as far as that was measured.")
-    words: Line = Field(description="It in a sentence.")
+    saves_s: Number = Field(default=None, description="Seconds per step that it saves, as far as measured.")
+    words: Line = Field(description="The remedy and its state as a sentence.")
 
 
 class TriageReportStatus(ObservedStatus):
-    """How the job stands. `Healthy`: nothing is over its threshold. `Watched`: somebody judges its steps now."""
+    """The state of the job. `Healthy`: nothing exceeds its threshold. `Watched`: a controller judges its steps now."""
 
     run: Word | None = Field(default=None, description="The newest run of the job.")
-    health: Face | None = Field(default=None, description="How it stands, in one word.")
-    summary: Sentence | None = Field(default=None, description="How it stands, in a sentence.")
-    since_step: Count | None = Field(default=None, description="Since which step, about.")
-    suspect: Word | None = Field(default=None, description="Who is named, and where; not there while nobody is.")
-    verdict: LastVerdict | None = Field(default=None, description="The newest window that was judged.")
-    windows: Count = Field(default=0, description="How many windows were judged.")
-    windows_held: Count = Field(default=0, description="On how many of them something was held or throttled.")
+    health: Face | None = Field(default=None, description="The state of the job, in one word.")
+    summary: Sentence | None = Field(default=None, description="The state of the job, in a sentence.")
+    since_step: Count | None = Field(default=None, description="The step since which this holds, approximately.")
+    suspect: Word | None = Field(default=None, description="The suspect and its stage; missing if there is none.")
+    verdict: LastVerdict | None = Field(default=None, description="The newest judged window.")
+    windows: Count = Field(default=0, description="Number of judged windows.")
+    windows_held: Count = Field(default=0, description="Number of windows with a hold or throttle.")
     holds: Annotated[tuple[Hold, ...], Field(max_length=MAX_HOLDS)] = ()
-    """Why nothing heavy was started, the newest first; one for each reason."""
+    """Why nothing was captured, the newest first; one entry for each reason."""
     captures: Annotated[tuple[ReportedCapture, ...], Field(max_length=MAX_CAPTURES)] = ()
     """The newest captures, the newest first."""
-    captures_total: Count = Field(default=0, description="How many captures there are.")
+    captures_total: Count = Field(default=0, description="Number of captures.")
     cost: StragglerCost = Field(default=StragglerCost(), description="What stragglers and captures have cost.")
     advice: ReportedAdvice | None = None
-    """What would help against a straggler that stays; not there while there is none."""
-    remedy: ReportedRemedy | None = Field(default=None, description="What was done about one last.")
+    """What would help against a straggler that stays; missing while there is none."""
+    remedy: ReportedRemedy | None = Field(default=None, description="The newest remedy.")
 
 
 def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
-    """What a TraceCapture asks for; or None, and what is wrong with it, a line for each mistake."""
+    """The spec of a TraceCapture; or None, and its mistakes, one a line."""
     given: Any = body.get("spec")
     try:
         spec = TraceCaptureSpec.model_validate(given)

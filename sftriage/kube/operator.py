@@ -1,7 +1,7 @@
 """The operator: watches policies, captures and jobs of a cluster; writes statuses, deletes traces, starts controllers.
 
 `standings`, `capture_status` and `removal` decide, and `Controllers` looks after jobs. Statuses follow from the objects
-as they are now: an event only triggers a look. So a restart, a lost event or a late write loses nothing.
+as they are now: an event only triggers a check. So a restart, a lost event or a late write loses nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
 from sftriage.words.kube import removal_sentence
 
 RETRY_S = 15.0
-"""How long after a store could not be reached it is tried again."""
+"""Delay until an unreachable store is tried again."""
 
 
 def remove_trace(
     body: Body, stores: Collection[str], now_s: float, open_store: Callable[[str], RemoteStore] = RemoteStore.open
 ) -> Removal:
-    """Delete the trace of a deleted capture, unless that has to ``wait``.
+    """Delete the trace of a deleted capture, or ``wait``.
 
-    Only in these stores: a status may name any place, and the rights to delete there are ours.
+    Deletes only in these stores: a status may name any place, and would use our rights there.
     """
     wanted = removal(body, now_s)
     if (stored := wanted.stored) is None:
@@ -69,11 +69,11 @@ def remove_trace(
 FINALIZER = f"{GROUP}/trace"
 _PREFIX = f"operator.{GROUP}"
 _SETTLE_S = 0.2
-"""Events come in crowds: pause before a namespace is reconciled."""
+"""Pause before a namespace is reconciled, to collect bursts of events."""
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_CHARS = 300
 _AT_ONCE = 8
-"""Namespaces and jobs that are reconciled side by side."""
+"""Namespaces and jobs reconciled at the same time."""
 JOBS = "Job"
 """Reconciled by a job's id, as policies and captures are by their namespace."""
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Reconciler:
             asyncio.get_running_loop().call_later(again_s, self.look, *what)
 
     def _try(self, kind: str, name: str) -> float | None:
-        """Reconcile one item; return seconds until the next check (0: none), or None where it failed, and log that."""
+        """Reconcile one item; return seconds until the next check (0: none), or log a failure and return None."""
         try:
             if kind == JOBS:
                 return (self.controllers.reconcile(JobRef.of_id(name)) or 0.0) if self.controllers is not None else 0.0
@@ -138,8 +138,8 @@ class Reconciler:
                 _log.warning("%s in %s: %s", kind, name, error)
             return None
         except Exception:
-            # Whatever it is: the others go on, and this one is tried again.
-            _log.exception("%s in %s cannot be looked at", kind, name)
+            # Whatever it is: the others continue, and this one is tried again.
+            _log.exception("could not reconcile %s in %s", kind, name)
             return None
         written = [self._write(*one) for one in found]
         return 0.0 if all(written) else None
@@ -191,7 +191,7 @@ def _unanswered(body: Body) -> bool:
 
 
 def settings() -> kopf.OperatorSettings:
-    """How kopf is to work: it asks for no rights but ours, and leaves its marks under our name."""
+    """Settings of kopf: it needs no rights but ours, and uses annotations under our name."""
     wanted = kopf.OperatorSettings()
     wanted.persistence.finalizer = FINALIZER
     wanted.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
@@ -208,7 +208,7 @@ def settings() -> kopf.OperatorSettings:
 def registry(
     objects: ClusterObjects, reconciler: Reconciler, stores: Collection[str], begun: Callable[[], None]
 ) -> kopf.OperatorRegistry:
-    """What is watched, and what is done about it; ``begun`` is called in the operator's loop once that runs."""
+    """The handlers of the operator; ``begun`` is called in its loop once that runs."""
     found = kopf.OperatorRegistry()
     tasks: list[asyncio.Task[None]] = []
 
@@ -247,7 +247,7 @@ def registry(
 def _delete(objects: ClusterObjects, stores: Collection[str], body: dict[str, Any]) -> None:
     done = remove_trace(body, stores, time.time())
     name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
-    _log.info("TraceCapture %s is deleted: %s", name, done.words)
+    _log.info("TraceCapture %s is being deleted: %s", name, done.words)
     if done.action == "wait":
         with contextlib.suppress(ClusterError):
             put_condition(objects, CAPTURES, body, Now("Removed", "False", "Waiting", done.words))
@@ -263,19 +263,19 @@ def run(
     leader: LeaderElection | None,
     **times_s: float,
 ) -> None:
-    """Run until SIGTERM or Ctrl-C, or until another operator leads.
+    """Run until SIGTERM or Ctrl-C, or until another replica leads.
 
     Args:
         objects: for statuses; kopf watches with the credentials of the same kubeconfig.
-        stores: in which traces may be deleted, as `checked_url` has them.
+        stores: those in which traces may be deleted, as from `checked_url`.
         namespaces: none means the whole cluster.
-        watch_s: duration of a watch; the next one notices that the network has dropped it.
+        watch_s: duration of a watch; the next one notices a dropped connection.
         controllers: how controllers of jobs run; None starts none.
-        leader: has to lead first; None: there is no election.
+        leader: the election to win first; None: no election.
         times_s: ``grace_s`` and ``keep_s`` of `Controllers`.
 
     Raises:
-        ClusterError: the cluster has refused for half a minute what the operator needs, or another one leads.
+        ClusterError: the cluster has refused the operator for half a minute, or another replica leads.
     """
     wanted = settings()
     wanted.watching.server_timeout, wanted.watching.client_timeout = watch_s, watch_s + 10
@@ -296,7 +296,7 @@ def run(
         kopf.run(
             registry=registry(objects, reconciler, stores, begun),
             settings=wanted,
-            # (by default kopf asks what its user is called, who in an image has no name)
+            # (by default kopf looks up its user's name, and in an image there is none)
             identity=_PREFIX,  # type: ignore[arg-type]  # a str by another name
             standalone=True,
             namespaces=namespaces,
@@ -304,12 +304,12 @@ def run(
             stop_flag=stop,
         )
     except kopf.LoginError as error:
-        raise ClusterError("the operator has ended: the cluster does not take its credentials") from error
-    except Exception as error:  # kopf's own are private; whatever it was, it is said in a line, and begun anew outside
-        said = " ".join(str(error.args[0] if error.args else error).split())
-        raise ClusterError(f"the operator has ended: {said[:_MAX_CHARS]}") from error
+        raise ClusterError("the operator has stopped: the cluster rejected its credentials") from error
+    except Exception as error:  # kopf's own are private; any is reported in one line, and the caller restarts
+        problem = " ".join(str(error.args[0] if error.args else error).split())
+        raise ClusterError(f"the operator has stopped: {problem[:_MAX_CHARS]}") from error
     finally:
         if leader is not None:
             leader.release()
     if leader is not None and leader.lost.is_set():
-        raise ClusterError("the operator has ended: another one leads")
+        raise ClusterError("the operator has stopped: another replica leads")

@@ -1,4 +1,4 @@
-"""What the status of each object says: of a policy, of a capture and its removal, of a report and its events. Pure."""
+"""The status of each object: a policy, a capture and its removal, a report and its events. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def loaded(body: Body) -> LoadedPolicy:
     """The policy of an object, checked as a file of the command line is; its source is its name.
 
     Raises:
-        PolicyError: it is not valid; with every problem in it, and no places, since an object has no text.
+        PolicyError: it is not valid; with all problems, but without lines, since an object has no text.
     """
     name = str(body["metadata"]["name"])
     try:
@@ -92,8 +92,8 @@ class Standing:
 def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
     """The standing of each policy of one namespace, the oldest first.
 
-    All of them are in force together. Of two that cannot be, the older one is, so that a policy that comes later never
-    takes another out of force; of the same age, the first by name.
+    All of them are in force together. Of two that conflict, the older one is, so that a new policy never disables
+    another; of the same age, the first by name.
     """
     found: list[Standing] = []
     in_force: tuple[LoadedPolicy, ...] = ()
@@ -137,7 +137,7 @@ def _policy_conditions(policy: LoadedPolicy | None, problems: str) -> Iterator[N
 
 
 STORING_S = 600.0
-"""Past its time-box, how long a capture may take until its trace is in the store."""
+"""Maximum time from the end of a capture's time-box until its trace is in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +233,10 @@ class Removal:
 
 
 def removal(body: Body, now_s: float) -> Removal:
-    """What to do with the trace of a capture that is being deleted, by its object alone: its controller may be gone.
+    """What to do with the trace of a capture being deleted, by its object alone: its controller may be gone.
 
-    The trace of a running capture would come after its object has gone, and stay for ever: this waits for it, no longer
-    than it can take.
+    The trace of a running capture would arrive after its object is gone, and stay forever: so this waits for it, no
+    longer than it can take.
     """
     status = status_of(body)
     if "stored" in status:
@@ -285,7 +285,7 @@ def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
 
 
 def outdated(body: Body, now_s: float, keep_s: float) -> bool:
-    """Whether a report that no object owns, as that of plain pods, is older than ``keep_s`` and without news."""
+    """Whether a report without an owner (that of plain pods) has not changed for ``keep_s``."""
     about = body["metadata"]
     changed = [one.lastTransitionTime for one in readable(status_of(body).get("conditions"))]
     newest = max([*changed, str(about.get("creationTimestamp", ""))])
@@ -358,11 +358,11 @@ def _advice(view: View) -> ReportedAdvice | None:
 
 
 def _remedy(view: View) -> ReportedRemedy | None:
-    told = [one for one in view.notes if isinstance(one, RemedyChanged)]
-    told += [one for one in tried_in(view) if one.state != "undone"]
-    if not told:
+    changes = [one for one in view.notes if isinstance(one, RemedyChanged)]
+    changes += [one for one in tried_in(view) if one.state != "undone"]
+    if not changes:
         return None
-    newest = told[-1]
+    newest = changes[-1]
     return ReportedRemedy(
         remedy=newest.remedy,
         state=newest.state,
@@ -397,7 +397,7 @@ class ReportNews:
 
 
 def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ReportNews]:
-    """What the status of a report says that the one before did not."""
+    """The changes from one status of a report to the next."""
     health, was = now.get("health"), before.get("health")
     if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
         reason = "".join(word.capitalize() for word in str(health).split("_"))

@@ -1,4 +1,4 @@
-"""The webhook: its answers to reviews, its server over TLS, and its certificate where there is no cert-manager."""
+"""The webhook: its answers to reviews, its TLS server, and its certificate if there is no cert-manager."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def answer(review: Mapping[str, Any], settings: InjectionSettings, server: Versi
     """The review of a request, with its answer, which never refuses.
 
     Raises:
-        ValueError: it is no AdmissionReview of v1.
+        ValueError: it is not an AdmissionReview of v1.
     """
     request = mapping(review, "request")
     uid = text(request, "uid")
     if review.get("apiVersion") != "admission.k8s.io/v1" or not uid:
-        raise ValueError("no AdmissionReview of admission.k8s.io/v1")
+        raise ValueError("not an AdmissionReview of admission.k8s.io/v1")
     try:
         found = _decided(request, settings, server)
     except Exception as error:
-        log.exception("a request is answered with nothing")
+        log.exception("could not handle a request; allowed it unchanged")
         found = Injection(warnings=(left_alone("failed", problem=f"{type(error).__name__}: {error}"),))
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if found.patch:
@@ -91,11 +91,11 @@ def _stamped(request: Mapping[str, Any]) -> Injection:
 
 
 MAX_BODY_BYTES = 8 << 20
-"""A server's own bound of an object is 3 MiB at most, and a review has it twice."""
+"""A server limits an object to 3 MiB, and a review contains it twice."""
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 LOOK_S = 0.5
 ASK_S, ASK_AGAIN_S = 300.0, 5.0
-"""How often the server's version is asked for, once and until it is known."""
+"""How often to read the server's version: once known, and before."""
 LEAVE_S = 5
 _WARN_AGAIN_S = 60.0
 
@@ -104,26 +104,26 @@ def rotating(folder: Path) -> ssl.SSLContext:
     """A context that uses, at each handshake, the newest certificate of a folder.
 
     Raises:
-        InputError: there is none that can be used.
+        InputError: there is none that is usable.
     """
     files = folder / CERTIFICATE, folder / KEY
     seen, warned_s = _seen(*files), float("-inf")
     try:
         first = newest = _context(folder)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"{folder} has no certificate that can be used: {error}") from error
+        raise InputError(f"no usable certificate in {folder}: {error}") from error
 
     def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
         nonlocal newest, seen, warned_s
         if (now := _seen(*files)) != seen:
             try:
                 newest, seen = _context(folder), now
-                log.info("the certificate in %s has changed, and is used from now on", folder)
+                log.info("using the new certificate in %s", folder)
             except (OSError, ssl.SSLError) as error:
                 # (a key and a certificate that are written one after the other do not match for a moment)
                 if time.monotonic() - warned_s > _WARN_AGAIN_S:
                     warned_s = time.monotonic()
-                    log.warning("the certificate in %s cannot be used, the one before is: %s", folder, error)
+                    log.warning("cannot use the new certificate in %s; keeping the old one: %s", folder, error)
         if newest is not first:
             connection.context = newest
 
@@ -146,7 +146,7 @@ def _seen(*paths: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 class KeptSettings:
-    """Returns the settings in a file, read anew when it changes; while it is not valid, those before.
+    """Returns the settings in a file, reread when it changes; while it is not valid, the previous ones.
 
     Raises:
         InputError: they cannot be read to begin with.
@@ -162,7 +162,7 @@ class KeptSettings:
             try:
                 self._settings = read_settings(self._path)
             except InputError as error:
-                log.warning("%s; the settings stay as they were", error)
+                log.warning("%s; keeping the previous settings", error)
         return self._settings
 
 
@@ -192,7 +192,7 @@ class WebhookServer:
         while True:
             found = await run_in_threadpool(self._ask_version)
             if found is not None and found != self._server:
-                log.info("the cluster is of Kubernetes %d.%d", *found)
+                log.info("the cluster runs Kubernetes %d.%d", *found)
             self._server = found or self._server
             await asyncio.sleep(ASK_AGAIN_S if found is None else ASK_S)
 
@@ -205,7 +205,7 @@ class WebhookServer:
         try:
             review = json.loads(body)
             if not isinstance(review, dict):
-                raise ValueError("no object")
+                raise ValueError("not a JSON object")
             return JSONResponse(await run_in_threadpool(answer, review, self._settings(), self._server))
         except (ValueError, RecursionError) as error:
             return PlainTextResponse(f"{error}", 400)
@@ -219,23 +219,23 @@ class WebhookServer:
 
 
 def wait_for_certificate(folder: Path, patience_s: float) -> None:
-    """Wait until a folder has a certificate and its key: they may be made after the pod has started.
+    """Wait for a certificate and its key in a folder: they may be made after the pod has started.
 
     Raises:
-        InputError: they do not come.
+        InputError: they do not appear in time.
     """
-    end_s, told = time.monotonic() + patience_s, False
+    end_s, logged = time.monotonic() + patience_s, False
     while not all((folder / name).is_file() for name in (CERTIFICATE, KEY)):
         if time.monotonic() > end_s:
-            raise InputError(f"{folder} has no {CERTIFICATE} and {KEY}")
-        if not told:
-            told = True
+            raise InputError(f"no {CERTIFICATE} and {KEY} in {folder}")
+        if not logged:
+            logged = True
             log.info("waiting for %s and %s in %s", CERTIFICATE, KEY, folder)
         time.sleep(LOOK_S)
 
 
 def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
-    """Answer until the process is asked to stop.
+    """Serve until the process is told to stop.
 
     Raises:
         SftriageError: the certificate cannot be used, or the port is taken.
@@ -255,7 +255,7 @@ def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
     context = rotating(folder)
     config.load()
     config.ssl = context
-    log.info("answering on %s port %d", host, port)
+    log.info("listening on %s port %d", host, port)
     try:
         uvicorn.Server(config).run()
     except SystemExit as error:
@@ -265,7 +265,7 @@ def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
 
 AUTHORITY = "ca.crt"
 VALID_DAYS, RENEWED_DAYS = 365, 60
-"""How long a certificate is valid, and how many days before its end there is another."""
+"""How long a certificate is valid, and how many days before its end it is renewed."""
 _SLACK = datetime.timedelta(minutes=10)
 
 
@@ -303,22 +303,22 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
     return {AUTHORITY: authority.public_bytes(pem), CERTIFICATE: certificate.public_bytes(pem), KEY: private}
 
 
-def _name(said: str) -> x509.GeneralName:
+def _name(name: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:
-        return x509.IPAddress(ipaddress.ip_address(said))
+        return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(said)
+        return x509.DNSName(name)
 
 
 def service_names(service: str, namespace: str) -> tuple[str, ...]:
-    """What an API server calls a service by."""
+    """The DNS names of a service."""
     return f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local", f"{service}.{namespace}"
 
 
 def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.datetime | None:
-    """Until when what lies in a Secret is good for these names; None where it is not."""
+    """Until when the certificate in a Secret is valid for these names; None if it is not."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import serialization
@@ -327,10 +327,10 @@ def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.dat
         certificate = x509.load_pem_x509_certificate(files[CERTIFICATE])
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(files[AUTHORITY]))
         key = serialization.load_pem_private_key(files[KEY], None)
-        said = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (KeyError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return None
-    if key.public_key() != certificate.public_key() or not {_name(one) for one in names} <= set(said):
+    if key.public_key() != certificate.public_key() or not {_name(one) for one in names} <= set(covered):
         return None
     return certificate.not_valid_after_utc
 
@@ -338,7 +338,7 @@ def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.dat
 def wanted(
     files: Mapping[str, bytes], trusted: bytes, names: Sequence[str], now: datetime.datetime
 ) -> tuple[dict[str, bytes] | None, bytes]:
-    """The new certificate (None: that in the Secret is good), and what each webhook is to trust.
+    """The new certificate (None: the one in the Secret is valid), and what each webhook should trust.
 
     ``files`` are in the Secret now, and ``trusted`` is what the webhooks trust.
     """
@@ -347,7 +347,7 @@ def wanted(
         authority = files[AUTHORITY]
         return None, trusted if authority.strip() in trusted else authority
     made = issued(names, now)
-    # (until all webhooks have the new one, some answer with that of before)
+    # (until all webhooks have the new one, some use the old one)
     before = files.get(AUTHORITY, b"") if until is not None else b""
     return made, made[AUTHORITY] + before
 
@@ -355,9 +355,9 @@ def wanted(
 def certify(
     objects: ClusterObjects, secret: str, names: Sequence[str], configuration: str, now: datetime.datetime
 ) -> str:
-    """Bring a Secret and a MutatingWebhookConfiguration to `wanted`, and return in words what that took.
+    """Bring a Secret and a MutatingWebhookConfiguration to `wanted`, and describe what changed.
 
-    Needs rights on these two alone; ``secret`` is the path of the Secret, which exists, empty to begin with.
+    Needs rights on these two only; ``secret`` is the path of the Secret, which exists, at first empty.
 
     Raises:
         ClusterError: it failed; the message says why.
@@ -367,21 +367,21 @@ def certify(
     files = {name: base64.b64decode(value) for name, value in data.items()}
     found = objects.ask("GET", configured)
     webhooks = found.get("webhooks") or []
-    said = {one["clientConfig"].get("caBundle", "") for one in webhooks}
-    trusted = base64.b64decode(said.pop()) if len(said) == 1 else b""
+    bundles = {one["clientConfig"].get("caBundle", "") for one in webhooks}
+    trusted = base64.b64decode(bundles.pop()) if len(bundles) == 1 else b""
     made, wanted_trust = wanted(files, trusted, names, now)
-    # First what is trusted: with a certificate that nobody trusts yet, pods would be created unwatched.
+    # Trust first: with a certificate that is not trusted yet, pods would be created without sftriage.
     if wanted_trust != trusted:
         bundle = base64.b64encode(wanted_trust).decode()
         patch = [
             {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
             for index in range(len(webhooks))
         ]
-        # (if somebody has changed the list meanwhile, nothing is written, and it is tried again)
+        # (if the list has changed meanwhile, nothing is written, and the caller tries again)
         test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
         objects.ask("PATCH", configured, [test, *patch], as_=JSON_PATCH)
     if made is not None:
         data = {name: base64.b64encode(value).decode() for name, value in made.items()}
         objects.ask("PATCH", secret, {"data": data}, as_=MERGE)
-        return "a new certificate is in the Secret, and its authority is trusted"
-    return "the certificate is good" + ("" if wanted_trust == trusted else ", and its authority is trusted now")
+        return "wrote a new certificate to the Secret, and its authority to the webhook configuration"
+    return "the certificate is valid" + ("" if wanted_trust == trusted else "; its authority is now trusted")

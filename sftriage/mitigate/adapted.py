@@ -59,7 +59,7 @@ def adapt(schedule: Any, ahead_S: Sequence[int]) -> None:
     """Have stages run as far ahead from the next step on: on all ranks, between the same two steps."""
     n_stages = schedule._num_stages
     if len(ahead_S) != n_stages or list(ahead_S) != sorted(ahead_S, reverse=True) or ahead_S[-1] < 1:
-        raise UsageError(f"{n_stages} stages ahead by {list(ahead_S)}: each is as far ahead as the next, at least")
+        raise UsageError(f"{n_stages} stages ahead by {list(ahead_S)}: each must be at least as far ahead as the next")
     action, kinds = _private("_Action"), _private("_ComputationType")
     kind_of = {"F": kinds.FORWARD, "B": kinds.FULL_BACKWARD}
     schedule.pipeline_order = {
@@ -82,7 +82,7 @@ def _private(name: str) -> Any:
 
     found, runtime = getattr(schedules, name, None), getattr(schedules, "_PipelineScheduleRuntime", None)
     if found is None or not hasattr(runtime, _PREPARE):
-        raise UsageError(f"torch {torch.__version__} runs pipelines in another way: their order stays as it is")
+        raise UsageError(f"torch {torch.__version__} runs pipelines in an unknown way: their order is unchanged")
     return found
 
 
@@ -105,13 +105,13 @@ def attach(schedule: Any, most: int) -> Any:
     """
     if type(schedule) is not Schedule1F1B or not is_known():
         if RINGS_ENV in os.environ:
-            warn("%s: further ahead is here for Schedule1F1B, of a torch that is known", AS_BEFORE)
+            warn("%s: running further ahead needs Schedule1F1B and a known torch", AS_BEFORE)
         return schedule
     stage = schedule._stage
     fits = stage.stage_index == stage.group_rank and stage.num_stages == stage.group_size
     switch = joined(
         AS_BEFORE,
-        "further ahead is here for a stage a rank, on the CPU, on one host",
+        "running further ahead needs one stage a rank, on the CPU, on one host",
         stage.group,
         fits=fits and stage.device.type == "cpu",
         microbatches=schedule._n_microbatches,
@@ -190,9 +190,9 @@ class HostTransfers:
 
     def __init__(self, stage: Any, timeout: timedelta | None = None) -> None:
         if not all(callable(getattr(stage, name, None)) for name in (*_SENDS, *_RECEIVES)):
-            raise UsageError(f"torch {torch.__version__} sends activations in another way: it goes on doing so")
+            raise UsageError(f"torch {torch.__version__} sends activations in an unknown way: it is unchanged")
         if stage.device.type != "cpu":
-            raise UsageError(f"a stage on {stage.device}: transfers from the host are here for those on the CPU")
+            raise UsageError(f"a stage on {stage.device}: transfers from the host need stages on the CPU")
         ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
         self.group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         self._worker = ThreadPoolExecutor(1, "sftriage-transfers")

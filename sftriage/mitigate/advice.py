@@ -119,7 +119,7 @@ def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
     """
     fits = len(ahead_S) == len(pipeline.forward_S) and ahead_S[-1] >= 1
     if not fits or any(one < after for one, after in pairwise(ahead_S)):
-        raise UsageError(f"stages ahead by {list(ahead_S)}: each is as far ahead as the next, at least")
+        raise UsageError(f"stages ahead by {list(ahead_S)}: each must be at least as far ahead as the next")
     number: dict[tuple[int, ScheduledStep], int] = {}
     work: list[float] = []
     dependencies: list[tuple[int, int]] = []
@@ -163,7 +163,7 @@ def pipeline_of(operations: Operations) -> Pipeline | None:
     if len(stages) < 2 or not {FORWARD, BACKWARD} <= kinds.keys():
         return None
     if operations.chunk_T.max() > 0:
-        raise UsageError("an interleaved pipeline: schedules are planned for stages of one model chunk")
+        raise UsageError("an interleaved pipeline: schedules are planned only for stages of one model chunk")
 
     def typical_s(kind: str, stage: int) -> float:
         of_TW = (operations.type_T == kinds[kind])[:, None] & (operations.pp_TW == stage) if kind in kinds else None

@@ -45,7 +45,7 @@ def schedule_of(n: int) -> tuple[tuple[Send, ...], ...]:
     more than one chunk in a round. Raises UsageError for fewer than two ranks.
     """
     if n < 2:
-        raise UsageError(f"{n} ranks: an all-reduce is of two or more")
+        raise UsageError(f"{n} ranks: an all-reduce needs two or more")
     best: tuple[tuple[Send, ...], ...] = ()
     for is_long, low_first in product((False, True), repeat=2):
         rounds = tuple(_Spreading(n, is_long=is_long, low_first=low_first).rounds())

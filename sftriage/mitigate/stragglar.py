@@ -90,17 +90,17 @@ class Stragglar:
 
         Raises UsageError where there is no such rank.
         """
-        said = torch.tensor([straggler is not None, straggler or 0], device="cpu")
-        dist.broadcast(said, self._ranks[0], group=self.group)
-        is_named, rank = said.tolist()
+        named = torch.tensor([straggler is not None, straggler or 0], device="cpu")
+        dist.broadcast(named, self._ranks[0], group=self.group)
+        is_named, rank = named.tolist()
         if is_named and not 0 <= rank < len(self._ranks):
-            raise UsageError(f"rank {rank} as straggler of {len(self._ranks)} ranks")
+            raise UsageError(f"straggler {rank} is not among {len(self._ranks)} ranks")
         self.straggler = rank if is_named else None
 
     def start(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Have a flat gradient averaged over all ranks, in place."""
         if gradient.device.type != "cpu":
-            raise UsageError(f"gradients on {gradient.device}: StragglAR is here for those on the CPU")
+            raise UsageError(f"gradients on {gradient.device}: StragglAR needs them on the CPU")
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._worker.submit(self._reduce, gradient, self.straggler, done)
         return done
@@ -140,12 +140,12 @@ def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Straggla
     """
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         if RINGS_ENV in os.environ:
-            warn("%s: StragglAR is here for DistributedDataParallel, and not for %s", AS_BEFORE, type(model).__name__)
+            warn("%s: StragglAR needs DistributedDataParallel, not %s", AS_BEFORE, type(model).__name__)
         return None
     on_cpu = all(one.device.type == "cpu" for one in model.parameters())
     switch = joined(
         AS_BEFORE,
-        "StragglAR is here for gradients on the CPU, where all ranks are watched",
+        "StragglAR needs gradients on the CPU and all ranks watched by sftriage",
         model.process_group,
         fits=on_cpu,
         multi_host=True,

@@ -199,14 +199,14 @@ def numbers_of(shortened: tuple[Sequence[int], bool], below: int) -> Sequence[in
     """
     short, is_range = shortened
     if not all(type(one) is int for one in short) or (is_range and len(short) != 3):
-        raise ValueError(f"{len(short)} numbers that are no ranks")
+        raise ValueError(f"{len(short)} numbers that are not ranks")
     found = range(*short) if is_range else tuple(short)
     if isinstance(found, range):
         ends, differ = (*found[:1], *found[-1:]), found.step > 0
     else:
         ends, differ = found, len(set(found)) == len(found)
     if not differ or len(found) > MAX_RANKS or not all(0 <= one < below for one in ends):
-        raise ValueError(f"{len(found)} numbers that are no ranks")
+        raise ValueError(f"{len(found)} numbers that are not ranks")
     return found
 
 
@@ -374,7 +374,7 @@ class SwitchFile(OpenFile):
             magic, length, checksum = _PROLOGUE.unpack(self.read_at(_PROLOGUE.size, 0).ljust(_PROLOGUE.size))
             body = self.read_at(min(length, REQUEST_AT - _PROLOGUE.size), _PROLOGUE.size)
             if magic != MAGIC or crc32(body) != checksum:
-                raise RingError(f"{path}: no switch of sftriage, or damaged")
+                raise RingError(f"{path}: not a switch of sftriage, or damaged")
             document = json.loads(body)
             self.ranks = tuple(numbers_of(document["ranks"], MAX_COUNT))
             self.group, self.here = document["group"], tuple(numbers_of(document["here"], len(self.ranks)))
@@ -458,7 +458,7 @@ def make_switch(
     body = json.dumps(document).encode("ascii")
     head = _PROLOGUE.pack(MAGIC, len(body), crc32(body)) + body
     if len(head) > REQUEST_AT or len(ranks) > (MAX_STAGES if microbatches else MAX_RANKS):
-        raise RingError(f"a group of {len(ranks)} ranks: there is no room for so many")
+        raise RingError(f"a group of {len(ranks)} ranks: too many for a switch")
     first = ranks[here[0]]
     _sweep(directory, first)
     for number in count(1 + max(map(_number, find_switches(directory, first)), default=-1)):
@@ -542,7 +542,7 @@ def joined(
     release_R, watched_R, host_R, token_R = zip(*everything, strict=True)
     switch, is_multi_host = None, len(set(host_R)) > 1
     if len(set(release_R)) > 1:
-        wants = f"their ranks have releases of sftriage that do not go together: {', '.join(sorted(set(release_R)))}"
+        wants = f"the ranks run incompatible releases of sftriage: {', '.join(sorted(set(release_R)))}"
     elif rings is not None and None not in host_R and (multi_host or not is_multi_host):
         here = [at for at, host in enumerate(host_R) if host == mine]
         parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
@@ -567,5 +567,5 @@ def _unless_refused(what: Callable[[], T]) -> T | None:
     try:
         return what()
     except (OSError, RingError) as error:
-        warn("no straggler can be named from outside: %s", error)
+        warn("sftriage cannot name a straggler here: %s", error)
         return None

@@ -13,28 +13,28 @@ from typing import Any, Literal, TypeAlias, get_args
 from sftriage.model.verdicts import Clock, Pattern, Scope
 
 CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-"""What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
+"""The pattern of a capture id: a plain file name, never hidden, without separators."""
 Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
-"""What a decision is about: a verdict's label, or that a person asked."""
+"""The cause of a decision: a verdict's label, or a person's request."""
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch", "nsys", "stacks"]
 ProfilerChoice = Literal["auto", "torch", "nsys", "stacks"]
-"""What is asked for; ``auto`` becomes one of the profilers once it is known what there is to see."""
+"""The requested profiler; sftriage replaces ``auto`` once it knows what there is to see."""
 ChoiceReason = Literal["", "host_stage", "compute_stage", "device_clock", "whole_rank", "stands_still", "left_open"]
-"""Why ``auto`` chose a profiler; "" where it was named."""
+"""Why ``auto`` chose a profiler; "" if it was named."""
 LeftOpen = Literal["", "operators", "stacks", "system"]
 """What a capture that holds its fault does not show and another means would: operators and kernels, Python stacks, or
 what only a look at the whole process has; "" where it shows what the time went into."""
 SAMPLE_STACKS = "sample_stacks"
 """The option of a capture that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
 SAMPLES_PER_SECOND = "samples_per_second"
-"""The option that says how often, at most; whole, from 1 to 1,000."""
+"""The option for the maximum rate; an integer from 1 to 1,000."""
 Role = Literal["suspect", "control"]
 CaptureState = Literal["accepted", "armed", "running", "stored", "failed", "refused", "expired"]
 ENDED: frozenset[CaptureState] = frozenset({"stored", "failed", "refused", "expired"})
-"""The states that a capture does not leave any more."""
+"""The final states of a capture."""
 CaptureCode = Literal["", "no_nvtx"]
-"""What of a capture's detail a program acts on; "" where there is nothing of the sort."""
+"""The code of a capture's detail, for programs; "" if there is none."""
 _OfVerdict = Literal["healthy", "undecided", "standstill", "no_rank_named", "one_off", "contended"]
 _OfSystem = Literal["descheduled", "cgroup_throttled", "stopped", "page_faults", "memory_pressure"]
 _OfRules = Literal["no_rule_matched", "observe_only", "pending", "rule_matched", "follow_up", "asked", "rank_hangs"]
@@ -42,17 +42,17 @@ _OfBudgets = Literal["captures_per_run", "active", "overhead_budget", "captures_
 _OfEarlier = Literal["place_kept", "already_captured", "cooldown", "after_failures"]
 _OfRanks = Literal["rank_busy", "concurrent_ranks", "no_such_rank", "captures_left"]
 ReasonCode = Literal[_OfVerdict, _OfSystem, _OfRules, _OfBudgets, _OfEarlier, _OfRanks]
-"""Why a decision is what it is; `words` has the sentence of each."""
+"""The reason of a decision; `words` has the sentence of each."""
 Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it.
+    """Why a capture exists: the window, the suspect, and the rule of the policy that requested it.
 
-    ``why`` says it in a sentence. ``chosen`` is why it is by this profiler, where nobody named one, and ``follows`` the
-    earlier capture of the same suspect that left open what this one is to show. ``clock`` is the verdict's,
-    "" where that is not on record.
+    ``why`` is the reason as a sentence. ``chosen`` is why ``auto`` chose this profiler, and ``follows`` the earlier
+    capture of the same suspect that left open what this one should show. ``clock`` is the verdict's, or ""
+    if unrecorded.
     """
 
     first_step: int
@@ -78,9 +78,9 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class ManualRequest:
-    """A capture that a person asks for; ``who`` does, and why. The answer has the same ``request_id``.
+    """A person's request for a capture: ``who``, and why. The answer has the same ``request_id``.
 
-    ``options`` are those of each profiler under its name, as a policy has them; what is not there is as it is there.
+    ``options`` are those of each profiler under its name, as in a policy, with the same defaults.
     """
 
     request_id: str
@@ -98,7 +98,7 @@ class ManualRequest:
 
 @dataclass(frozen=True, slots=True)
 class WantedCapture:
-    """A capture that is wanted of an agent: desired state, which it brings about once, however often it is told.
+    """A capture ordered from an agent: desired state, which it reaches once, however often the order is repeated.
 
     Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
     ``expires_s`` seconds from now, if there are any. An earlier process requested one that is ``resumed``: it continues
@@ -118,7 +118,7 @@ class WantedCapture:
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """Whether the fault that led to a capture was there while it was captured: in most steps, in some, or in none.
+    """Whether the captured steps contain the fault that led to the capture: most of them, some, or none.
 
     It was there in ``steps_with`` captured steps, whose numbers are ``fault_steps``, of ``steps`` in which it was due:
     all of them, or, of what comes back, one a period (at least one; more, where it was there more often), whichever
@@ -138,7 +138,7 @@ class Reproduced:
 class CaptureRequest:
     """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
 
-    ``options`` are the profiler's own, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
+    ``options`` are the profiler's, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
     whether the rank is suspected, or a healthy peer to compare with. ``labels`` say in the trace itself what led to it.
 
     What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
@@ -146,7 +146,7 @@ class CaptureRequest:
     ``first_step`` is recorded: ranks that are captured together are so in the same steps.
 
     Raises:
-        ValueError: a bound that is no bound, or an id that could not be a file name.
+        ValueError: a value is out of bounds, or the id is not a file name.
     """
 
     capture_id: str
@@ -164,7 +164,7 @@ class CaptureRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """A request travels through a file that another process reads: check it wherever it is made."""
+        """Check the request wherever it is made: it passes through a file that another process reads."""
         if not CAPTURE_ID.fullmatch(self.capture_id):
             raise ValueError(f"capture id {self.capture_id!r} is not a plain file name")
         if self.profiler not in get_args(Profiler):
@@ -174,13 +174,13 @@ class CaptureRequest:
         if not (1 <= self.steps <= 1000 and 0 <= self.warmup_steps <= 100 and self.rank >= 0):
             raise ValueError(f"steps {self.steps}, warmup_steps {self.warmup_steps} or rank {self.rank} out of bounds")
         if not (self.period_steps == self.phase == 0 or 0 <= self.phase < self.period_steps):
-            raise ValueError(f"phase {self.phase} of a period of {self.period_steps} steps")
+            raise ValueError(f"phase {self.phase} is not in a period of {self.period_steps} steps")
         if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
             raise ValueError(f"max_seconds {self.max_seconds} or max_bytes {self.max_bytes} out of bounds")
 
     @property
     def takes_steps(self) -> bool:
-        """Whether the trainer carries it out, or marks its steps; else its stacks are taken once, from outside."""
+        """Whether the trainer runs it, or marks its steps; otherwise stacks are taken once, from outside."""
         return self.profiler != "stacks" or bool(self.options.get(SAMPLE_STACKS))
 
     def begins_at(self, step: int) -> int:
@@ -196,14 +196,14 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """How far a request is. ``first_step``..``last_step`` are the measured steps, without warm-up.
+    """The state of a request. ``first_step``..``last_step`` are the recorded steps, without warm-up.
 
     ``stored`` is one whose trace is whole: in the spool where an executor says so, in the store once it was collected.
 
     ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds, of torch's
     profiler also ``import`` and ``prepare``.
     ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
-    ``detail`` is for people; what programs have to know of it is ``code``.
+    ``detail`` is for people; ``code`` is for programs.
     """
 
     capture_id: str
@@ -220,7 +220,7 @@ class CaptureResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent says of a capture that is wanted of it: ``result`` is the state it is in, with the reason.
+    """An agent's report on an ordered capture: ``result`` is its state, with the reason.
 
     One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store. Of one that
     is ``elsewhere``, its host has put a copy into the store that its run keeps copies in, and verified it there.
@@ -234,7 +234,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was done about one window, why, and the numbers it was taken from.
+    """What was decided about one window, why, and the numbers behind it.
 
     ``requests`` is not empty exactly when ``outcome`` is ``capture``. `words.decisions` makes sentences of ``reason``
     and ``parameters``: why (`reason_sentence`), and what would resolve a hold-off (`resolution`).

@@ -1,7 +1,7 @@
-"""What happens to a job, as typed records: one encoder, and one decoder, for whoever keeps or sends them.
+"""The events of a job as typed records, with one encoder and one decoder.
 
-What is on record is an `Event`: a JSON object whose ``type`` says which, and whose ``version`` is `VERSION`. What the
-parts of one process tell each other beside that, and nobody keeps, is a `Sight`.
+An `Event` is recorded: a JSON object with a ``type``, and `VERSION` as its ``version``. A `Sight` is only exchanged
+between the parts of one process, and is not kept.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class WindowJudged(_Event, tag="window", frozen=True):
-    """A window, or a step in progress that stalls: the verdict, and what was decided about it.
+    """A judged window, or a stalled step in progress: the verdict, and the decision about it.
 
-    ``triggers`` say why captures exist, by id: what a controller that takes over needs to go on with them.
+    ``triggers`` has the reasons of captures, by id, for a controller that takes over.
     """
 
     verdict: Verdict
@@ -36,7 +36,7 @@ class WindowJudged(_Event, tag="window", frozen=True):
 
 
 class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
-    """A capture that a person asked for, and what was decided about it."""
+    """A person's request for a capture, and the decision about it."""
 
     request: captures.ManualRequest
     decision: captures.Decision
@@ -44,7 +44,7 @@ class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
 
 
 class FollowUpDecided(_Event, tag="follow_up", frozen=True):
-    """A capture that another one, ``capture_id``, led to."""
+    """A capture that follows up another one, ``capture_id``."""
 
     capture_id: str
     decision: captures.Decision
@@ -52,7 +52,7 @@ class FollowUpDecided(_Event, tag="follow_up", frozen=True):
 
 
 class CaptureChanged(_Event, tag="capture", frozen=True):
-    """A capture is in another state. ``reproduced`` and ``stored_bytes`` are those of one that is stored."""
+    """A capture changed its state. ``reproduced`` and ``stored_bytes`` are those of a stored one."""
 
     time_s: float
     result: captures.CaptureResult
@@ -61,7 +61,7 @@ class CaptureChanged(_Event, tag="capture", frozen=True):
 
 
 class NamedPolicy(msgspec.Struct, frozen=True):
-    """A policy by name and content; ``document`` is the whole of one that was taken over: no other file keeps it."""
+    """A policy by name and content; ``document`` is the whole new policy, since no other file keeps it."""
 
     name: str
     sha256: str = ""
@@ -69,9 +69,9 @@ class NamedPolicy(msgspec.Struct, frozen=True):
 
 
 class PolicyChanged(_Event, tag="policy", frozen=True):
-    """Other policies were found while the job ran: taken over (``changed``), refused, or again those in force.
+    """The policy files changed while the job ran: accepted (``changed``), refused, or equal to those in force again.
 
-    ``problems`` has a line for each mistake; ``later`` names the fields whose change waits for another run.
+    ``problems`` has a line for each mistake; ``later`` names the fields whose change waits for the next run.
     """
 
     time_s: float
@@ -98,7 +98,7 @@ class CostMeasured(_Event, tag="cost", frozen=True):
 
 
 class EvidenceGathered(_Event, tag="evidence", frozen=True):
-    """What was seen beside a verdict, and decided nothing.
+    """Evidence beside a verdict, which decided nothing.
 
     ``gpus`` is what the driver says of the suspects' GPUs; ``ready_fraction`` the share of the steps whose sync stage
     is split at the last ready gradient, where that has changed.
@@ -113,11 +113,11 @@ class EvidenceGathered(_Event, tag="evidence", frozen=True):
 
 
 PauseReason = Literal["in_sync", "in_own_work"]
-"""All ranks were inside a sync stage, or each at its own work."""
+"""Whether all ranks were inside a sync stage, or each at its own work."""
 
 
 class JobPaused(_Event, tag="pause", frozen=True):
-    """All ranks took many times as long as in other steps, and no rank alone is why.
+    """All ranks took many times as long as in other steps, and no single rank is the reason.
 
     ``lasted_s`` is by how much longer than typical steps these were, most of it in ``stage``.
     """
@@ -132,7 +132,7 @@ class JobPaused(_Event, tag="pause", frozen=True):
 
 
 class TakenOver(_Event, tag="taken_over", frozen=True):
-    """Another controller goes on with the run, in which so many windows were judged and captures stored by then."""
+    """Another controller took over the run, with the windows judged and captures stored by then."""
 
     time_s: float
     host: str
@@ -142,7 +142,7 @@ class TakenOver(_Event, tag="taken_over", frozen=True):
 
 
 class DiskRecovered(_Event, tag="disk", frozen=True):
-    """The run's disk did not take all there was from ``since_s`` on, and does again; with ``over`` false, it never did.
+    """The run's disk failed from ``since_s`` on, and works again; with ``over`` false, it never recovered.
 
     ``problem`` is what it said. Of what was to be written meanwhile, ``late`` was, and ``lost`` is not: how many, by
     kind (windows, other records, steps, device times, readings, notes on captures). Lost windows are of the steps from
@@ -167,7 +167,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class JournalCompacted(_Event, tag="compacted", frozen=True):
-    """The first line of a journal that took the place of a longer one, which was the file ``inode``.
+    """The first line of a journal that replaced a longer one, which was the file ``inode``.
 
     What that had from ``kept_from`` on follows whole, after ``older_bytes`` of what came before. ``dropped`` windows,
     the last of which ended at ``dropped_step``, are not in it. ``losses`` are what suspects had cost by ``kept_from``,
@@ -183,7 +183,7 @@ class JournalCompacted(_Event, tag="compacted", frozen=True):
 
 
 class RingGivenUp(_Event, tag="ring", frozen=True):
-    """What a rank records cannot be read: from now on the rank counts as missing."""
+    """A rank's records cannot be read: from now on the rank counts as missing."""
 
     time_s: float
     rank: int
@@ -191,7 +191,7 @@ class RingGivenUp(_Event, tag="ring", frozen=True):
 
 
 class CauseFound(_Event, tag="cause", frozen=True):
-    """What a capture's trace, and the stacks that were sampled meanwhile, say of why its rank was slow.
+    """Why a captured rank was slow, by the capture's trace and the stacks sampled with it.
 
     As `sftriage.traces.manifest.CauseInfo` has it. What is ``left_open`` another means would show: a capture by it
     follows, once.
@@ -226,7 +226,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     of ``most_S[i]`` microbatches (None: any).
 
     Raises:
-        UsageError: there is no such pipeline.
+        UsageError: the numbers do not describe a pipeline.
     """
 
     forward_S: tuple[float, ...]
@@ -239,13 +239,13 @@ class Pipeline(msgspec.Struct, frozen=True):
         n = len(self.forward_S)
         most = self.most_S if self.most_S is not None else (1,) * n
         if not n or (len(self.backward_S), len(self.delay_L), len(most)) != (n, n - 1, n) or self.microbatches < 1:
-            raise UsageError("a pipeline has a forward, a backward and a bound for each stage, and a link between two")
+            raise UsageError("a pipeline needs a forward, backward and bound for each stage, and links between them")
         if min(self.forward_S) <= 0 or min((*self.backward_S, *self.delay_L)) < 0 or min(most) < 1:
-            raise UsageError("a computation takes time, a delay none or some, and a stage holds a microbatch at least")
+            raise UsageError("forward times must be positive, others not negative, and stages must hold a microbatch")
 
 
 class RemedyChanged(_Event, tag="remedy", frozen=True):
-    """A remedy against a straggler is in another state: no more than advised, tried, kept, or undone.
+    """A remedy against a straggler changed its state: advised only, tried, kept, or undone.
 
     The straggler is ``rank``; of a ``pipeline`` it is the link from there to the next stage, and stages are to be
     ``ahead_S`` microbatches ahead. ``switch`` is the name of the group that it is switched on
@@ -294,17 +294,17 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event | None:
-    """The event on a line; None where its version or its type is unknown here.
+    """The event on a line; None if its version or type is unknown.
 
     Raises:
-        ValueError: the line holds no event.
+        ValueError: the line is not an event.
     """
     kind = _KIND.decode(line)
     return _DECODER.decode(line) if kind.version == VERSION and kind.type in _TYPES else None
 
 
 class Span(NamedTuple):
-    """From when to when, nanoseconds since the epoch."""
+    """Start and end, in nanoseconds since the epoch."""
 
     start_ns: int
     end_ns: int
@@ -312,9 +312,9 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowSeen:
-    """A window is about to be judged, or with ``learnt`` only learnt from: an earlier controller has decided about it.
+    """A window is about to be judged; with ``learnt``, only learnt from, since an earlier controller has decided it.
 
-    ``spans`` says from when to when each step was, by number, as far as that is known.
+    ``spans`` has start and end of each step, by number, as far as known.
     """
 
     window: Window
@@ -324,7 +324,7 @@ class WindowSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """The job has been looked at, at ``time_s`` since the epoch.
+    """The state of the job at ``time_s`` since the epoch.
 
     There is no ``job`` before it has ranks, and once it has ended. Captures have cost it ``spent_s`` of the
     ``budget_s`` that they may have cost by now. ``lost_rank_s`` is what suspects have cost since the run began, of
@@ -341,14 +341,14 @@ class JobSeen:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Captures that are under way though this process has not asked for them."""
+    """Running captures that an earlier process has requested."""
 
     requests: Sequence[captures.CaptureRequest]
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """The run's disk takes nothing any more, or not all, since ``time_s``. ``problem`` is what it says."""
+    """The run's disk fails, in whole or in part, since ``time_s``. ``problem`` is its error."""
 
     time_s: float
     problem: str

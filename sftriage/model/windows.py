@@ -47,29 +47,29 @@ class StageSchema:
     sync: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no later room could make sense of."""
+        """Refuse stages that no later part could interpret."""
         if not self.stages:
             raise SchemaError("a step needs at least one stage")
         if len(self.stages) > MAX_STAGES:
-            raise SchemaError(f"{len(self.stages)} stages; at most {MAX_STAGES} are recorded")
+            raise SchemaError(f"{len(self.stages)} stages; at most {MAX_STAGES} are allowed")
         for name in self.stages:
             if not isinstance(name, str) or not STAGE_NAME.fullmatch(name) or len(name) > MAX_STAGE_NAME_BYTES:
                 raise SchemaError(
-                    f"stage name {name!r}: 1 to {MAX_STAGE_NAME_BYTES} of letters, digits and _ . : / @ -"
+                    f"stage name {name!r}: must be 1 to {MAX_STAGE_NAME_BYTES} letters, digits and _ . : / @ -"
                 )
         for kind, names in (("stage", self.stages), ("sync stage", self.sync)):
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
-                raise SchemaError(f"{kind} named twice: {', '.join(repeated)}")
+                raise SchemaError(f"{kind} listed twice: {', '.join(repeated)}")
         unknown = [name for name in self.sync if name not in self.stages]
         if unknown:
             raise SchemaError(
                 f"sync stage {', '.join(map(repr, unknown))} is not one of the stages {', '.join(self.stages)}"
             )
         if OTHER in self.stages[:-1]:
-            raise SchemaError(f"{OTHER!r} closes the step and can only be the last stage")
+            raise SchemaError(f"{OTHER!r} must be the last stage, because it ends the step")
         if OTHER in self.sync:
-            raise SchemaError(f"{OTHER!r} is time outside every stage and cannot be a sync stage")
+            raise SchemaError(f"{OTHER!r} cannot be a sync stage, because it is time outside all stages")
 
     @classmethod
     def closed(cls, stages: tuple[str, ...], sync: tuple[str, ...] = ()) -> StageSchema:
@@ -306,7 +306,7 @@ class Window:
             ValueError: none, or not all of them in the window.
         """
         if not self.first_step <= first_step <= last_step <= self.last_step:
-            raise ValueError(f"steps {first_step} to {last_step} of a window of {self.first_step} to {self.last_step}")
+            raise ValueError(f"steps {first_step} to {last_step} are not in {self.first_step} to {self.last_step}")
         rows = slice(first_step - self.first_step, last_step - self.first_step + 1)
         return replace(self, first_step=first_step, **{name: values[rows] for name, values in self._along("N")})
 
@@ -332,7 +332,7 @@ class Window:
         for before, after in pairwise(windows):
             same = [(one.schema, one.attempt, one.durations_NRS.shape[1:]) for one in (before, after)]
             if before.last_step + 1 != after.first_step or same[0] != same[1]:
-                raise ValueError(f"steps from {after.first_step} on do not continue those up to {before.last_step}")
+                raise ValueError(f"steps from {after.first_step} do not continue those up to {before.last_step}")
         whole = {name: _joined(name, windows) for name in Window.__dataclass_fields__ if axes_of(name)}
         return replace(windows[0], on_device=any(window.on_device for window in windows), **whole)
 

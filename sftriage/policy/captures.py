@@ -1,9 +1,9 @@
 """Captures: the limits on them, the profiler of each, and those that no rule requests. Pure.
 
-A profiler is the one that is named, or what ``auto`` makes of where the time goes. Where the host does the work, Python
-stacks alone say which line does it, and nothing is started that would have to be stopped again. Where a stage computes,
-operators and kernels do; so they do where it is not known what is slow, and the stacks are sampled beside them. What
-one leaves open, another may show: see `left_open` in `sftriage.reduce`.
+A rule names its profiler, or ``auto`` chooses by where the time goes. If the host does the work, Python stacks alone
+name the line, and no profiler has to be started and stopped. If a stage computes, or it is not known what is slow,
+``auto`` records operators and kernels, with stacks. What one profiler leaves open, another may show: see `left_open`
+in `sftriage.reduce`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Why:
 
 
 def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0.0) -> Why:
-    """By which of its conditions a rule, of all the nearest, does not match."""
+    """The conditions of the nearest rule that do not match."""
     label, scope, stage, _ = rule.misses(verdict.label, suspect)
     match = rule.match
     found: dict[str, Parameter] = {"rule": rule.name}
@@ -71,7 +71,7 @@ def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0
 
 
 def by_system(suspect: Suspect) -> Why:
-    """What the system did to a suspect, and how much of its lateness that was."""
+    """What the system did to a suspect, and its share of the lateness."""
     code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction or 0.0)
     share = "descheduled_share" if code == "descheduled" else "system_share"
     return Why(code, {**named(suspect), share: fraction})
@@ -85,10 +85,10 @@ def named(suspect: Suspect) -> dict[str, Parameter]:
 
 
 WORSE_TIMES = 1.5
-"""A suspect is worse than when it was captured once its cost has grown by this factor; a window's noise is far less."""
+"""A suspect is worse than when captured once its cost has grown by this factor; a window's noise is far less."""
 
 EVIDENCE_S = 7 * DAY_S
-"""How long a trace stands for the fault that it holds. In a month of work, what is beside the fault changes."""
+"""How long a trace represents its fault. In a month of work, everything around the fault changes."""
 
 
 def run_limit(policies: PolicySet, state: State, now_s: float) -> Why | None:
@@ -115,7 +115,7 @@ def run_limit(policies: PolicySet, state: State, now_s: float) -> Why | None:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A limit for any hour, or day: when captures were asked for within the last one, in order."""
+    """A limit for any hour or day, with the times of the captures requested in the last one, in order."""
 
     name: Literal["captures_per_day", "captures_per_hour"]
     limit: int
@@ -128,11 +128,11 @@ class Period:
 
     @property
     def kept(self) -> int:
-        """Places that are kept for a suspect larger than any before: the last one, where it is not the only one."""
+        """Places reserved for a suspect larger than any before: the last one, unless it is the only one."""
         return 1 if self.limit > 1 else 0
 
     def frees_s(self, kept: int) -> float:
-        """When there is a place beside those that are kept."""
+        """When a place is free besides the reserved ones."""
         return self.asked_s[len(self.asked_s) - self.limit + kept] + self.length_s
 
 
@@ -145,9 +145,9 @@ def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]
 
 
 def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Why | None:
-    """Why a suspect does not get the place that is left: it is kept for one that is larger than any before.
+    """Why a suspect does not get the remaining place: it is reserved for one larger than any before.
 
-    Whatever was captured for nothing, the largest fault of a job never waits for that. A stall is always the largest.
+    So the largest fault of a job never waits because of useless captures. A stall is always the largest.
     """
     if target.gain_s > state.largest_gain_s:
         return None
@@ -159,7 +159,7 @@ def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Wh
 
 
 def budget_s(bounds: Limits, state: State, now_s: float) -> float:
-    """What captures may have cost the job by now, in seconds; nothing before the first decision."""
+    """What captures may have cost the job by now, in seconds; 0 before the first decision."""
     started_s = now_s if state.started_s is None else state.started_s
     return bounds.overhead_fraction * max(0.0, now_s - started_s)
 
@@ -167,7 +167,7 @@ def budget_s(bounds: Limits, state: State, now_s: float) -> float:
 def suspect_limit(
     rule: Rule, target: Target, fired_s: Mapping[str, float], state: State, now_s: float, *, following: bool = False
 ) -> Why | None:
-    """Why a rule has to wait with a suspect: it was captured and has not changed, it cools, or captures of it failed.
+    """Why a rule must wait with a suspect: it was captured and has not changed, is in cooldown, or its captures failed.
 
     ``fired_s`` is the state's `last_fired_s`. The longest wait comes first. A capture that is ``following`` up what an
     earlier capture left open waits for neither.
@@ -189,9 +189,9 @@ def suspect_limit(
 
 
 def already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
-    """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
+    """Why a capture would show nothing new: one in this attempt contains the fault, which is no worse now.
 
-    Whichever rule asked for it: what another profiler would show is new, unless the choice is ``auto``'s.
+    This holds for captures by any rule, except by another profiler, unless ``auto`` chose it.
     """
     profiler = rule.capture.profiler if rule.capture is not None else ""
     profilers = PROFILERS if profiler == "auto" else (profiler,)
@@ -207,7 +207,7 @@ def already_captured(rule: Rule, target: Target, state: State, now_s: float) -> 
 
 
 def to_follow_up(target: Target, state: State, now_s: float) -> Reproduction | None:
-    """The capture of a suspect that holds its fault and does not show why, where none has followed it up."""
+    """The capture of a suspect that contains its fault but not the reason, if none has followed it up."""
     if not state.reproductions:
         return None
     asked = {one.follows for one in state.running.values()}
@@ -216,7 +216,7 @@ def to_follow_up(target: Target, state: State, now_s: float) -> Reproduction | N
 
 
 def _held(profilers: Iterable[str], target: Target, state: State, now_s: float) -> Iterator[Reproduction]:
-    """The captures of a suspect in this attempt of the job that hold its fault, and are not too long ago."""
+    """The recent captures of a suspect in this attempt of the job that contain its fault."""
     for profiler in profilers:
         one = state.reproductions.get(key_of(profiler, target.suspect))
         if one is not None and one.attempt == target.attempt and now_s < one.fired_s + EVIDENCE_S:
@@ -224,10 +224,10 @@ def _held(profilers: Iterable[str], target: Target, state: State, now_s: float) 
 
 
 def places_left(bounds: Limits, state: State, now_s: float, target: Target | None = None) -> int:
-    """How many captures may be asked for: what run, day and hour have left, and what may run at once.
+    """How many captures may be requested: what run, day and hour have left, and what may run at once.
 
-    For a suspect that is not the largest so far, without the places that are kept for one that is. Somebody who asks
-    has no suspect, and may have every place.
+    A suspect that is not the largest so far does not get the reserved places. A person's request has no suspect, and
+    may have every place.
     """
     keeps = target is not None and not target.gain_s > state.largest_gain_s
     free = [period.left - (period.kept if keeps else 0) for period in periods(bounds, state, now_s)]
@@ -249,7 +249,7 @@ def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | Non
 
 
 def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, float]:
-    """Every limit, and how near it is."""
+    """Every limit, and how much of it is used."""
     of_day, of_hour = periods(bounds, state, now_s)
     return {
         "captures": state.captures,
@@ -268,13 +268,13 @@ def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, f
 
 
 COMPUTE = frozenset({"h2d", "forward", "fwd", "loss", "backward", "bwd", "optimizer", "optim"})
-"""Words in the name of a stage that computes: what fills it are operators. Any other is the host's own work, unless
-ranks wait for each other in it."""
+"""Words in the names of stages that compute, which consist of operators. Any other stage is host work, unless ranks
+wait for each other in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What runs, and why ``auto`` chose it; "" where it was named. ``once``: the stacks, one time, from outside."""
+    """The profiler, and why ``auto`` chose it ("" if it was named). ``once``: stacks, taken once, from outside."""
 
     profiler: Profiler
     chosen: ChoiceReason = ""
@@ -291,12 +291,12 @@ def choose(
     stands_still: bool = False,
     left_open: LeftOpen = "",
 ) -> Means | None:
-    """What runs; None where nothing would show what was ``left_open`` by an earlier capture of the same suspect.
+    """The profiler; None if none would show what an earlier capture of the same suspect has ``left_open``.
 
     ``stage`` is None for all local stages, or without a suspect; in the stages ``sync``, ranks wait for each other.
 
-    A rank that stands still takes no step in which its trainer could do anything: it is captured from outside. So is
-    one whose native frames are wanted, or its flight recorder's dump, which only that can have.
+    A stalled rank reaches no step in which its trainer could act, so it is captured from outside. Native frames and the
+    dump of the flight recorder are only available from outside, too.
     """
     if capture.profiler == "stacks":
         from_outside = stands_still or capture.stacks.native or capture.stacks.flight_recorder
@@ -320,12 +320,12 @@ def choose(
 
 
 def computes(stage: str, sync: Collection[str] = ()) -> bool:
-    """Whether a stage is filled by operators, or waits for other ranks' operators."""
+    """Whether a stage consists of operators, or waits for other ranks' operators."""
     return stage in sync or not COMPUTE.isdisjoint(re.split(r"[^a-z0-9]+", stage.lower()))
 
 
 def options_of(capture: Capture, means: Means) -> dict[str, Any]:
-    """The options of what runs, ready for JSON."""
+    """The options of the profiler, ready for JSON."""
     if means.profiler == "stacks" and not means.once:
         return {SAMPLE_STACKS: True, SAMPLES_PER_SECOND: capture.samples_per_second}
     options = {"torch": capture.torch, "nsys": capture.nsys, "stacks": capture.stacks}[means.profiler]
@@ -362,7 +362,7 @@ def decide_manual_request(
     clock: Clock = "host",
     nsys: bool = False,
 ) -> tuple[Decision, State]:
-    """What to do about a capture that a person requests, and the state to pass to the next call.
+    """Decide about a person's request for a capture; return the state for the next call, too.
 
     It needs no suspect; the limits are those of every capture. ``job`` is None before it has ranks, of which ``still``
     take no steps now. Without a suspect, ``auto`` takes what shows both operators and lines.
@@ -404,9 +404,9 @@ def decide_manual_request(
 
 
 def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision, request: CaptureRequest) -> Trigger:
-    """What goes into the manifest of a capture: of several suspects, the one that its rank is of.
+    """The trigger in the manifest of a capture: of several suspects, the one with its rank.
 
-    A person who asks for a capture suspects nobody; it counts as the first policy's.
+    A person's request has no suspect, and counts as the first policy's.
     """
     if isinstance(of, ManualRequest):
         owner, suspect = policies.loaded[0], Suspect("rank", (request.rank,), None, 0.0, 0.0, 0.0)
@@ -439,7 +439,7 @@ def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision
 
 
 def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
-    """The decision, with what led to each capture in its request: a trace says itself why it exists."""
+    """The decision, with the trigger of each capture in its request, so that each trace says why it exists."""
 
     def labels(why: Trigger) -> dict[str, str]:
         stage = {} if why.stage is None else {"stage": why.stage}
@@ -462,9 +462,9 @@ _MOST_OF_AN_ID = 93
 def decide_follow_up(
     hung: CaptureRequest, why: Trigger, state: State, now_s: float, *, step: int, attempt: int = 0
 ) -> tuple[Decision, Trigger, State]:
-    """Have the stacks taken of a rank that hangs inside its capture, and the state to pass to the next call.
+    """Request the stacks of a rank that hangs inside its capture; return the state for the next call, too.
 
-    No limit applies: the capture had its place, and this only looks at a process that does nothing. It counts.
+    No limit applies, since the capture had its place, and the process does nothing. It counts as a capture.
     """
     request = CaptureRequest(
         capture_id=f"{hung.capture_id[:_MOST_OF_AN_ID]}-stacks",
@@ -494,14 +494,14 @@ def decide_follow_up(
 
 
 READY_S: dict[Profiler, float] = {"torch": 0.5, "stacks": 0.5, "nsys": 4.0}
-"""How long it may take until every rank has its request, and its profiler is there, on a busy host too."""
+"""Maximum time until every rank has its request and its profiler is ready, even on a busy host."""
 
 _SPARE_STEPS = 4
-"""Ranks are not all in the same step, and a step may be recorded beforehand to know what it takes."""
+"""Spare steps: ranks are not all in the same step, and one may be recorded first to measure its duration."""
 
 
 def in_the_same_steps(requests: Sequence[CaptureRequest], step: int, step_s: float) -> tuple[CaptureRequest, ...]:
-    """The requests made at once, with the step before which none is to begin, where there are several.
+    """The requests made at once; if there are several, with the first step that they may record.
 
     The foremost rank is in ``step``; a step takes about ``step_s``.
     """

@@ -1,4 +1,4 @@
-"""From a verdict to a decision. Pure: time and state come in, a decision and the next state go out.
+"""Decides about verdicts. Pure: takes time and state, returns a decision and the next state.
 
 Nothing is captured without an unambiguous suspect, and no limit is passed on the way. A decision not to
 capture is a decision like any other, with its reason and its numbers.
@@ -61,13 +61,13 @@ from sftriage.policy.state import (
 _MAX_ID_LENGTH = 100
 
 STALL = "stalled"
-"""The scope of a stall's suspects, together."""
+"""The common scope of a stall's suspects."""
 
 NOTHING_LOST = Losses()
 NOTHING: Parameters = MappingProxyType({})
 
 HEALTHY_GAIN_FRACTION = 0.1
-"""Of the first suspect's gain: a suspect with less counts as healthy beside it."""
+"""Fraction of the first suspect's gain below which another suspect counts as healthy."""
 
 _END = "{} (end)"
 """The name under which notifications of a regression's end are remembered; no rule can have it."""
@@ -85,9 +85,9 @@ def decide(
 ) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
-    Rules are tried in order: the first that matches for as long as its ``for``, and that nothing keeps from capturing,
-    decides. Where none may, the first that something kept from it is put on record; where only rules without a capture
-    match, the first of them.
+    Rules are tried in order: the first that has matched for its ``for``, and that may capture, decides. If none may
+    capture, the decision records the first that was kept from it; if only rules without a capture match, the first
+    of them.
 
     ``now_s`` is of the Unix epoch, ``peers`` are ranks to compare a suspect with, the most typical of its cohort first,
     ``losses`` what stragglers have cost since the run began, with this window.
@@ -121,9 +121,9 @@ def _shows(rule: Rule, suspect: Suspect) -> bool:
 
 
 def _stalled_ranks(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
-    """The ranks of a stall's suspects that a rule is about; None if it is not about this stall at all.
+    """The ranks of a stall's suspects that a rule matches; None if it does not match this stall at all.
 
-    A stall without suspects is not what a rule with a scope, a stage or a gain is about.
+    A rule with a scope, stage or gain does not match a stall without suspects.
     """
     if verdict.suspects:
         found = [
@@ -137,7 +137,7 @@ def _stalled_ranks(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One window with all that a decision on it is taken from, and the rules whose notifications are due."""
+    """One window, with everything a decision on it depends on, and the rules whose notifications are due."""
 
     verdict: Verdict
     policies: PolicySet
@@ -183,7 +183,7 @@ class _Case:
         return wanted is None or (lasted is not None and _is_long(lasted, wanted))
 
     def progress(self, rule: Rule) -> dict[str, float]:
-        """How long a rule has matched, and for how long it has to, in the unit of its ``for``."""
+        """How long a rule has matched, and how long it must, in the unit of its ``for``."""
         lasted, whole = self.lasted(rule.name) or Lasted(0, 0.0, 0), self.policies.lasting[rule.name]
         if whole.steps:
             return {"lasted_steps": lasted.steps, "for_steps": whole.steps}
@@ -250,7 +250,7 @@ class _Case:
         return case.decided(matching, targets, {**named(suspect), **saved})
 
     def of_stall(self) -> tuple[Decision, State]:
-        """What to do about a stall. It is no window: it neither continues nor breaks what windows show."""
+        """Decide about a stall. It is not a window: it neither continues nor interrupts what windows show."""
         verdict = self.verdict
         on_stalls = [rule for rule in self.policies.rules if rule.match.label == "stalled"]
         stalled = {rule.name: ranks for rule in on_stalls if (ranks := _stalled_ranks(rule, verdict)) is not None}
@@ -330,7 +330,7 @@ class _Case:
         return self.decision("throttle", refusal, rule=capturing[0]), self.state
 
     def _means(self, capture: Capture, target: Target) -> tuple[Means, Reproduction | None]:
-        """What a rule captures a suspect with, and the earlier capture that this follows up."""
+        """The profiler that a rule uses for a suspect, and the earlier capture that it follows up."""
         verdict, stalled = self.verdict, self.verdict.label == "stalled"
         stage = None if stalled or not verdict.suspects else verdict.suspects[0].stage
         about: dict[str, Any] = {"sync": verdict.sync, "clock": verdict.clock, "nsys": self.nsys}
@@ -457,7 +457,7 @@ def _regressions_due(
 ) -> tuple[tuple[str, ...], State]:
     """The rules whose notifications of a regression are due, and the state after them.
 
-    A regression is notified at most once in a rule's cooldown, and its end only where its beginning was.
+    A regression is notified at most once in a rule's cooldown, and its end only if its beginning was.
     """
     due = [rule for rule in _regression_rules(rules, verdict) if rule.notify]
     last_s = state.notified_s

@@ -1,7 +1,7 @@
-"""The values of a policy: how each is written, and the number that it stands for.
+"""The values of a policy: how each is written, and its number.
 
 A number without its unit is refused rather than guessed: ``cooldown: 10`` could be seconds or minutes, and the
-difference shows only in production. Every parser raises ValueError, whose message says what was expected.
+difference shows only in production. Every parser raises ValueError with a message that says what it expected.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _ANY, _TIME = r"[0-9]+(\.[0-9]+)?", r"([0-9]+(\.[0-9]+)?(ms|d|h|m|s))+"
 PERCENTAGE, DURATION, SIZE = rf"^{_ANY}\s?%$", f"^{_TIME}$", rf"^{_ANY}\s?([KMGT]i|[kKMGT])?B?$"
 LASTING, GAIN = f"^([0-9]+ (steps?|windows?)|{_TIME})$", r"^\s*>=\s*[0-9].*$"
 COST = rf"^>=\s*{_ANY} ?(GPU|rank)-hours?$"
-"""How quantities are written, for schemas: whoever reads a message that cites them is to know at a glance what it asks.
-Whatever a parser takes matches."""
+"""Patterns of quantities for schemas, simple enough to read in a server's message. They match whatever a parser
+accepts."""
 
 MOST_STEPS, MOST_WINDOWS, MOST_S = 1_000_000, 1000, 30 * 86400.0
-"""The longest that something may be asked to last."""
+"""The longest duration that a rule may require."""
 
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _MULTIPLES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -48,7 +48,7 @@ _MULTIPLES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value from a document as one short printable piece of a message."""
+    """A value from a document, shortened and printable, for a message."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -82,7 +82,7 @@ def size_bytes(text: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """How long something is to last: in steps, in seconds or in windows; the others are 0."""
+    """A required duration in steps, seconds or windows; the others are 0."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -90,10 +90,10 @@ class Lasting:
 
 
 AT_ONCE = Lasting(steps=1)
-"""Every window that shows something shows it in a step."""
+"""One step: any window that matches is enough."""
 
 CONTENTION = ""
-"""How long contention for CPUs is to last is kept under this, beside the names of rules: none is empty."""
+"""The key for the duration of contention for CPUs, beside the names of rules, none of which is empty."""
 
 
 def lasting(text: object) -> Lasting:
@@ -124,7 +124,7 @@ def gain(text: object) -> tuple[float, float]:
         is_share = found[1].endswith("%")
         name = "min_share" if is_share else "min_gain_s"
         if name in thresholds:
-            raise ValueError(f"{wanted}; {shown(text)} says the same unit twice")
+            raise ValueError(f"{wanted}; {shown(text)} has the same unit twice")
         thresholds[name] = fraction(found[1]) if is_share else seconds(found[1])
     return thresholds.get("min_share", 0.0), thresholds.get("min_gain_s", 0.0)
 
@@ -144,9 +144,9 @@ UTC = timezone.utc
 
 
 def zone(name: object) -> tzinfo:
-    """The time zone of a name such as ``Europe/Berlin``; raises ValueError where there is none."""
+    """The time zone of a name such as ``Europe/Berlin``; raises ValueError if there is none."""
     if name == "UTC":
-        return UTC  # where a machine has no time zones installed, too
+        return UTC  # also on a machine without time zones
     wanted = f"expected a time zone such as UTC or Europe/Berlin, got {shown(name)}"
     if not isinstance(name, str):
         raise ValueError(wanted)
@@ -158,9 +158,9 @@ def zone(name: object) -> tzinfo:
 
 
 def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
-    """The minutes of a cron expression, all of whose fields have to match.
+    """The minutes of a cron expression, all of whose fields must match.
 
-    Raises ValueError where it is none, could be misread, or names no minute ever.
+    Raises ValueError if it is invalid, ambiguous, or never matches.
     """
     from apscheduler.triggers.cron import CronTrigger
 
@@ -176,12 +176,12 @@ def cron_trigger(cron: object, where: tzinfo) -> CronTrigger:
     if re.search("[0-9]", re.sub("/[0-9]+", "", weekday)):
         raise ValueError(f"expected the weekday by name, such as mon-fri, got {shown(weekday)}")
     if found.get_next_fire_time(None, datetime(2024, 1, 1, tzinfo=UTC)) is None:
-        raise ValueError(f"expected a time that comes, but {shown(cron)} never does")
+        raise ValueError(f"expected a time that occurs, but {shown(cron)} never does")
     return found
 
 
 def _read(parse: Callable[[object], Any], bounds: str = "", low: float = 0.0, high: float = 0.0) -> BeforeValidator:
-    """A validator that keeps a text as it is, and refuses one that cannot be read, or is not within its bounds."""
+    """A validator that keeps a text as it is, and refuses one that is invalid or out of bounds."""
 
     def check(value: object) -> object:
         found = parse(value)
@@ -193,7 +193,7 @@ def _read(parse: Callable[[object], Any], bounds: str = "", low: float = 0.0, hi
 
 
 def _written(pattern: str) -> object:
-    """How a text is written, for whoever knows only the schema; what reads it says better what is wrong."""
+    """The pattern of a text, for readers of the schema; our parsers give better messages."""
     return Field(json_schema_extra={"pattern": pattern})
 
 
@@ -209,8 +209,8 @@ def _stage(value: object) -> object:
 def _held(value: object) -> object:
     if value is False:
         raise ValueError(
-            "only true: that nothing heavy starts on a window that cannot be decided is what sftriage is for; "
-            "a person can always ask for a capture"
+            "must be true: sftriage never captures on a window that cannot be decided; "
+            "to capture anyway, request a capture by hand"
         )
     return value
 
@@ -250,4 +250,4 @@ AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], Field(strict=False)]
-"""Several values; not strict, because YAML has lists and no tuples."""
+"""Several values; not strict, because YAML has lists but no tuples."""

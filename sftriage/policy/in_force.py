@@ -1,9 +1,8 @@
-"""Policies of a job: found and read from files, in force together, and watched while the job runs.
+"""The policies of a job: found, read, combined, and watched while the job runs.
 
-A `PolicySet` has all rules of its policies, in the order of the files, under the strictest of each limit. Of files that
-are watched a valid change takes effect; an invalid one is reported and changes nothing. What a file holds decides
-whether it has changed: that sees an edit, a file put in another's place, and the symbolic links that Kubernetes turns
-when a ConfigMap changes.
+A `PolicySet` has all rules of its policies, in the order of the files, under the strictest of each limit. A valid
+change of a watched file takes effect; an invalid one is reported and changes nothing. Files are compared by content,
+which detects edits, replaced files, and the symbolic links that Kubernetes switches when a ConfigMap changes.
 """
 
 from __future__ import annotations
@@ -36,26 +35,26 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def find(name_or_path: str | os.PathLike[str]) -> Path:
-    """The file of a path, or of the name of a policy that ships with sftriage; raises UsageError for none."""
+    """The file at a path, or of a shipped policy of that name; raises UsageError if there is neither."""
     path, name, policies = Path(name_or_path), os.fspath(name_or_path), shipped()
     if path.exists() and not path.is_dir():
         return path
     if name in policies:
         return policies[name]
-    raise UsageError(f"no policy {name!r}: not a file, nor one of those shipped: {', '.join(policies) or 'none'}")
+    raise UsageError(f"no policy {name!r}: not a file, and not shipped (shipped: {', '.join(policies) or 'none'})")
 
 
 def shipped(name: str = "policies", source: str = "policies") -> dict[str, Path]:
     """The files in a folder that ships with sftriage (its policies), by name; ``source`` is that of a checkout."""
     directory, checkout = _PACKAGE / name, _PACKAGE.parent
-    # In a checkout they lie beside the package. In site-packages, a neighbour of that name would be somebody else's.
+    # In a checkout they are beside the package. In site-packages, a folder of that name would be another project's.
     if not directory.is_dir() and (checkout / "pyproject.toml").is_file():
         directory = checkout / source
     return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 
 def read(source: str) -> bytes:
-    """The bytes of a policy file, at most one more than it may have; raises PolicyError where it cannot be read."""
+    """The bytes of a policy file, at most one more than allowed; raises PolicyError if it cannot be read."""
     try:
         if not stat.S_ISREG(Path(source).stat().st_mode):
             raise PolicyError(source, [Problem(0, 0, "", "not a regular file")])
@@ -63,11 +62,11 @@ def read(source: str) -> bytes:
         with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             return file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise PolicyError(source, [Problem(0, 0, "", f"cannot be read: {error.strerror}")]) from None
+        raise PolicyError(source, [Problem(0, 0, "", f"cannot read it: {error.strerror}")]) from None
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy of a file; raises PolicyError with every problem in it."""
+    """Load a policy file; raises PolicyError with every problem in it."""
     source = os.fspath(path)
     return parse(read(source), source)
 
@@ -78,7 +77,7 @@ _LAST_S = 253_402_300_799.0
 
 
 def next_open_s(found: CronTrigger, now_s: float) -> float | None:
-    """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
+    """When the window is next open: ``now_s`` if it is open now, None if it never opens again."""
     # By addition, because the C library's conversion has a narrower range.
     now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
     opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
@@ -88,16 +87,16 @@ def next_open_s(found: CronTrigger, now_s: float) -> float | None:
 
 
 _MOST_TURNS = 100
-"""Windows of several policies that have not met after so many turns are taken never to."""
+"""Maximum turns to find a time that several policies allow; after them there is none."""
 
 
 @dataclass(frozen=True)
 class PolicySet:
     """One or more policies that are in force together.
 
-    All judge the same windows, so the first says how (``detection``), and none may say otherwise. A rule that samples
-    more ranks than another policy's limits allow samples as many as they do.
-    Raises PolicyError with every reason why they cannot be in force together.
+    All judge the same windows, so none may contradict the ``detection`` of the first. A rule that samples more ranks
+    than another policy's limits allow samples as many as they do.
+    Raises PolicyError with every conflict between them.
     """
 
     loaded: tuple[LoadedPolicy, ...]
@@ -124,9 +123,9 @@ class PolicySet:
 
     @cached_property
     def lasting(self) -> Mapping[str, Lasting]:
-        """For each rule that waits for its suspects to last, how long; all policies judge the same windows.
+        """How long suspects must last, for each rule that waits; all policies judge the same windows.
 
-        And for how long `CONTENTION` is waited for, whatever the rule.
+        Includes the wait for `CONTENTION`, which holds for every rule.
         """
         every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
         waiting = {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
@@ -145,7 +144,7 @@ class PolicySet:
 
     @cached_property
     def mitigate(self) -> Mitigate | None:
-        """What may be done about a straggler: what all allow that say something of it, under the strictest bounds."""
+        """The remedies that all policies with ``mitigate`` allow, under the strictest bounds."""
         every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
         if not every:
             return None
@@ -174,13 +173,13 @@ class PolicySet:
         return next(one for one in self.loaded if any(mine.name == rule for mine in one.policy.spec.rules))
 
     def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:
-        """The rules about this kind of suspect, whatever its gain, and of all rules the one that comes closest."""
+        """The rules that match this suspect, whatever its gain, and the closest one of all rules."""
         misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
         nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
         return tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
 
     def opens_s(self, now_s: float) -> float | None:
-        """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
+        """When captures are next allowed: ``now_s`` if they are now, None if they never will be."""
         time_s = now_s
         for _ in range(_MOST_TURNS):
             before_s = time_s
@@ -205,7 +204,7 @@ class PolicySet:
 def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
     """The policies of several files, or of names that ship with sftriage, in force together.
 
-    Raises UsageError where one is neither a file nor a name, and PolicyError with every problem in all of them.
+    Raises UsageError if one is neither a file nor a name, and PolicyError with every problem in all of them.
     """
     loaded, problems = [], []
     for path in [find(name) for name in names]:
@@ -223,11 +222,11 @@ def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
     seen: dict[str, tuple[LoadedPolicy, Location]] = {}
     for one in loaded:
         mine, theirs = one.policy.spec.detection, first.policy.spec.detection
-        # What a policy leaves out, it does not ask for.
+        # Only what a policy sets can conflict.
         for name in sorted(mine.model_fields_set):
             value, other = getattr(mine, name), getattr(theirs, name)
             if value != other:
-                message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
+                message = f"{value}, but {other} in {first.source}; all policies of a job must judge the same windows"
                 yield one.problem(("spec", "detection", name), message)
         for index, rule in enumerate(one.policy.spec.rules):
             where: Location = ("spec", "rules", index)
@@ -238,35 +237,35 @@ def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
 
 
 SETTLED_S = 2.0
-"""A file that changed this recently may be half written: what is wrong with it is reported at the second look."""
+"""A file that changed this recently may be half written: its problems are reported at the second check."""
 
 
 def change_lines(change: PolicyChanged) -> tuple[str, ...]:
-    """What became of the policies, in lines for people."""
+    """A change of the policies, in lines for people."""
     name = ", ".join(one.name for one in change.policies)
     if change.kind == "refused":
-        return (f"the policy has changed and is not valid; going on under {name} as it was", *change.problems)
+        return (f"the changed policy is not valid; keeping {name} as it was", *change.problems)
     if change.kind == "restored":
-        return (f"the policy is again the one in force: {name}",)
-    waiting = f"; {', '.join(change.later)} will take effect with another run" if change.later else ""
-    return (f"the policy has changed: now under {name}{waiting}",)
+        return (f"the policy file matches the policy in force again: {name}",)
+    waiting = f"; {', '.join(change.later)} takes effect with the next run" if change.later else ""
+    return (f"the policy has changed; now in force: {name}{waiting}",)
 
 
 _CUTS = ("window_steps", "stride_steps", "warmup_steps")
-"""How windows are cut is settled when a run begins: these take effect with another run."""
+"""How windows are cut is fixed when a run begins: changes of these take effect with the next run."""
 
 
 class PolicyFiles:
-    """The policies of some files, in order; a directory stands for all ``*.yaml`` in it, by name.
+    """The policies of files, in order; a directory stands for all ``*.yaml`` in it, by name.
 
     ``now`` is the clock that dates files, in seconds of the epoch.
 
     Attributes:
-        do: reads the files once they are in force, so that a slow disk delays nobody.
+        do: runs later reads of the files, so that a slow disk delays nothing.
 
     Raises:
-        PolicyError: one of them cannot be used, or not with the others.
-        UsageError: one of them is not there.
+        PolicyError: one of them is invalid, or conflicts with another.
+        UsageError: one of them is missing.
     """
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.time) -> None:
@@ -281,9 +280,9 @@ class PolicyFiles:
         self.do: Do = at_once
 
     def poll(self, now_s: float = 0.0) -> PolicyChanged | None:
-        """Look whether the files have changed; what has become of the policies by ``now_s``, if anything has.
+        """Check whether the files have changed; return the change of the policies by ``now_s``, or None.
 
-        What is wrong is returned once for each content that is wrong.
+        Each invalid content is reported once.
         """
         self.do(self._look, "policies", latest=True)
         return msgspec.structs.replace(self._found.popleft(), time_s=now_s) if self._found else None
@@ -297,7 +296,7 @@ class PolicyFiles:
         except (PolicyError, UsageError) as error:
             changed_s = max(map(_changed_s, self._files()), default=0.0)
             if contents != self._doubted and self._now() - changed_s <= SETTLED_S:
-                # Perhaps only half written: it is refused once it is there a second time.
+                # Perhaps only half written: refuse it if it is still the same at the next check.
                 self._doubted = contents
                 return
             self._considered = contents
@@ -315,7 +314,7 @@ class PolicyFiles:
     def _note(
         self, kind: Literal["changed", "refused", "restored"], problems: Sequence[str] = (), later: Sequence[str] = ()
     ) -> None:
-        # (with the whole of what was taken over, for no other file may keep it)
+        # (with the whole new policy, since no other file may keep it)
         policies = tuple(
             NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if kind == "changed" else None)
             for one in self.current.loaded
@@ -332,14 +331,14 @@ class PolicyFiles:
 
 
 def files_of(path: Path) -> list[Path]:
-    """A policy's file; of a directory those in it, or where there are none the directory, which is no policy."""
+    """A policy's file; for a directory the files in it, or if there are none the directory itself."""
     return (sorted(path.glob("*.yaml")) or [path]) if path.is_dir() else [path]
 
 
 def _load(paths: Sequence[Path]) -> PolicySet:
     gone = [path for path in paths if not path.exists()]
     if empty := next(filter(Path.is_dir, paths), None):
-        raise PolicyError(str(empty), [Problem(0, 0, "", "no policy (*.yaml) in this folder", str(empty))])
+        raise PolicyError(str(empty), [Problem(0, 0, "", "no policy (*.yaml) in this directory", str(empty))])
     if gone:
         raise PolicyError(str(gone[0]), [Problem(0, 0, "", "no such file", str(path)) for path in gone])
     return load_set(paths)

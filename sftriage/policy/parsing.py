@@ -1,7 +1,7 @@
-"""From a text to a checked policy; every mistake, in a field or between fields, is reported at once, with its place.
+"""Parses and checks a policy; reports every mistake, in a field or between fields, at once and with its place.
 
-The text may come from anywhere: it is read no further where it nests or goes on beyond reason, no alias expands, and no
-object is constructed.
+The text may come from anywhere: reading stops at excessive nesting or length, no alias expands, and no object is
+constructed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sftriage.policy.fields import shown
 from sftriage.policy.schema import MAX_ITEMS, Capture, Detection, Limits, TriagePolicy, idle_fields
 
 MAX_SHOWN = 50
-"""A document can hold tens of thousands of mistakes; nobody reads past the first screens of them."""
+"""Maximum problems shown: a document can have tens of thousands, and people read only the first screens."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
     """One mistake. ``line`` and ``column`` count from 1; a line of 0 means the document as a whole.
 
-    ``source`` is the file it is in, where several are looked at together.
+    ``source`` is its file, if several are checked together.
     """
 
     line: int
@@ -46,7 +46,7 @@ class Problem:
 
 
 class PolicyError(InputError):
-    """A policy that cannot be used. ``str(error)`` is one line for each problem, in the order of the document."""
+    """An invalid policy. ``str(error)`` has one line for each problem, in the order of the document."""
 
     is_located = True
 
@@ -72,7 +72,7 @@ SourcePosition = tuple[int, int]
 
 
 def _place_of(location: Location, places: Mapping[Location, SourcePosition]) -> SourcePosition | None:
-    """Where a value stands; of one that is not there, where what should hold it stands."""
+    """The position of a value, or if it is missing, of its nearest parent."""
     while location and location not in places:
         location = location[:-1]
     return places.get(location)
@@ -91,14 +91,14 @@ def path_text(location: Location) -> str:
 
 
 class _Document(yaml.SafeLoader):
-    """The document of a YAML text as plain data, where each of its values and keys stands, and what is wrong with it.
+    """The document of a YAML text as plain data, with the positions of its values and keys, and its problems.
 
-    Beyond what no policy has it reads no further. Tags, anchors, repeated keys and fields without a value are noted, so
-    that they are reported with whatever else is wrong.
+    Reading stops at what no policy has. Tags, anchors, repeated keys and fields without a value are collected, so that
+    they are reported together with all other problems.
 
     Raises:
-        PolicyError: it is not YAML, or YAML that has no place in a policy: aliases, more than one document, nested
-            beyond reason, empty, or not a mapping.
+        PolicyError: it is not YAML, or YAML that no policy may contain: aliases, more than one document, excessive
+            nesting, nothing, or no mapping.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -111,7 +111,7 @@ class _Document(yaml.SafeLoader):
             loader: Any = self
             node = loader.get_node() if loader.check_node() else None
             if loader.check_node():
-                raise self._refused(loader.peek_event(), "a second document; a policy file holds one")
+                raise self._refused(loader.peek_event(), "a second document; a policy file has one")
         except yaml.YAMLError as error:
             raise PolicyError(source, [_syntax(error, text)]) from None
         if node is None or node.tag == _TAG + "null":
@@ -126,11 +126,11 @@ class _Document(yaml.SafeLoader):
         return self.problems.get((), [])
 
     def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
-        """Note what is wrong."""
+        """Record a problem."""
         self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
 
     def add(self, found: Iterable[tuple[Location, Any]]) -> None:
-        """Note what is wrong, but at most one thing about a field: a second would follow from the first."""
+        """Record problems, at most one for each field: a second would follow from the first."""
         taken = set(self.problems)
         for location, what in found:
             if location in taken:
@@ -144,16 +144,16 @@ class _Document(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML leaves it untyped
         if isinstance(index, int) and index >= MAX_ITEMS:
-            raise self._refused(event, f"a list of more than {MAX_ITEMS} items; a policy has none")
+            raise self._refused(event, f"the list has more than {MAX_ITEMS} items")
         if isinstance(event, yaml.CollectionStartEvent) and self._depth == MAX_DEPTH:
-            raise self._refused(event, f"nested more than {MAX_DEPTH} deep")
+            raise self._refused(event, f"nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
-            raise self._refused(event, f"alias *{event.anchor} refused: write the value out")
+            raise self._refused(event, f"alias *{event.anchor} is not allowed; write the value out")
         if event.anchor is not None:
-            self.refuse((), f"anchor &{event.anchor} refused: a policy has no aliases", _place(event))
+            self.refuse((), f"anchor &{event.anchor} is not allowed in a policy", _place(event))
             event.anchor = None
         if event.tag is not None:
-            self.refuse((), f"tag {shown(event.tag)} refused: a policy is plain data", _place(event))
+            self.refuse((), f"tag {shown(event.tag)} is not allowed in a policy", _place(event))
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -175,7 +175,7 @@ class _Document(yaml.SafeLoader):
         try:
             return getattr(self, f"construct_yaml_{kind}")(node)
         except (ValueError, KeyError):
-            self.refuse(location, f"{shown(node.value)} cannot be read as {kind}", _place(node))
+            self.refuse(location, f"cannot read {shown(node.value)} as {kind}", _place(node))
             return node.value
 
     def _items(self, node: yaml.MappingNode, location: Location) -> Iterator[tuple[str, Any]]:
@@ -186,11 +186,11 @@ class _Document(yaml.SafeLoader):
             at: Location = (*location, key.value)
             if at in self.keys:
                 first, column = self.keys[at]
-                self.refuse(at, f"said twice: here and on line {first}, column {column}", _place(key))
+                self.refuse(at, f"the field is set twice: here and on line {first}, column {column}", _place(key))
                 continue
             self.keys[at] = _place(key)
             if value.tag == _TAG + "null":
-                self.refuse(at, "has no value; give it one, or leave the field out", self.keys[at])
+                self.refuse(at, "the field has no value; set one, or remove the field", self.keys[at])
             else:
                 yield key.value, self._plain(value, at)
 
@@ -200,7 +200,7 @@ def _syntax(error: yaml.YAMLError, text: str) -> Problem:
         mark = error.problem_mark or error.context_mark
         message = ", ".join(part for part in (error.context, error.problem) if part)
         if "'\\t'" in message:
-            message = "a tab where YAML wants spaces"
+            message = "a tab where YAML requires spaces"
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         return Problem(*place, "", f"not valid YAML: {message}")
     before = text[: getattr(error, "position", 0)]
@@ -214,7 +214,7 @@ def _place(at: Any) -> SourcePosition:
 
 
 MAX_FILE_BYTES = 256 * 1024
-"""A thousand rules fit; a document beyond this is not a policy."""
+"""Maximum size of a policy file, enough for a thousand rules."""
 
 _LISTS = {
     "scope": "[rank, host]",
@@ -226,22 +226,22 @@ _LISTS = {
     "notify": "[{webhook: {url_from_env: NAME}}]",
     "rules": "[{name: slow-rank, match: {}}]",
 }
-"""What a list of each field looks like."""
+"""An example of the list in each field."""
 
 OBJECT_META = frozenset(
     {"annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"}
     | {"generateName", "generation", "labels", "managedFields", "namespace", "ownerReferences", "resourceVersion"}
     | {"selfLink", "uid"}
 )
-"""What Kubernetes has beside a name in an object's metadata."""
+"""Fields of an object's metadata that Kubernetes adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
     """A checked policy, the sha256 of the bytes it was read from, and where they were.
 
-    ``places`` says where in the text each of its values stands, so that what is wrong only beside another policy can be
-    said as well as what is wrong by itself.
+    ``places`` has the position of each value in the text, so that conflicts with another policy are reported with their
+    place too.
     """
 
     policy: TriagePolicy
@@ -250,13 +250,13 @@ class LoadedPolicy:
     places: Mapping[Location, SourcePosition] = field(default_factory=dict, repr=False, compare=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """What there is to say about a value, where it stands, or where it would stand."""
+        """A problem with a value, at its position, or where it would be."""
         line, column = _place_of(location, self.places) or (0, 0)
         return Problem(line, column, path_text(location), message, self.source)
 
 
 def parse(raw: bytes | str, name: str) -> LoadedPolicy:
-    """The policy of a text, whose file messages call ``name``; raises PolicyError with every problem in it."""
+    """Parse a policy; messages call its file ``name``. Raises PolicyError with every problem."""
     raw = raw.encode() if isinstance(raw, str) else raw
     if len(raw) > MAX_FILE_BYTES:
         raise PolicyError(name, [Problem(0, 0, "", f"larger than {MAX_FILE_BYTES // 1024} KiB")])
@@ -279,7 +279,7 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
         policy = TriagePolicy.model_validate(document.data)
     except ValidationError as error:
         mistaken = [(found["loc"], found) for found in error.errors()]
-    # Between fields first: where both speak of one field, the other message knows less.
+    # Between fields first: if both report one field, that message is the better one.
     document.add(contradictions(document.data))
     document.add(mistaken)
     if document.problems or policy is None:
@@ -290,22 +290,22 @@ def parse(raw: bytes | str, name: str) -> LoadedPolicy:
 def _message(found: Any) -> str:
     kind, location, value = found["type"], found["loc"], found["input"]
     if kind == "missing":
-        return "required, but not there"
+        return "required, but missing"
     if kind == "extra_forbidden":
         fields = list(_fields(location[:-1]))
-        return "unknown field" + (_near(str(location[-1]), fields) or f"; there are: {', '.join(fields)}")
+        return "unknown field" + (_near(str(location[-1]), fields) or f"; fields here: {', '.join(fields)}")
     if kind == "literal_error":
         choices = re.findall("'([^']*)'", found["ctx"]["expected"])
         return f"expected {' or '.join(choices)}, got {shown(value)}" + _near(str(value), choices)
     if kind == "value_error":
         return str(found["ctx"]["error"])
-    said = {
+    problem = {
         "tuple_type": "must be a list such as " + _LISTS.get(str(location[-1]), "[data, h2d]"),
         "model_type": "must be a mapping of fields",
         "string_type": "must be text (quote it if it looks like something else)",
-        "string_pattern_mismatch": "must be lower-case letters, digits and -, with no - at either end",
+        "string_pattern_mismatch": "must be lower-case letters, digits and -, and not start or end with -",
     }.get(kind, found["msg"].replace("Input should", "must"))
-    return f"{said}, got {shown(value)}"
+    return f"{problem}, got {shown(value)}"
 
 
 def _near(word: str, choices: list[str]) -> str:
@@ -314,7 +314,7 @@ def _near(word: str, choices: list[str]) -> str:
 
 
 def _fields(location: Location) -> dict[str, Any]:
-    """The types of the fields at a place, by name."""
+    """The types of the fields at a location, by name."""
     kind: Any = TriagePolicy
     for part in location:
         kind = _fields_of(kind)[part] if isinstance(part, str) else kind
@@ -335,22 +335,22 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 _COUNTED = ("captures_per_hour", "captures_per_day", "captures_per_run", "concurrent_ranks")
-"""Limits that count captures. One without a default contradicts nothing where it is left out."""
+"""Limits that count captures. One without a default never conflicts if it is not set."""
 
 NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
-"""``for`` of a rule that waits for nothing."""
+"""``for`` of a rule that does not wait."""
 
-_OBSERVE = "a policy that is only to observe has rules without a capture"
+_OBSERVE = "to only observe, write rules without a capture"
 
 Mistakes = Iterator[tuple[Location, str]]
-"""Where in a document something is wrong, and what."""
+"""Locations of mistakes in a document, with messages."""
 
 
 def contradictions(document: Any) -> Mistakes:
-    """What is wrong between fields that are each right.
+    """Conflicts between fields that are each valid.
 
-    Works on plain data of any shape, without defaults filled in, so that these are reported together with the mistakes
-    inside the fields.
+    Works on plain data of any shape, without defaults, so that conflicts are reported together with mistakes inside the
+    fields.
     """
     spec = _mapping(document, "spec")
     detection = _mapping(spec, "detection")
@@ -359,18 +359,18 @@ def contradictions(document: Any) -> Mistakes:
     )
     if isinstance(window, int) and isinstance(stride, int) and stride > window:
         at = "stride_steps" if "stride_steps" in detection else "window_steps"
-        gaps = f"{stride} steps from window to window leave gaps between windows of {window} steps"
+        gaps = f"a stride of {stride} steps leaves gaps between windows of {window} steps"
         yield ("spec", "detection", at), gaps
     limits = _mapping(spec, "limits")
     for name, none in (*((name, 0) for name in _COUNTED), ("overhead_budget", "0%")):
         if limits.get(name) == none and not isinstance(limits[name], bool):
-            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
+            yield ("spec", "limits", name), f"{none} would never allow a capture; {_OBSERVE}"
     if spec.get("retention") == {}:
-        yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
+        yield ("spec", "retention"), "set age or bytes, or remove retention to keep traces forever"
     if _mapping(spec, "mitigate").get("remedies") in ([], ()):
-        yield ("spec", "mitigate", "remedies"), "names no remedy; without mitigate there is advice alone"
+        yield ("spec", "mitigate", "remedies"), "no remedy listed; to only get advice, remove mitigate"
     if spec.get("rules") in ([], ()):
-        yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
+        yield ("spec", "rules"), "no rules; to only observe, write rules without a capture"
     known: dict[str, int] = {}
     for index, rule in enumerate(_list(spec, "rules")):
         if not isinstance(rule, dict):
@@ -383,16 +383,16 @@ def contradictions(document: Any) -> Mistakes:
 
 
 def in_capture(capture: dict[str, Any], *, stalled: bool) -> Mistakes:
-    """What is wrong between the fields of a capture, in a rule on stalls or on suspects."""
+    """Conflicts between the fields of a capture; ``stalled``: in a rule on stalls."""
     for name, why in idle_fields(capture, stalled=stalled).items():
         if name in capture:
             yield (name,), why
     if ranks := _list(capture, "ranks"):
         twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
         if twice:
-            yield ("ranks",), f"named twice: {', '.join(map(str, twice))}"
+            yield ("ranks",), f"listed twice: {', '.join(map(str, twice))}"
         if "sample" in capture:
-            yield ("sample",), "of ranks that are named, all are captured; say sample or ranks"
+            yield ("sample",), "all listed ranks are captured; set either sample or ranks"
 
 
 def _under(where: Location, found: Mistakes) -> Mistakes:
@@ -411,18 +411,18 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
         if captures and profiler in ("torch", "nsys"):
             yield (
                 ("match", "label"),
-                f"no {profiler} capture on stalled, because it starts at a rank's next step, and a stalled rank takes "
-                "none; a rule on stalled takes stacks (or says auto), or only observes",
+                f"no {profiler} capture on stalled, because it starts at a rank's next step, which a stalled rank does "
+                "not reach; use stacks or auto, or remove capture to only observe",
             )
         if pattern:
-            yield ("match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
+            yield ("match", "pattern"), "no pattern on stalled: a single step that has not ended has none"
         if match.get("cost"):
-            yield ("match", "cost"), "no cost on stalled: the step has not ended, and costs more every second"
+            yield ("match", "cost"), "no cost on stalled: the step has not ended, so its cost still grows"
         if rule.get("for") not in NO_WAIT:
-            once = "a stall is reported once; detection.stalled_after says how long it must last"
+            once = "a stall is reported once; set its minimum duration in detection.stalled_after"
             yield ("for",), f"no `for` on stalled: {once}"
     elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
-        passed = "because the fault has passed and healthy steps would be captured"
+        passed = "because the fault has passed, and a capture would show healthy steps"
         yield ("match", "pattern"), f"no capture on one-off alone, {passed}"
     yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
     if captures:
@@ -433,40 +433,40 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
             continue
         where = ("notify", index, "webhook")
         if "url" in webhook:
-            secret = "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
+            secret = "the address is a secret and must not be in the policy; use url_from_env or url_from_file"
             yield (*where, "url"), secret
         elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
-            yield where, "say where its address is found: either url_from_env or url_from_file"
+            yield where, "set either url_from_env or url_from_file"
 
 
 def _in_regressed(rule: dict[str, Any], match: dict[str, Any]) -> Mistakes:
     if rule.get("capture") is not None:
-        yield ("capture",), "no capture on regressed, because nobody alone is why the job is slower"
+        yield ("capture",), "no capture on regressed, because no single rank makes the job slower"
     if "label" in match:
-        yield ("match", "label"), "no label beside regressed, which is told whatever the label is"
+        yield ("match", "label"), "no label beside regressed, which matches whatever the label is"
     for name in ("scope", "pattern", "cost"):
         if match.get(name):
-            about = "it is about the job, and not about who is suspected"
+            about = "it describes the job, not a suspect"
             yield ("match", name), f"no {name} on regressed: {about}"
     if rule.get("for") not in NO_WAIT:
-        yield ("for",), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
+        yield ("for",), "no `for` on regressed: it is reported once enough steps are slower, see docs/verdicts.md"
 
 
 def _idle_label(label: str, captures: bool, notifies: bool) -> str:
     if captures:
-        why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
+        why = "nothing is slow" if label == "healthy" else "it is undecided which rank to capture"
         return f"no capture on {label}, because {why}; only suspect may capture"
     if notifies:
-        return f"no message on {label}, because such windows come all the time; they are put on record without a rule"
-    return f"a rule on {label} would do nothing; such windows are put on record without a rule"
+        return f"no message on {label}, because such windows are frequent; they are recorded without a rule"
+    return f"a rule on {label} would do nothing; such windows are recorded without a rule"
 
 
 def _under_limits(capture: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
-    """A limit under which a rule could never capture as many ranks as it says."""
+    """A limit that never allows the rule as many captures as it requests."""
     ranks, sample = capture.get("ranks", ()), capture.get("sample", Capture.model_fields["sample"].default)
     if not (isinstance(ranks, list | tuple) and type(sample) is int):
         return
-    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
+    # Control ranks do not count: they are captured only if the limits leave room.
     at, wanted = ("ranks", len(ranks)) if ranks else ("sample", sample)
     for name in _COUNTED:
         most = limits.get(name, Limits.model_fields[name].default)

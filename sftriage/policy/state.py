@@ -1,8 +1,8 @@
 """What the engine remembers between decisions, and what each suspect has cost a job since it began.
 
-Small, serialisable, and never changed in place. A verdict's `Lost` has what its suspect cost in each step that no
-window before has counted. Summed over a run's verdicts, in order, that is the same while the job runs, once another
-controller has taken it over, and after it.
+Small, serialisable, and never changed in place. A verdict's `Lost` is what its suspect cost in the steps that no
+earlier window has counted. The sum over a run's verdicts, in order, is the same while the job runs, after another
+controller has taken over, and after the job.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.words.verdicts import where, who
 
 WHOLE = "*"
-"""All local stages: no stage is called so."""
+"""The key for all local stages; no stage has this name."""
 
 _LONGEST = 60
-"""Characters. A cohort of a large job may be thousands of ranks in no order; a digest stands for these."""
+"""Maximum characters of ranks in a key. A cohort may be thousands of ranks in no order; a digest replaces these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a rule would capture: the ``suspect``'s key, and what it costs the job in this ``attempt`` of it.
+    """What a rule would capture: the ``suspect``'s key, and what it costs the job in this ``attempt``.
 
-    ``gain_s`` is seconds a step; of a stall, in which no step ends, it is without bound.
+    ``gain_s`` is seconds per step; infinite for a stall, in which no step ends.
     """
 
     suspect: str
@@ -42,15 +42,15 @@ class Target:
 
 
 NOBODY = Target("")
-"""Whom a capture is about that no rule asks for."""
+"""The suspect of captures that no rule requests."""
 
 
 def suspect_key(suspect: Suspect, known: Collection[str] = ()) -> str:
-    """Who and where, as a short text: scope, ranks and stage, such as ``rank 3 data``.
+    """The key of a suspect: scope, ranks and stage as a short text, such as ``rank 3 data``.
 
-    Whether one stage has nearly all of it may change from window to window. So of those that are ``known`` by such keys
-    it is the same one as without a stage, and without a stage the same one as with any. A rank of a known slow host is
-    that host: which of its ranks stands out changes too.
+    Whether one stage explains nearly all of it may change from window to window. So a suspect with a stage matches a
+    ``known`` key without one, and the reverse. A rank of a known slow host matches that host, because which of its
+    ranks stands out changes too.
     """
     own = key_of_ranks(*suspect.identity)
     if own in known:
@@ -74,7 +74,7 @@ def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
 
 
 def same_trouble(one: str, other: str) -> bool:
-    """Whether two keys are of one trouble: one rank in one stage and as a whole, or a host and one of its ranks."""
+    """Whether two keys describe one fault: one rank in one stage and as a whole, or a host and one of its ranks."""
     (scope, ranks, stage), (scope_, ranks_, stage_) = _parts(one), _parts(other)
     if ranks == ranks_ and scope == scope_:
         return stage == stage_ or WHOLE in (stage, stage_) or scope == "host"
@@ -97,7 +97,7 @@ def _bounds(ranks: str) -> Iterator[tuple[str, str]]:
 
 
 def _spans(ranks: Iterable[int]) -> Iterator[str]:
-    """Ranks that follow on one another as one: ``0-7``."""
+    """Ranks as text, with consecutive ranks as a span: ``0-7``."""
     for _, numbered in groupby(enumerate(ranks), lambda one: one[1] - one[0]):
         span = [rank for _, rank in numbered]
         yield f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}"
@@ -106,11 +106,11 @@ def _spans(ranks: Iterable[int]) -> Iterator[str]:
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 MEMORY_S = 30 * DAY_S
-"""The longest cooldown there can be: what was longer ago keeps nothing from anybody, and is forgotten."""
+"""The longest possible cooldown; what was longer ago delays nothing, and is forgotten."""
 MOST_REMEMBERED = 1000
 """Maximum suspects remembered; the oldest are forgotten, so that a state stays small however long a job is."""
 GRACE_S = 120.0
-"""Past its time-box, how long a capture counts as running: to reach a step boundary, export and report."""
+"""How long a capture counts as running after its time-box, to reach a step boundary, export and report."""
 
 _FIRST_WAIT_S = 30.0
 _MAX_DOUBLINGS = 20
@@ -139,13 +139,13 @@ class Running:
 
     @property
     def key(self) -> str:
-        """With whom its rule has to wait after it."""
+        """The suspect that its rule must wait with after it."""
         return key_of(self.rule, self.suspect)
 
 
 @dataclass(frozen=True, slots=True)
 class Lasted:
-    """For how long a rule has matched a suspect, up to a step; a step counts once, however many windows hold it."""
+    """How long a rule has matched a suspect, up to a step; a step counts once, however many windows contain it."""
 
     steps: int
     seconds: float
@@ -154,7 +154,7 @@ class Lasted:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Whom the last window suspected, for how long each rule that waits for it to last has matched, and contention."""
+    """The suspect of the last window, how long each waiting rule has matched it, and how long contention lasted."""
 
     attempt: int
     suspect: str
@@ -163,9 +163,9 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A capture that holds the fault of its suspect: asked for at ``fired_s``, when that cost ``gain_s`` a step.
+    """A capture that contains its suspect's fault: requested at ``fired_s``, when that cost ``gain_s`` a step.
 
-    What it has ``left_open`` is asked for once, unless it ``follows`` another itself or was ``followed``.
+    What it has ``left_open`` is captured once, unless it ``follows`` another itself or was ``followed``.
     """
 
     capture_id: str
@@ -179,14 +179,14 @@ class Reproduction:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How many firings for a suspect came to nothing in a row: the last one's time, and when that was known."""
+    """How many captures for a suspect failed in a row, the last one's time, and when its failure was known."""
 
     count: int
     fired_s: float
     failed_s: float
 
     def until_s(self, cooldown_s: float) -> float:
-        """When the rule may fire again: it waits longer each time, so that what cannot work is not tried for ever."""
+        """When the rule may fire again: it waits longer each time, so that it does not try forever."""
         doubled_s = max(_FIRST_WAIT_S, cooldown_s / 10) * 2.0 ** min(self.count - 1, _MAX_DOUBLINGS)
         return self.failed_s + min(doubled_s, max(cooldown_s, HOUR_S))
 
@@ -197,14 +197,14 @@ class State:
 
     Attributes:
         captures: made in this run or under way; not those that were refused or failed.
-        asked: captures ever asked for; ``asked_s`` is when, within the last day.
-        fired_s: by rule and suspect (`key_of`), when the last capture was asked for that was made, or was lost.
-        reproductions: by profiler and suspect, the last capture that holds its fault.
+        asked: captures ever requested; ``asked_s`` are their times, within the last day.
+        fired_s: by rule and suspect (`key_of`), when the last capture that was made, or lost, was requested.
+        reproductions: by profiler and suspect, the last capture that contains its fault.
         running: captures under way, by capture id.
         failures: by rule and suspect, those whose last captures failed or were refused.
         notified_s: by rule and suspect, when notifications were last due.
         streak: the suspect of the last window, if a rule waits for it to last.
-        largest_gain_s: the largest gain for which a capture was asked for, in seconds a step.
+        largest_gain_s: the largest gain for which a capture was requested, in seconds per step.
         started_s: time of the first decision.
         spent_s: what captures have cost the job.
     """
@@ -228,14 +228,14 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """The state that `to_json` wrote; raises InputError where it is none."""
+        """The state that `to_json` wrote; raises InputError if it is not one."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise InputError(f"not the state of a policy engine: {error}") from None
+            raise InputError(f"not a state of the policy engine: {error}") from None
 
     def last_fired_s(self) -> Mapping[str, float]:
-        """For each rule and suspect, when a capture was last asked for that is under way or was made."""
+        """For each rule and suspect, when the last capture that is running or was made was requested."""
         fired_s = dict(self.fired_s)
         for one in self.running.values():
             if one.rule and not one.control:
@@ -244,25 +244,25 @@ class State:
 
     @property
     def suspects(self) -> frozenset[str]:
-        """The keys of all suspects of whom something is remembered."""
+        """The keys of all remembered suspects."""
         remembered = (*self.fired_s, *self.reproductions, *self.failures, *self.notified_s)
         found = {key.partition(" ")[2] for key in remembered} | {one.suspect for one in self.running.values()}
         return frozenset(found | ({self.streak.suspect} if self.streak is not None else set()))
 
     def captures_within(self, period_s: float, now_s: float) -> list[float]:
-        """When the captures of the last hour, or day, were asked for, in order."""
+        """When the captures of the last hour, or day, were requested, in order."""
         return sorted(asked_s for asked_s in self.asked_s if now_s - asked_s < period_s)
 
 
 def key_of(what: str, suspect: str) -> str:
-    """What is remembered of a rule, or a profiler, and a suspect."""
+    """The remembered value for a rule, or a profiler, and a suspect."""
     return f"{what} {suspect}"
 
 
 def opened(state: State, now_s: float) -> State:
     """The state at the beginning of a decision: the run has started, and captures past their deadline are lost.
 
-    A trainer that died must not hold its place for ever. What became of its capture is not known, so it counts as made.
+    A trainer that died must not hold its place forever. The result of its capture is unknown, so it counts as made.
     """
     if state.started_s is None:
         state = replace(state, started_s=now_s)
@@ -280,11 +280,11 @@ def started(
     target: Target = NOBODY,
     follows: str = "",
 ) -> State:
-    """The state once a rule has asked for captures because of a suspect, or somebody has because of nobody.
+    """The state once a rule has requested captures of a suspect, or a person has requested them.
 
-    ``follows`` is the earlier capture that left open what these are to show.
+    ``follows`` is the earlier capture that left open what these should show.
     """
-    # How long a stall was waited for compares with no step's time.
+    # The duration of a stall does not compare with the time of a step.
     gain_s = target.gain_s if math.isfinite(target.gain_s) else 0.0
     begun = {
         request.capture_id: Running(
@@ -314,9 +314,9 @@ def started(
 def finished(state: State, result: CaptureResult, now_s: float, *, reproduced: bool = False) -> State:
     """The state once a capture has ended, at ``now_s``. One that is not running changes nothing.
 
-    A capture that was refused or failed gives back its place in the run and its suspect's cooldown, but not its place
-    in the hour and the day: it may have touched the job. Its suspect waits a while, and longer each time. One that is
-    made has ``reproduced`` its fault, or not.
+    A refused or failed capture frees its place in the run and its suspect's cooldown, but not its place in the hour and
+    the day, because it may have disturbed the job. Its suspect waits for a while, longer each time. A stored one has
+    ``reproduced`` its fault, or not.
     """
     one = state.running.get(result.capture_id)
     if one is None:
@@ -335,7 +335,7 @@ def finished(state: State, result: CaptureResult, now_s: float, *, reproduced: b
 
 
 def left_open(state: State, capture_id: str, what: LeftOpen) -> State:
-    """The state once it is known what a capture does not show."""
+    """The state once sftriage knows what a capture does not show."""
     one = state.running.get(capture_id)
     if one is not None:
         return replace(state, running={**state.running, capture_id: replace(one, left_open=what)})
@@ -348,9 +348,9 @@ def _with_reproduction(state: State, capture_id: str, **changes: Any) -> State:
 
 
 def charged(state: State, cost_s: float) -> State:
-    """The state once it is known what a capture cost the job. A cost below nothing is a measurement's noise.
+    """The state once sftriage knows what a capture cost the job. A negative cost is noise.
 
-    Raises ValueError where the cost is no number, or without end.
+    Raises ValueError if the cost is NaN or infinite.
     """
     if not math.isfinite(cost_s):
         raise ValueError(f"a capture cannot have cost {cost_s} s")
@@ -385,22 +385,22 @@ Entry = TypeVar("Entry")
 def remembered(
     known: Mapping[str, Entry], new: Mapping[str, Entry], at_s: Callable[[Entry], float]
 ) -> dict[str, Entry]:
-    """What is known with what is new, less what was so long ago that nothing waits for it."""
+    """The known entries with the new ones, without those so old that nothing waits for them."""
     every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
     since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
     return {key: one for key, one in every if at_s(one) >= since_s}
 
 
 MOST_SUSPECTS = 1000
-"""Further suspects are counted together, under `OTHERS`."""
+"""Maximum suspects counted separately; the others are counted together under `OTHERS`."""
 OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectLoss:
-    """What one suspect has cost the job: exposed seconds in so many ``steps``, the last of them ``last_step``.
+    """What one suspect has cost the job: exposed seconds in ``steps`` steps, the last of them ``last_step``.
 
-    ``rank_s`` is the same of every rank's time: all wait for one. ``who`` and ``where`` say whom it is about.
+    ``rank_s`` is the same summed over all ranks, since all wait for one. ``who`` and ``where`` name the suspect.
     """
 
     who: str
@@ -412,7 +412,7 @@ class SuspectLoss:
 
     @property
     def rank_hours(self) -> float:
-        """Hours of the job's ranks: GPU-hours, where each rank has a GPU."""
+        """Hours of the job's ranks: GPU-hours if each rank has a GPU."""
         return self.rank_s / 3600.0
 
 
@@ -425,7 +425,7 @@ class Losses:
 
     @property
     def lost_s(self) -> float:
-        """What all of them have cost the job, in exposed seconds."""
+        """What all suspects have cost the job, in exposed seconds."""
         return sum(one.lost_s for one in self.by_suspect.values())
 
     @property
@@ -459,7 +459,7 @@ class Losses:
         suspect = verdict.named if lost is None or lost.of is None else lost.of
         if lost is None or suspect is None:
             return self
-        # A controller that takes over may not know what the one before it has counted.
+        # A controller that takes over may not know what the previous one has counted.
         known, last_step = self.counted.get(verdict.attempt, -1), lost.first_step + len(lost.step_s) - 1
         new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
         if not new_s:

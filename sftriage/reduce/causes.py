@@ -149,7 +149,7 @@ class _Search:
         if self.others_s is None:
             return self._unknown(self._no_comparison())
         if self.longer_s <= LEAST_FRACTION * self.findings.suspect.step_s:
-            return self._unknown(f"{self.findings.stage} took hardly longer than what it is compared with")
+            return self._unknown(f"{self.findings.stage} took hardly longer than in the comparison")
         line = self._line()
         # (what is known by its name says more than the operators in it)
         named = line if line is not None and line.code in WORKS else None
@@ -231,7 +231,7 @@ class _Search:
         spot = self._most()
         called = "" if spot is None else f", called from {place(spot.frame)}"
         if its_s < MAIN_FRACTION * self.longer_s:
-            text = f"{self._subject()}: {milliseconds(more_s)} more in operators, first of all {first.name}{called}"
+            text = f"{self._subject()}: {milliseconds(more_s)} more in operators, above all {first.name}{called}"
         else:
             text = f"{self._subject()}: {_of(first.self_s, self.stage_s)} in {first.name}{called}"
         return self._made("operator", text, first.self_s, first.control_self_s, spot, "spends", its_s)
@@ -241,19 +241,19 @@ class _Search:
         if others_s is None or not kernels or self.device_s - others_s < MAIN_FRACTION * self.longer_s:
             return None
         first, beside = kernels[0], self.findings.control
-        # (of what nobody else was captured in, all that the others take may be of this kernel)
+        # (without another capture to compare with, all that the others take may be this kernel)
         more_s = first.more_s if beside is not None else first.device_s - others_s
         if first.more_s >= MAIN_FRACTION * self.longer_s:
             text = f"{self._subject()}: its GPU spends {_of(first.device_s, self.device_s)} in {first.words}"
         else:
             more = milliseconds(self.device_s - others_s)
-            text = f"{self._subject()}: its GPU works {more} longer, first of all in {first.words}"
+            text = f"{self._subject()}: its GPU works {more} longer, above all in {first.words}"
         if beside is None:
-            text += f"; the stage takes those of the other ranks {milliseconds(self.longer_s)} less"
+            text += f"; on the other ranks the stage takes {milliseconds(self.longer_s)} less"
         elif self.findings.beside == "steps":
             text += f"; in its other steps it works {milliseconds(others_s)} in all of {self.findings.stage}"
         else:
-            text += f"; that of rank {beside.rank} works {milliseconds(others_s)} in all of {self.findings.stage}"
+            text += f"; rank {beside.rank}'s GPU works {milliseconds(others_s)} in all of {self.findings.stage}"
         return CauseInfo(
             code="kernel",
             sure=more_s >= SURE_FRACTION * self.longer_s and self.findings.suspect.steps >= SURE_STEPS,
@@ -287,12 +287,12 @@ class _Search:
         # (a wait is counted when it ends, and may have begun before the stage)
         waited = min(spot.fraction("waited"), 1.0 - spot.fraction("run"))
         if waited >= MAIN_FRACTION:
-            text += f", and waits for a core for {milliseconds(took_s * waited)} of that"
+            text += f", and spends {milliseconds(took_s * waited)} of that waiting for a core"
         made = self._made(code, text, took_s, control_s, spot, "spends")
         if workers is not None:
-            advice = "Look at what the workers do at that line, or give the loader more of them (num_workers)."
+            advice = "Check what the workers do at that line, or give the loader more workers (num_workers)."
             made = made.model_copy(update={"place": _place_info(workers[0]), "next_step": advice})
-        # (of what nobody else was captured in, all that the others take may be there)
+        # (without another capture to compare with, all that the others take may be there)
         theirs_s = (self.others_s or 0.0) if self.findings.control is None else 0.0
         if len(ranked) < 2 or more_s[1] - theirs_s < SECOND_FRACTION * self.longer_s:
             return made if alone else None
@@ -322,7 +322,7 @@ class _Search:
         if control is not None and control_s is not None:
             others = f"; those of rank {control.rank}: {milliseconds(control_s)}"
         code, has_core = code_of(spot), spot.fraction("waited") < MAIN_FRACTION
-        does = f"{DOES[code]}{how(code, spot)}" if has_core else "ready to run, and wait for a core"
+        does = f"{DOES[code]}{how(code, spot)}" if has_core else "ready to run and waiting for a core"
         return f", which are in {place(spot.frame)}, {does} ({milliseconds(step_s)} a step{others})"
 
     def _made(
@@ -366,18 +366,18 @@ class _Search:
         return f"{'The rank' if rank is None else f'Rank {rank}'} is slow in {self.findings.stage}"
 
     def _no_comparison(self) -> str:
-        """A rank that somebody has captured need not be slow: what it did is in the sentence, and no more."""
+        """A rank captured on request need not be slow: the sentence only says what it did."""
         spot, stage = self._most(), self.findings.stage
         did = "" if spot is None else f"; most of {stage} is in {place(spot.frame)}, "
         took = "" if spot is None else _of(self._seconds(spot), self.stage_s)
-        return f"whether {stage} took too long is not known, for there is no other rank to compare with{did}{took}"
+        return f"it is not known whether {stage} took too long: there is no other rank to compare with{did}{took}"
 
     def _no_main_place(self) -> str:
         spot = self._most()
         if spot is None:
-            return f"why {self.findings.stage} took so long is not known: no stacks were sampled"
+            return f"it is not known why {self.findings.stage} took so long: no stacks were sampled"
         return (
-            f"why {self.findings.stage} took so long is not known: no place accounts for half of it; "
+            f"it is not known why {self.findings.stage} took so long: no place accounts for half of it; "
             f"most is in {place(spot.frame)}, {_of(self._seconds(spot), self.stage_s)}"
         )
 
@@ -457,7 +457,7 @@ def cause_of_rank(
             continue
         does = "it collected garbage" if code == "garbage_collection" else DOES[code]
         if code == "gil" and sampled is not None:
-            does = f"it waited for the interpreter (the GIL), held by thread {busiest(sampled)}"
+            does = f"it waited for the interpreter lock (GIL), held by thread {busiest(sampled)}"
         return CauseInfo(
             code=code,
             # What the system has counted stands on no number of samples.
@@ -470,8 +470,8 @@ def cause_of_rank(
         )
     ran_s = seconds("run")
     if operator and found and ran_s >= SURE_FRACTION * over_s:
-        more = "it has more work than they have, or a slower processor"
-        text = f"{subject}: it computes for {milliseconds(ran_s)}, first of all {operator}; {more}."
+        more = "it has more work than its peers, or a slower processor"
+        text = f"{subject}: it computes for {milliseconds(ran_s)}, above all {operator}; {more}."
         return unsure(text, "operator", took_s=ran_s)
     if account is not None:
         return by_account(f"{subject}: for {milliseconds(account.took_s)}", account, over_s)

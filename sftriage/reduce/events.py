@@ -443,7 +443,7 @@ def self_time_slices(
         yield since_ns, events, _split(events, since_ns, until_ns)
         still_open = events.at(events.end_E > until_ns)
         if len(still_open) > MAX_OPEN:
-            raise InputError(f"{trace.source}: more than {MAX_OPEN} events are open at one moment")
+            raise InputError(f"{trace.source}: more than {MAX_OPEN} events are open at the same time")
         since_ns = until_ns
 
 
@@ -569,7 +569,7 @@ class EventColumns:
             notes += ("its clock has no date",)
         if self.name_ids.others is not None:
             kept = len(self.name_ids) - 1
-            notes += (f"it has more names than the {kept} that are told apart: the others are {OTHER_NAMES!r}",)
+            notes += (f"it has more than {kept} different names: the others count as {OTHER_NAMES!r}",)
         return Trace(self.source, blocks, tuple(self.name_ids), tuple(self.track_ids), absolute, notes=notes)
 
     def _take_singles(self) -> None:

@@ -246,7 +246,7 @@ def find(
 
 def _check(stage: str, source: str, stages: Sequence[str]) -> None:
     if stage not in stages:
-        raise InputError(f"{source}: no stage {stage!r} in it; there are: {', '.join(stages)}")
+        raise InputError(f"{source}: no stage {stage!r} in it; it has: {', '.join(stages)}")
 
 
 def _steps_of(
@@ -508,7 +508,7 @@ def find_sampled(
     InputError where the steps have no such stage, or there are none.
     """
     if not suspect.steps or (control is not None and not control.steps):
-        raise InputError(f"{suspect.source}: nothing was recorded of its steps")
+        raise InputError(f"{suspect.source}: none of its steps were recorded")
     _check(stage, suspect.source, suspect.stages)
     wanted, its_steps, others = _steps_of([*suspect.steps], None if control is None else [*control.steps], fault_steps)
     beside = control or (suspect if others else None)
@@ -523,7 +523,7 @@ def find_sampled(
     parts = {
         "running": profile.working_s,
         "waiting": profile.waiting_s,
-        "of which the system says nothing": profile.unseen_s,
+        "not accounted for by the system": profile.unseen_s,
     }
     parts = {what: seconds for what, seconds in parts.items() if seconds > 0.0}
     than = "its other steps" if beside is suspect else "" if control is None else f"rank {control.rank}"

@@ -198,7 +198,7 @@ class _Kineto:
             f"{count} {what} left out"
             for count, what in (
                 (self._n_impossible, "events at impossible times were"),
-                (pair_halves(self._halves, self._columns), "begin or end events had no other half, and were"),
+                (pair_halves(self._halves, self._columns), "begin or end events without a counterpart were"),
             )
             if count
         )
@@ -299,7 +299,7 @@ class _Export:
 
     def traces(self) -> Iterator[Trace]:
         if not self._columns_of["NVTX_EVENTS"] and not self._columns_of["CUPTI_ACTIVITY_KIND_KERNEL"]:
-            raise InputError(f"{self._path}: SQLite, but no Nsight export with NVTX ranges or kernels")
+            raise InputError(f"{self._path}: SQLite, but not an Nsight export with NVTX ranges or kernels")
         self._ranges()
         for table, kind in (("KERNEL", KERNEL), ("MEMCPY", MEMCPY), ("MEMSET", MEMSET)):
             self._device(f"CUPTI_ACTIVITY_KIND_{table}", kind)
@@ -307,9 +307,9 @@ class _Export:
         self._calls("CUPTI_ACTIVITY_KIND_RUNTIME")
         self._calls("OSRT_API")
         began_ns = self._began_ns()
-        notes = (f"{self._broken} rows were not as they should be, and were left out",) if self._broken else ()
+        notes = (f"skipped {self._broken} malformed rows",) if self._broken else ()
         if not worth:
-            raise InputError(f"{self._path}: an Nsight export without a single range or kernel")
+            raise InputError(f"{self._path}: an Nsight export without ranges or kernels")
         for process in worth:
             yield self._of_process.pop(process).trace(began_ns, notes)
 
@@ -421,7 +421,7 @@ def _is_sqlite(path: Path) -> bool:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}, not a trace that can be read here")
     if path.name == SAMPLES_NAME:
-        raise InputError(f"{path}: sampled stacks, and no trace: `sftriage traces show` says what they show")
+        raise InputError(f"{path}: sampled stacks, not a trace: use `sftriage traces show`")
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
         raise InputError(f"{path}: {_REPORT}")
     return False
@@ -477,7 +477,7 @@ class _Unpacked(io.RawIOBase):
             except (EOFError, zlib.error):
                 if not self._begins:
                     raise
-                self.notes = (f"what follows its compressed data up to byte {self._begins} was not read",)
+                self.notes = (f"ignored what follows its compressed data, from byte {self._begins}",)
                 return 0
             self._packed = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
             if piece:

@@ -140,7 +140,7 @@ def load_names(path: Path) -> Names:
     except SchemaError as error:
         raise InputError(f"{path}: {error}") from error
     if read.step is not None and read.step_end is not None:
-        raise InputError(f"{path}: step and step_end: steps are told by one of them")
+        raise InputError(f"{path}: step and step_end: give only one of them")
     return read
 
 
@@ -173,17 +173,17 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
     marks = marks.at(np.argsort(marks.start_E, kind="stable"))
     if names.step_end is not None:
         if len(marks) < 2:
-            raise InputError(f"{trace.source}: one {names.step_end!r} alone bounds no step")
+            raise InputError(f"{trace.source}: one {names.step_end!r} alone does not bound a step")
         start_N, end_N = marks.end_E[:-1], marks.end_E[1:]
         number_N = np.arange(len(start_N), dtype=np.int64)
     else:
         start_N, end_N, number_N = marks.start_E, marks.end_E, _numbers(trace, marks.name_E, names)
-    several = "several threads mark steps: those of the one that marks the most are taken"
+    several = "several threads mark steps: using the one that marks the most"
     # Clocks of whole microseconds may let a step begin in the last one's end.
     start_N = np.maximum(start_N, np.concatenate([start_N[:1], np.maximum.accumulate(end_N)[:-1]]))
     real = end_N > start_N
     if not real.any():
-        raise InputError(f"{trace.source}: its steps last no time")
+        raise InputError(f"{trace.source}: its steps have no duration")
     number_N, start_N, end_N = number_N[real], start_N[real], end_N[real]
     if len(np.unique(number_N)) < len(number_N):
         raise InputError(f"{trace.source}: a step number occurs twice: it holds more than one run of a profiler")
@@ -210,7 +210,7 @@ def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
 
 def _no_steps_words(trace: Trace, names: Names) -> str:
     if names.step is not None or names.step_end is not None:
-        return f"nothing in it is called {names.step or names.step_end!r}"
+        return f"it has no {names.step or names.step_end!r}"
     counts = np.zeros(len(trace.names), dtype=np.int64)
     for part in trace.parts(EventQuery((ANNOTATION,))):
         counts += np.bincount(part.name_E, minlength=len(counts))
@@ -221,9 +221,9 @@ def _no_steps_words(trace: Trace, names: Names) -> str:
     repeated.sort(key=lambda named: not named[0].startswith("Optimizer.step"))
     words = "no steps in it (no ProfilerStep#N)"
     if not repeated:
-        return f"{words}, and no range that repeats and could mark them"
+        return f"{words}, and no repeated range that could mark them"
     ways = ", ".join(f"{name[:60]!r} ({n} times)" for name, n in repeated[:3])
-    return f"{words}; a --map with `step` or `step_end` could cut it at a range that repeats: {ways}"
+    return f"{words}; a --map with `step` or `step_end` could cut it at a repeated range: {ways}"
 
 
 MAX_CALLS = 4_000_000
@@ -360,7 +360,7 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
     durations_NS = np.concatenate([named_NS, (whole_N - named_NS.sum(axis=1))[:, None]], axis=1)
     notes = list(steps.notes)
     if not stages:
-        notes.append("no stage could be told in it: a --map says which names mark them")
+        notes.append("no stages found in it: name the ranges that mark them with --map")
     if not trace.absolute:
         notes.append("its clock has no date, so it cannot be lined up with others")
     return Reduction(

@@ -77,7 +77,7 @@ def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
     for reduction in reductions:
         rank = reduction.trace.rank
         if rank is None:
-            raise InputError(f"{reduction.trace.source}: it does not say its rank; give it with --rank FILE=RANK")
+            raise InputError(f"{reduction.trace.source}: it does not name its rank; give it with --rank FILE=RANK")
         if rank in of_rank:
             raise InputError(f"two traces of rank {rank}: {of_rank[rank].trace.source} and {reduction.trace.source}")
         of_rank[rank] = reduction
@@ -87,7 +87,7 @@ def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
     if len(jobs) > 1:
         raise InputError(f"the traces are of different jobs: {', '.join(map(repr, jobs))}")
     if sorted(of_rank) != list(range(len(of_rank))):
-        raise InputError(f"not all ranks are there: only {', '.join(map(str, sorted(of_rank)))}")
+        raise InputError(f"not all ranks have a trace: only {', '.join(map(str, sorted(of_rank)))}")
     return [reduction for _, reduction in sorted(of_rank.items())]
 
 
@@ -212,7 +212,7 @@ class Reduced:
         for trace in read_traces(self.files[at]):
             if trace.source == wanted.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
                 return reduce_trace(again, names)
-        raise InputError(f"{wanted.trace.source}: the file has changed while it was read")
+        raise InputError(f"{wanted.trace.source}: the file changed while being read")
 
 
 def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> Reduced:

@@ -1,6 +1,6 @@
-"""What commands print of verdicts, decisions, captures, traces and replayed policies: tables and lines of text.
+"""Tables and lines of text that commands print: verdicts, decisions, captures, traces, replayed policies.
 
-Functions take records and give rich tables or strings; nothing here prints.
+Functions take records and return rich tables or strings; nothing here prints.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def frontier_table(verdict: Verdict) -> Table:
 
 
 def windows_table(judged: Iterable[Verdict]) -> Table:
-    """A line a window."""
+    """One row per window."""
     seen = list(judged)
     again = any(one.attempt for one in seen)
     table = titled("Windows", ["attempt"] * again + ["steps", "verdict", "a step", "suspect", "gain", "how often"])
@@ -87,7 +87,7 @@ def windows_table(judged: Iterable[Verdict]) -> Table:
 
 
 def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
-    """A line a decision, as `decision_values` gives them."""
+    """One row per decision, as `decision_values` returns them."""
     again = any(one["attempt"] for one in decided)
     table = titled("Decisions", ["time (UTC)", *["attempt"] * again, "steps", "label", "outcome", "reason"])
     for decision in decided:
@@ -112,14 +112,14 @@ _DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "cr
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:
-    """A line a capture, with its run where there are several, and its host where that is another one than this.
+    """One row per capture, with its run if there are several, and its host if it is not this one.
 
-    Ids of captures and runs are copied: none is ever broken.
+    Users copy ids of captures and runs, so none is ever wrapped.
 
     Args:
         rows: the captures.
-        conditions: whether each is there as it was put; the column is there once one is not.
-        width: characters in a line; what finds no room there is left to `sftriage traces show`.
+        conditions: whether each is in the store unchanged; the column appears if one is not.
+        width: characters in a line; `sftriage traces show` has the columns that do not fit.
     """
     states = {
         (row.store, row.reference): condition.state if condition else ""
@@ -138,7 +138,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreConditi
         "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
         "because of window": lambda row: (
-            "(asked for)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
+            "(requested)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
         ),
         "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
     }
@@ -153,7 +153,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreConditi
             left -= widths[name] + 3
     table = titled("Captures", ())
     for name, needed in widths.items():
-        # What is left over goes to names that would otherwise take two lines.
+        # The remaining width goes to names that would otherwise take two lines.
         more = max(0, len(name) - needed)
         more = more if more <= left else 0
         left -= more
@@ -176,7 +176,7 @@ def _width(name: str, cells: Iterable[str]) -> int:
 
 
 def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Table:
-    """The same where a line has no room for a table: some lines a capture, and nothing of them is cut off."""
+    """The captures if a table does not fit: several lines per capture, none truncated."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column("name")
     table.add_column("value", overflow="fold")
@@ -191,8 +191,8 @@ def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Tab
 
 ORIGINS = {
     "sftriage": "marked by sftriage",
-    "names": "told by the names of the field",
-    "map": "told by the map of names",
+    "names": "recognised by common names",
+    "map": "assigned by the name map",
 }
 
 
@@ -215,9 +215,9 @@ def trace_values(one: Reduction) -> dict[str, Any]:
 
 
 def stages_table(one: Reduction) -> Table:
-    """What each stage of a trace took."""
+    """The times of each stage of a trace."""
     steps = one.steps
-    whose = "a trace of no known rank" if one.trace.rank is None else f"rank {one.trace.rank}"
+    whose = "a trace of unknown rank" if one.trace.rank is None else f"rank {one.trace.rank}"
     title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
     caption = {"caption": one.trace.source, "caption_justify": "left"}
     table = titled(title, ["stage"], ["mean", "least", "most", "share"], **caption)
@@ -257,16 +257,16 @@ def confirmation_sentence(confirmation: Confirmation) -> str:
         if asked is not None:
             said += f", {asked.stage} {milliseconds(asked.trace_s)} against {milliseconds(asked.signal_s)}"
         if off:
-            said += f"; apart: {', '.join(f'{one.stage} {one.difference_s * 1e3:+.1f} ms' for one in off)}"
+            said += f"; different: {', '.join(f'{one.stage} {one.difference_s * 1e3:+.1f} ms' for one in off)}"
         parts.append(said)
     if confirmation.verdict is not None:
-        same = "the same" if confirmation.verdicts_agree else f"another: {verdict_sentence(confirmation.verdict)}"
+        same = "the same" if confirmation.verdicts_agree else f"different: {verdict_sentence(confirmation.verdict)}"
         parts.append(f"the signal's verdict on these steps is {same}")
     return f"agrees: {confirmation.agrees} ({'; '.join(parts)})"
 
 
 def shares_table(findings: Findings) -> Table:
-    """What took the suspect stage's time, as self time."""
+    """What the suspect stage's time was spent on, as self time."""
     rank = "" if findings.suspect.rank is None else f" of rank {findings.suspect.rank}"
     beside = "control" if findings.beside == "rank" else "other steps"
     numbers = ["self", beside, "calls"] if findings.control else ["self", "calls"]
@@ -281,7 +281,7 @@ def shares_table(findings: Findings) -> Table:
 
 
 def resolves(verdict: Verdict, decision: Decision) -> str:
-    """What would resolve a window that was held, or a decision not to capture; "" where there is nothing to say."""
+    """What would resolve a held window, or a decision not to capture; "" if nothing would."""
     split = bool(verdict.numbers.get("split"))
     return decisions.advice(verdict.reasons, split=split) if verdict.reasons else decisions.resolution(decision)
 
@@ -289,12 +289,12 @@ def resolves(verdict: Verdict, decision: Decision) -> str:
 def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = ()) -> Iterator[str]:
     """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label.
 
-    ``remedies`` are what had been done about stragglers by then.
+    ``remedies`` are the remedies tried by then.
     """
     verdict, decision = event.verdict, event.decision
     explanation = verdicts.explain(verdict)
     yield verdict_sentence(verdict)
-    # (what is asked of nothing is no threshold)
+    # (a threshold of 0 is none)
     amounts = {"s": milliseconds, "fraction": "{:.1%}".format, "log odds": "{:.1f}".format}
     for check in (one for one in explanation.checks if one.threshold):
         value, threshold = map(amounts[check.unit], (check.value, check.threshold))
@@ -307,7 +307,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
         if done := verdicts.system_sentence(verdict):
             yield f"System:    {done}"
     if verdict.suspects and explanation.runner_up is None:
-        yield "Runner-up: nobody else would save much if mended alone"
+        yield "Runner-up: no other rank would save much if fixed alone"
     if explanation.runner_up is not None:
         second = explanation.runner_up
         yield f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} of each ({second.share:.1%})"
@@ -326,16 +326,16 @@ _TIMES = {"run": "recording"}
 
 
 def manifest_lines(manifest: Manifest) -> list[str]:
-    """What triggered a capture, what it holds, what it cost, and what its trace showed once it was reduced."""
+    """What triggered a capture, what it holds, what it cost, and what its reduced trace showed."""
     trigger, capture = manifest.trigger, manifest.capture
     timings = ", ".join(
         f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
     )
     chosen = decisions.choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen else ""
     once = capture.profiler == "stacks" and not manifest.sampled
-    program = "one look at its stacks" if once else decisions.PROFILERS[capture.profiler]
-    rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
-    cost = "not known: it is measured once the steps just after the capture have been judged"
+    program = "one snapshot of its stacks" if once else decisions.PROFILERS[capture.profiler]
+    rule = f"{trigger.rule} of policy" if trigger.rule else "none, requested by hand; under the limits of policy"
+    cost = "unknown: it is measured once the steps just after the capture have been judged"
     if (found := manifest.cost) is not None:
         cost = decisions.cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
     return [
@@ -349,7 +349,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         *([f"profiler    {chosen}"] if chosen else []),
         *([f"follows     {trigger.follows}, the first capture of this suspect"] if trigger.follows else []),
         *([f"followed by {manifest.followed.capture_id}"] if manifest.followed is not None else []),
-        *([f"its part    {decisions.CONTROL_PART}"] if capture.role == "control" else []),
+        *([f"control     {decisions.CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        to the job: {cost}",
@@ -363,7 +363,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 def _reproduced(manifest: Manifest) -> str:
     found = manifest.reproduced
     if found is None:
-        return "it cannot be told whether the fault was there"
+        return "unknown whether the fault was there"
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
     there = (
@@ -377,7 +377,7 @@ def _reproduced(manifest: Manifest) -> str:
 def _why(manifest: Manifest) -> str:
     trigger = manifest.trigger
     if trigger.label == "asked":
-        return "a person asked for it"
+        return "requested by hand"
     ranks, stage = verdicts.some_ranks(trigger.ranks), decisions.stage_suspected(trigger.label, trigger.stage)
     return (
         f"{ranks} in {stage} cost {milliseconds(trigger.gain_s)} a step "
@@ -432,7 +432,7 @@ class ReplayReport:
     replayed: Sequence[ReplayedDecision]
 
     def text(self) -> str:
-        """The timeline, with what follows on one another for the same reason in one line, and the summary."""
+        """The timeline, with consecutive decisions for the same reason in one line, and the summary."""
         groups = groupby(enumerate(self.replayed), key=lambda numbered: _likeness(*numbered))
         lines = [line for _, group in groups for line in self._lines([one for _, one in group])]
         widths = [*(max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]), 0]
@@ -484,10 +484,10 @@ class ReplayReport:
             about += f" ({who(named)} in {where(named)}, {gain})"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
-            what = f"steps {recorded[0]} to {recorded[1]}, no more" if recorded else "at once, no more"
-            healthy = ", healthy, to compare with" if request.role == "control" else ""
+            what = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"
+            healthy = ", healthy, for comparison" if request.role == "control" else ""
             bounds = f"{request.max_seconds:g} s and {size(request.max_bytes)}"
-            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {what} than {bounds}"
+            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {what} {bounds}"
         for rule in first.notify:
             yield *[""] * 4, f"rule {rule} notifies"
 
@@ -514,11 +514,11 @@ class ReplayReport:
 
 
 def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
-    """What windows have in common that are one line. A capture, a message and a stall are lines of their own."""
+    """What windows of one line have in common. A capture, a message and a stall each get their own line."""
     decision, verdict = one.decision, one.verdict
     alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
     named = verdict.suspects[0].identity if verdict.label == "suspect" else None
-    # Numbers go up and down from window to window.
+    # Numbers vary from window to window.
     names = {name: value for name, value in decision.parameters.items() if not isinstance(value, (int, float))}
     which = decision.reason, frozenset(decision.parameters), frozenset(names.items())
     return alone, decision.attempt, decision.outcome, decision.rule, which, named

@@ -1,4 +1,4 @@
-"""A run as `sftriage watch` follows it: how it stands as JSON values, and what has changed since the last look."""
+"""A run as `sftriage watch` follows it: its state as JSON values, and what has changed since the last poll."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sftriage.words.verdicts import clock_time, counted, place
 def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
     """What `sftriage watch` shows of a run, as JSON values; ``place`` is its directory."""
     view, info, telling = shown.view, shown.view.info, shown.telling
-    stands = shown if view.rows or view.unknown else None
+    judged = shown if view.rows or view.unknown else None
     newest = view.rows[-1] if view.rows else None
     return {
         "type": "picture",
@@ -37,13 +37,13 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "run": "" if info is None else info.run_id,
         "policy": "" if info is None else info.policy,
         "windows": view.windows,
-        "health": stands and stands.face,
-        "since_step": stands and stands.since_step,
-        "since_until_step": stands and stands.until_step,
-        **{name: stands and getattr(stands, name) for name in ("since_s", "sentence", "done", "resolves")},
-        "answers": stands and stands.answers,
-        "next": stands and stands.steps,
-        "cause": stands and stands.cause and stands.cause.model_dump(mode="json"),
+        "health": judged and judged.face,
+        "since_step": judged and judged.since_step,
+        "since_until_step": judged and judged.until_step,
+        **{name: judged and getattr(judged, name) for name in ("since_s", "sentence", "done", "resolves")},
+        "answers": judged and judged.answers,
+        "next": judged and judged.steps,
+        "cause": judged and judged.cause and judged.cause.model_dump(mode="json"),
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if telling is None else telling.suspects,
@@ -60,7 +60,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
 
 
 def window_values(row: WindowRow) -> dict[str, Any]:
-    """A window, and what was decided about it, as JSON values."""
+    """A window and the decision on it, as JSON values."""
     return {
         "type": "window",
         **picked(row, "first_step", "last_step", "attempt", "time_s", "label", "reasons", "sentence", "exposed_s"),
@@ -80,7 +80,7 @@ _REQUEST_FIELDS = ("capture_id", "rank", "role", "profiler", "steps", "warmup_st
 
 
 class FollowedRun:
-    """A run that is looked at again and again, or one that is waited for."""
+    """A run that is polled, or one that has not begun yet."""
 
     def __init__(self, run: Path | None) -> None:
         self._run = run
@@ -96,12 +96,12 @@ class FollowedRun:
         """The run as it is now.
 
         Raises:
-            InputError: what is there is no run, or a newer sftriage's, or cannot be read.
+            InputError: the directory is not a run, is from a newer sftriage, or cannot be read.
         """
         try:
             view = self._source.view()
             if view.has_ended():
-                # What was written between the look at its journal and its end.
+                # Read what was written between reading its journal and its end.
                 view = self._source.view()
         except OSError as error:
             raise InputError(f"{self.place}: {error.strerror or error}") from error
@@ -110,14 +110,14 @@ class FollowedRun:
         return view
 
     def summary(self, view: View) -> RunSummary:
-        """How it stands; summed up anew only where something has changed."""
+        """The state of the run; recomputed only if something has changed."""
         if self._summary is None or self._summary.view is not view:
             self._summary = RunSummary(view)
         return self._summary
 
 
 def opening(view: View, place: str) -> str:
-    """What a run is and how it stands, in one line."""
+    """The run and its state, in one line."""
     if view.info is None:
         return f"Waiting for a run: {clean(place)}"
     what = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
@@ -127,20 +127,20 @@ def opening(view: View, place: str) -> str:
 
 
 def closing(view: View) -> str:
-    """That a run has ended, and what there was."""
+    """The line at the end of a run, with its totals."""
     captured = sum(result.state == "stored" for result in view.became.values())
     return f"The run has ended: {counted(view.windows, 'window')} judged, {counted(captured, 'capture')} stored."
 
 
 class RunNews:
-    """What is new of a run since the last look, as lines for people or as values for programs.
+    """News of a run since the last poll, as lines for people or as values for programs.
 
     Attributes:
         ended: the captures that have ended.
     """
 
     def __init__(self, view: View | None = None) -> None:
-        """Nothing that is in a ``view`` is news; of its windows, the newest has been told."""
+        """Nothing in a ``view`` is news; the newest of its windows counts as printed."""
         self.ended: set[str] = set()
         self._windows = self._asks = self._notes = self._attempt = 0
         self._failing, self._lines = False, RecentLines()
@@ -150,20 +150,20 @@ class RunNews:
             self._lines = RecentLines(telling_row(view.rows).news.standing if view.rows else None)
 
     def lines(self, view: View, now_s: float) -> list[str]:
-        """A line for each thing that is new. Which windows are news is `RecentLines`'s to say."""
+        """A line for each news item. `RecentLines` decides which windows are news."""
         rows, asks, ended, notes = self._new(view)
         lines = []
         for row in rows:
             if row.attempt > self._attempt:
                 self._lines, self._attempt = RecentLines(), row.attempt
-                lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
+                lines.append(f"{clock_time(row.time_s)}  The job restarted (restart {row.attempt}).")
             is_news = self._lines.after(row.news)
             refused = row.label == "suspect" and self._lines.refusing(row.news, row.outcome)
             if is_news or refused or row.asked:
                 lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
         lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
         for one in ended:
-            damaged = f"No trace of rank {one.rank}: what is stored is damaged: {one.detail}."
+            damaged = f"No trace of rank {one.rank}: the stored capture is damaged: {one.detail}."
             text = damaged if one.state == "damaged" else ended_sentence(view.became[one.capture_id], one.size_bytes)
             lines.append(f"{clock_time(now_s)}  {clean(text)}")
         lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in notes if (text := event_sentence(one))]
@@ -174,7 +174,7 @@ class RunNews:
         return lines
 
     def values(self, view: View) -> list[dict[str, Any]]:
-        """Every window, end of a capture, cause and remedy that is new, as JSON values."""
+        """Every new window, end of a capture, cause and remedy, as JSON values."""
         rows, _, ended, notes = self._new(view)
         values = [window_values(row) for row in rows]
         values += [{"type": "capture", **plain(one)} for one in ended]
@@ -182,7 +182,7 @@ class RunNews:
 
     def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[Any]]:
         if len(view.rows) < self._windows or len(view.asks) < self._asks or len(view.notes) < self._notes:
-            # The journal began anew.
+            # The journal was restarted.
             self._windows = self._asks = self._notes = self._attempt = 0
             self.ended, self._lines = set(), RecentLines()
         new = view.became.keys() - self.ended
@@ -205,10 +205,10 @@ def _window_said(row: WindowRow) -> str:
 
 
 def _ask_said(ask: RequestRow) -> str:
-    by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
+    by = f"{ask.by} requested a capture" if ask.by else "Another capture led to this"
     return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
 
 
 def _captured(asked: Sequence[CaptureRequest]) -> str:
-    beside = {"control": " to compare with"}
+    beside = {"control": " for comparison"}
     return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)

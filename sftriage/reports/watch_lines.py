@@ -1,4 +1,4 @@
-"""How a run stands as lines of a terminal, as wide and high as there is room for; and the whole terminal for it."""
+"""The state of a run as lines that fit a terminal, and the full-screen display of `sftriage watch`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from sftriage.words.run import disk_now, since_words, triage_off
 from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, span
 
 WIDE = 60
-"""Columns from which on a line says more than the least."""
+"""Columns from which on a line shows more than the minimum."""
 
 _MAX_NAME = 18
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
 _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\uffff]")
-"""What takes no room, or turns the order of what follows around."""
+"""Characters without width, and those that reverse the order of text."""
 
 _FACE_STYLES = {
     "healthy": "bold green",
@@ -56,7 +56,7 @@ _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "up
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the picture: how many lines it would like, how many it cannot do without, and what makes them."""
+    """A part of the picture: its desired and minimum number of lines, and the function that builds them."""
 
     wanted: int
     least: int
@@ -73,7 +73,7 @@ def picture_lines(
     blocks: bool = True,
     footer: str = "",
 ) -> list[Text]:
-    """The run at ``place`` in lines that fit, as many as it takes where ``height`` is None; the last is ``footer``.
+    """The run at ``place`` in lines that fit, as many as needed if ``height`` is None; the last is ``footer``.
 
     ``blocks``: the terminal has the characters that bars are made of.
     """
@@ -92,14 +92,14 @@ def picture_lines(
 
 
 def clean(text: str) -> str:
-    """Text of which nothing does anything to a terminal."""
+    """Text without characters that control a terminal."""
     return _UNSEEN.sub("?", CONTROL.sub("?", text))
 
 
 def apportion(values: Sequence[float], total: int) -> list[int]:
     """Whole numbers in the proportion of some values, which sum to ``total``; the largest remainders are rounded up.
 
-    Where all values are 0 so is every share.
+    If all values are 0, so is every share.
     """
     whole = sum(values)
     if whole <= 0.0:
@@ -139,7 +139,7 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
         stalled = shown.telling.label == "stalled"
         found, title, style = shown.telling.suspects, "Suspects", "red"
         if shown.telling.label == "needs_evidence" and shown.telling.candidates:
-            found, title, style = shown.telling.candidates, "Candidates, none sure enough to be named", "yellow"
+            found, title, style = shown.telling.candidates, "Candidates, none certain enough to be named", "yellow"
         suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
@@ -166,7 +166,7 @@ def _left(count: int) -> str:
 
 
 def _shortened(paragraphs: Sequence[list[Text]], count: int, width: int) -> list[Text]:
-    """As many lines: each paragraph has one, and the first ones more. One that is cut says so at its end."""
+    """Cut paragraphs to ``count`` lines: each keeps one, the first ones more. A cut paragraph ends with …."""
     counts = [int(n < count) for n in range(len(paragraphs))]
     for n, paragraph in enumerate(paragraphs):
         counts[n] += min(len(paragraph) - counts[n], max(0, count - sum(counts))) if counts[n] else 0
@@ -204,24 +204,24 @@ def _headline(shown: RunSummary, now_s: float) -> tuple[str, str]:
     return f"{shown.headline}  {since}{over}", _FACE_STYLES.get(shown.face, "bold")
 
 
-def _about(stands: RunSummary, place: str, width: int) -> list[list[Text]]:
-    if stands.state == "waiting":
-        return [_wrapped(f"It is followed as soon as it begins: {place}", width)]
-    if not stands.view.rows and not stands.view.unknown:
-        return [_wrapped("The first window is judged when the steps of the warm-up are over.", width)]
-    said = [_wrapped(stands.sentence, width)]
-    if stands.disturbed:
-        said.append(_wrapped("A capture disturbed the newest windows; this is what was before them.", width, "dim"))
-    if stands.face != "healthy":
-        if stands.cause is not None:
-            said.append(_wrapped(f"Why: {caused(stands.cause)}", width, "bold"))
-        said.append(_wrapped(f"{stands.done}.", width))
-        texts = (" ".join(filter(None, (one.text, one.command))) for one in stands.steps)
-        said += [_wrapped(f"Next: {one}", width, "cyan") for one in texts]
-    if stands.view.losses.by_suspect:
-        told = losses_words(stands.view.losses, on_devices=on_devices(stands.view))
-        said.append(_wrapped(f"{told[:1].upper()}{told[1:]}.", width, "dim"))
-    return said
+def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
+    if shown.state == "waiting":
+        return [_wrapped(f"Watching starts when the run begins: {place}", width)]
+    if not shown.view.rows and not shown.view.unknown:
+        return [_wrapped("The first window is judged after the warm-up steps.", width)]
+    paragraphs = [_wrapped(shown.sentence, width)]
+    if shown.disturbed:
+        paragraphs.append(_wrapped("A capture disturbed the newest windows; these are the ones before.", width, "dim"))
+    if shown.face != "healthy":
+        if shown.cause is not None:
+            paragraphs.append(_wrapped(f"Why: {caused(shown.cause)}", width, "bold"))
+        paragraphs.append(_wrapped(f"{shown.done}.", width))
+        texts = (" ".join(filter(None, (one.text, one.command))) for one in shown.steps)
+        paragraphs += [_wrapped(f"Next: {one}", width, "cyan") for one in texts]
+    if shown.view.losses.by_suspect:
+        cost = losses_words(shown.view.losses, on_devices=on_devices(shown.view))
+        paragraphs.append(_wrapped(f"{cost[:1].upper()}{cost[1:]}.", width, "dim"))
+    return paragraphs
 
 
 def _named_stage(telling: WindowRow | None) -> str | None:
@@ -233,7 +233,7 @@ def _named_stage(telling: WindowRow | None) -> str | None:
 
 
 def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -> _Part:
-    """A bar a stage. Bars, times and shares each add up to the step's; where lines lack, small stages become one."""
+    """One bar per stage. Bars, times and shares each sum to the step's; if lines lack, small stages are merged."""
 
     def build(count: int) -> list[Text]:
         trend = count >= 5
@@ -264,9 +264,9 @@ def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -
 
 
 def together(advances_s: Mapping[str, float], most: int, named: str | None = None) -> dict[str, float]:
-    """At most so many stages in their order: where there are more, the smallest are put together as one at the end.
+    """At most ``most`` stages in their order: of more, the smallest are merged into one at the end.
 
-    The one that is named is not among those, as long as there is a line for it.
+    The named stage is not merged, as long as there is a line for it.
     """
     if len(advances_s) <= most:
         return dict(advances_s)
@@ -320,7 +320,7 @@ def _capture(one: CaptureStatus) -> Text:
         size(one.size_bytes) if one.size_bytes else "",
         f"fault in it: {one.reproduced}" if one.reproduced else "",
         upload,
-        f"asked for by {clean(one.asked_by)}" if one.asked_by else "",
+        f"requested by {clean(one.asked_by)}" if one.asked_by else "",
         clean(one.detail),
     ]
     line.append("  " if any(facts) else "").append(", ".join(filter(None, facts)), style="dim")
@@ -329,12 +329,12 @@ def _capture(one: CaptureStatus) -> Text:
 
 def _telemetry(shown: RunSummary, now_s: float) -> list[Text]:
     about, newest = shown.view.telemetry, shown.view.rows[-1] if shown.view.rows else None
-    recorded = f"{about.ranks} of {about.world_size} ranks record"
+    recorded = f"{about.ranks} of {about.world_size} ranks are recording"
     facts = [recorded if about.world_size else "no rank has recorded a step"]
     lacking = about.ranks < about.world_size
     if newest is not None and newest.coverage is not None:
-        # (a share is not called all where something lacks)
-        facts.append(f"{floor(newest.coverage * 1000) / 10:g}% of the newest window's steps came in")
+        # (rounded down, so that an incomplete share is not shown as 100%)
+        facts.append(f"{floor(newest.coverage * 1000) / 10:g}% of the newest window's steps were received")
         lacking = lacking or newest.coverage < 1.0
     if shown.view.skipped:
         facts.append(f"{counted(shown.view.skipped, 'line')} of the journal could not be read")
@@ -362,7 +362,7 @@ _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 class Screen:
-    """Shows ``lines`` of a width and height on the terminal's other screen until the block ends."""
+    """Shows ``lines`` of a width and height on the terminal's alternate screen until the block ends."""
 
     def __init__(self, console: Console, lines: Callable[[int, int], list[Text]]) -> None:
         self._live = Live(
@@ -392,7 +392,7 @@ class Screen:
         return signal.SIGTERM in self._signals
 
     def wait(self, timeout_s: float) -> bool:
-        """Draw, and wait for a key or the time to pass; whether the end is requested.
+        """Draw, and wait for a key or the timeout; return whether to quit.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.
@@ -412,7 +412,7 @@ class Screen:
         self._keys = _own_terminal()
         if self._keys is not None:
             self._before = termios.tcgetattr(self._keys)
-            # Keys come one by one, and are not shown. Ctrl-C stays what it is.
+            # Keys are read one by one and not echoed. Ctrl-C still interrupts.
             tty.setcbreak(self._keys, termios.TCSANOW)
         self._live.start(refresh=True)
 
@@ -422,7 +422,7 @@ class Screen:
             termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
 
     def _step_aside(self) -> None:
-        """Ctrl-Z: the shell gets its screen back, until it lets us go on."""
+        """Ctrl-Z: give the shell its screen back until it resumes us."""
         self._signals.discard(signal.SIGTSTP)
         self._leave()
         with _handling({signal.SIGTSTP: signal.SIG_DFL}):
@@ -431,7 +431,7 @@ class Screen:
 
 
 def _own_terminal() -> int | None:
-    """The terminal that keys come from, if there is one and it is ours: changing another's would stop us."""
+    """The terminal that keys come from, if we are in its foreground: changing it from the background would stop us."""
     try:
         descriptor = sys.stdin.fileno()
         return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None

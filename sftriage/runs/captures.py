@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def upload_of(directory: RunDirectory | None, capture_id: str) -> Upload | None:
-    """How far a capture's upload is; None where it is in no run's directory, or its run keeps its captures there."""
+    """The state of a capture's upload; None if it is not in a run directory, or its run uploads nothing."""
     if directory is None:
         return None
     found = LocalStore(directory.path).upload(capture_id)
@@ -31,12 +31,12 @@ def upload_of(directory: RunDirectory | None, capture_id: str) -> Upload | None:
 
 
 def upload_values(upload: Upload | None) -> dict[str, Any] | None:
-    """How far an upload is, as JSON values."""
+    """The state of an upload, as JSON values."""
     return None if upload is None else upload.model_dump(mode="json", include={"state", "url", "reason", "verified_at"})
 
 
 def upload_words(upload: Upload) -> str:
-    """How far an upload is, in words."""
+    """The state of an upload, in words."""
     if upload.state == "stored" and upload.verified_at is not None:
         return f"stored in {upload.url}, verified {upload.verified_at:%Y-%m-%d %H:%M:%S} UTC"
     if upload.state == "failed":
@@ -45,13 +45,13 @@ def upload_words(upload: Upload) -> str:
 
 
 StoredState: TypeAlias = "tuple[Manifest | None, StoreCondition | None]"
-"""A capture's manifest, and whether it is there as it was put; None of what cannot be told."""
+"""A capture's manifest, and its condition in the store; None if unknown."""
 
 
 def described(
     rows: Sequence[CaptureRow], seen: Sequence[StoredState], directory: RunDirectory | None
 ) -> list[dict[str, Any]]:
-    """Captures as JSON values, each with its condition, cause and how far its upload is; None of what is unknown."""
+    """Captures as JSON values, each with its condition, cause and upload; None for what is unknown."""
     return [
         {
             **plain(row),
@@ -70,7 +70,7 @@ def cause_values(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def condition_values(condition: StoreCondition | None) -> dict[str, Any]:
-    """Whether a capture is there as it was put, as JSON values."""
+    """Whether a stored capture is unchanged, as JSON values."""
     return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}
 
 
@@ -95,7 +95,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 
 def since_of(text: str, now: datetime) -> datetime:
-    """The moment that ``"2h"``, ``"2026-11-20"`` or ``"2026-11-20T08:30:00+01:00"`` is; in UTC where no zone is said.
+    """The moment that ``"2h"``, ``"2026-11-20"`` or ``"2026-11-20T08:30:00+01:00"`` is; UTC if it names no zone.
 
     Raises:
         UsageError: it is none.

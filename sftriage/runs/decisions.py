@@ -1,7 +1,7 @@
-"""What a journal says, as people see it: its windows and decisions as rows, and the list of decisions.
+"""A journal as rows for display: its windows and decisions, and the list of decisions.
 
 `JournalTail` follows a journal, each line once. In the list, like decisions in a row are one entry, so that a quiet
-night is one line; between them stands what else is on record: requests of people, costs, other policies, evidence.
+night is one line; between them are the other events: manual requests, costs, policy changes, evidence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
-    """What is kept of any decision. ``words`` explain ``reason``; ``asked`` are the captures that it requested.
+    """The stored part of any decision. ``words`` explain ``reason``; ``asked`` are the captures that it requested.
 
     ``triggers`` say why, by capture, where that is on record.
     """
@@ -55,7 +55,7 @@ class _DecisionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow(_DecisionRow):
-    """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
+    """Captures that no window led to, and the decision on them: a person or another capture requested them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
     ``request_id`` is the person's (see `model.captures.ManualRequest`).
@@ -79,11 +79,11 @@ Other = (
     | events.JobPaused
 )
 Note = RequestRow | Other
-"""What is on record beside windows and captures."""
+"""Events other than windows and captures."""
 
 
 def note_kind(note: Note) -> str:
-    """What something is listed as."""
+    """The kind under which an event is listed."""
     if isinstance(note, RequestRow):
         return "beside" if note.beside else "ask"
     return str(note.__struct_config__.tag)
@@ -140,13 +140,13 @@ class WindowRow(_DecisionRow):
     trouble: str = ""
 
     def is_trouble_of(self, other: WindowRow) -> bool:
-        """Whether both windows name the same rank, or host, in whichever words."""
+        """Whether both windows name the same rank or host."""
         return bool(self.trouble and other.trouble) and same_trouble(self.trouble, other.trouble)
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureStatus:
-    """A capture that was requested, and how it stands.
+    """A requested capture and its state.
 
     ``state`` is a `CaptureState`, or ``damaged`` where what is stored is no capture.
     ``asked_by`` is the person who requested it, "" for a policy; ``reproduced`` says whether the fault was in it;
@@ -174,7 +174,7 @@ class CaptureStatus:
 def statuses(
     asked: Iterable[captures.CaptureRequest], results: Mapping[str, captures.CaptureResult]
 ) -> tuple[CaptureStatus, ...]:
-    """What became of captures that were requested: they run, or have ended."""
+    """The states of requested captures: running or ended."""
     return tuple(_status(one.capture_id, one.rank, one.role, results.get(one.capture_id)) for one in asked)
 
 
@@ -185,7 +185,7 @@ def _status(capture_id: str, rank: int, role: str, result: captures.CaptureResul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """What a journal says so far.
+    """The journal's contents so far.
 
     ``rows`` are windows, ``asks`` captures requested beside them, and ``notes`` what else is on record, all in order.
     By capture, ``became`` says how it ended and ``states`` how far it is. ``skipped`` lines could not be read,
@@ -210,7 +210,7 @@ class JournalTail:
         self._appended = Appended(path, self._take, self._restart)
 
     def follow(self) -> bool:
-        """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
+        """Read what has been appended; return whether there was anything. A journal that shrank is read again."""
         return self._appended.follow()
 
     def _restart(self) -> None:
@@ -246,7 +246,7 @@ class JournalTail:
 def row_of(
     verdict: Verdict, decision: captures.Decision, triggers: Mapping[str, captures.Trigger] = {}, lost_s: float = 0.0
 ) -> WindowRow:
-    """What the page keeps of a window."""
+    """The part of a window that the page stores."""
     first = verdict.named
     of_suspect = "stage", "gain_s", "share", "persistence", "pattern"
     found = tuple(
@@ -290,7 +290,7 @@ def _decided(decision: captures.Decision, triggers: Mapping[str, captures.Trigge
 
 
 def request_row(event: events.ManualRequestDecided | events.FollowUpDecided) -> RequestRow:
-    """What is kept of captures that no window led to."""
+    """The stored part of captures that no window led to."""
     decided = _decided(event.decision, event.triggers)
     if isinstance(event, events.FollowUpDecided):
         return RequestRow(**decided, by="", why=f"capture {event.capture_id}", beside=event.capture_id)
@@ -303,7 +303,7 @@ PAGE_SIZE = 50
 
 @dataclass(frozen=True, slots=True)
 class DecisionGroup:
-    """Decisions in a row that are alike. ``row`` is the newest of them, and speaks for all."""
+    """Consecutive like decisions. ``row`` is the newest and stands for all."""
 
     first_step: int
     windows: int
@@ -317,7 +317,7 @@ class DecisionGroup:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something else on record, with the captures that it asked for, or is about."""
+    """Another event, with the captures that it requested or concerns."""
 
     note: Note
     kind: str
@@ -332,7 +332,7 @@ class Noted:
 class LogPage:
     """One page of the list, newest first. ``number`` counts from 1.
 
-    ``counts`` are windows, and captures asked for beside them, by outcome; and the others by kind.
+    ``counts`` are windows and requested captures by outcome, and other events by kind.
     """
 
     entries: tuple[DecisionGroup | Noted, ...]
@@ -349,7 +349,7 @@ def log_of(
     number: int = 1,
     size: int = PAGE_SIZE,
 ) -> LogPage:
-    """A page of all that is on record, or of one kind: an outcome, or a kind of note.
+    """A page of all events, or of one kind: an outcome, or a kind of note.
 
     A number past the end is the last page.
     """
@@ -360,7 +360,7 @@ def log_of(
     kinds = [(note_kind(note), *([note.outcome] if isinstance(note, RequestRow) else [])) for note in notes]
     told += [_noted(note, results, attempts) for note, of in zip(notes, kinds, strict=True) if not kind or kind in of]
     if notes:
-        # (of the same moment, the window comes first: what was asked for, or learnt, came of it)
+        # (at the same time, the window comes first: requests and findings resulted from it)
         told.sort(key=lambda one: one.time_s)
     counts = Counter(row.outcome for row in rows) + Counter(chain(*kinds))
     pages = max(1, -(-len(told) // size))
@@ -383,7 +383,7 @@ def _noted(note: Note, results: Mapping[str, captures.CaptureResult], attempts: 
 def captures_in(
     cost: events.CostMeasured, attempts: Mapping[str, int], results: Iterable[captures.CaptureResult]
 ) -> Iterator[captures.CaptureResult]:
-    """The captures that a cost is of: those of its attempt that measured any of its steps."""
+    """The captures that caused a cost: those of its attempt that recorded any of its steps."""
     for result in results:
         if result.first_step is not None and result.last_step is not None:
             touch = result.first_step <= cost.last_step and result.last_step >= cost.first_step
@@ -392,7 +392,7 @@ def captures_in(
 
 
 def groups_of(rows: Sequence[WindowRow], results: Mapping[str, captures.CaptureResult]) -> list[DecisionGroup]:
-    """The decisions on windows, like ones in a row as one, oldest first."""
+    """The decisions on windows, consecutive like ones as one group, oldest first."""
 
     def alike(row: WindowRow) -> tuple[object, ...]:
         return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.asked))
@@ -408,17 +408,17 @@ MAX_DECISIONS = 8  # about one step
 
 
 def decided_in(record: Iterable[events.Event]) -> list[events.Decided]:
-    """The events by which something was decided."""
+    """The events that hold a decision."""
     return [one for one in record if isinstance(one, events.Decided)]
 
 
 def states_in(record: Iterable[events.Event]) -> dict[str, captures.CaptureResult]:
-    """How captures stand, by id."""
+    """The states of captures, by id."""
     return {one.result.capture_id: one.result for one in record if isinstance(one, events.CaptureChanged)}
 
 
 def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
-    """A run's decisions as values, in order, each with what became of the captures it asked for (``results``).
+    """A run's decisions as values, in order, each with the results of the captures it requested (``results``).
 
     Raises:
         InputError: the journal cannot be read.
@@ -435,18 +435,18 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
 
 
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    """The decisions on windows that hold a step, the newest of them."""
+    """The newest decisions on windows that contain a step."""
     return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]
 
 
 def unlike(decisions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of decisions that are alike (label, outcome and reason) the newest alone."""
+    """The newest of each group of like decisions (label, outcome and reason)."""
     newest = {(one["label"], one["outcome"], one["reason"]): one for one in decisions}
     return [one for one in decisions if newest[one["label"], one["outcome"], one["reason"]] is one]
 
 
 def faults_in(directory: RunDirectory | None) -> list[WindowRow]:
-    """The windows of a run that name a suspect, in order; none where there is no run."""
+    """The windows of a run that name a suspect, in order; none without a run."""
     if directory is None:
         return []
     journal = JournalTail(directory.decisions)
@@ -455,10 +455,10 @@ def faults_in(directory: RunDirectory | None) -> list[WindowRow]:
 
 
 def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[WindowRow]) -> CaptureRow | None:
-    """The capture of the fault that a step has: one whose cause is known if there is one, and else the nearest.
+    """The capture of the fault in a step: one with a known cause if there is one, otherwise the nearest.
 
-    A capture's fault lasts from its onset to the end of the last window that names the same suspect since about then;
-    where the run's windows are not known, to the end of the capture.
+    A capture's fault lasts from its onset to the end of the last window that names the same suspect;
+    if the run's windows are not known, to the end of the capture.
     """
     of_capture = {request.capture_id: one for one in named for request in one.asked}
     found = []
@@ -476,7 +476,7 @@ def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[WindowRow]) 
 
 
 def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
-    """The last window that holds a step, is ``FIRST-LAST``, or led to a capture.
+    """The last window that contains a step, is ``FIRST-LAST``, or led to a capture.
 
     Raises:
         UsageError: there is no such window or capture.
@@ -493,7 +493,7 @@ def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
             return event
     for event in decided:
         if any(one.capture_id == what for one in event.decision.requests):
-            raise UsageError(f"{what} was not led to by a window: {reason_sentence(event.decision)}")
+            raise UsageError(f"no window led to {what}: {reason_sentence(event.decision)}")
     if what.isdecimal() and (missing := _unwritten(directory, record, int(what))) is not None:
         raise UsageError(f"{directory.path}: no window of step {what} is on record. {missing}")
     lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
@@ -502,13 +502,13 @@ def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
 
 
 def remedies_by(directory: RunDirectory, window: events.WindowJudged) -> list[events.RemedyChanged]:
-    """What had been done about stragglers when a window was decided: of each group of ranks the last."""
+    """The remedies tried by the time of a window: the last of each group of ranks."""
     told = [one for one in read_journal(directory.decisions) if isinstance(one, events.RemedyChanged)]
     return list({one.switch: one for one in told if one.time_s <= window.decision.time_s}.values())
 
 
 def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: int) -> str | None:
-    """That windows of a step are lost, or may come, in words: the run directory could not be written, or cannot be."""
+    """Why windows of a step are lost or late: the run directory could not or cannot be written. None: they are not."""
     for event in record:
         if isinstance(event, events.DiskRecovered) and event.lost_steps is not None:
             first, last = event.lost_steps
@@ -521,14 +521,14 @@ def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: in
     rings = Path(read_info(directory).rings)
     if not rings.is_dir():
         return None
-    from sftriage.runs.liveness import DISK, noted_problem  # not above: it needs numpy, and only of a run that goes on
+    from sftriage.runs.liveness import DISK, noted_problem  # not above: needs numpy, only for a run in progress
 
     problem = noted_problem(rings / DISK)
     return disk_now(problem) if problem else None
 
 
 def why_none(directory: RunDirectory, step: int) -> str:
-    """Why nothing was decided about a step, in words."""
+    """Why there is no decision on a step, in words."""
     record = list(read_journal(directory.decisions))
     windows = [
         (one.decision.first_step, one.decision.last_step)
@@ -545,13 +545,13 @@ def why_none(directory: RunDirectory, step: int) -> str:
 
 
 def kept_no_longer(directory: RunDirectory, step: int) -> str | None:
-    """That what the ranks took in a step is not kept any more, in words; None where it is, or never was."""
+    """The sentence that a step's times are no longer kept; None if they are, or never were."""
     try:
         if all(log.all_there for log in find_logs(directory.steps)):
             return None
     except OSError:
         return None
-    from sftriage.windows.logs import StepLogs  # not above: of most runs all is kept, and nobody needs numpy
+    from sftriage.windows.logs import StepLogs  # not above: most runs keep all steps and need no numpy
 
     logs = StepLogs(directory.steps)
     logs.look()
@@ -562,10 +562,10 @@ def kept_no_longer(directory: RunDirectory, step: int) -> str | None:
 def why_undecided(windows: Sequence[tuple[int, int]], step: int, *, ended: bool) -> str:
     """Why no window holds a step, in words."""
     if not windows:
-        return "no window was" + ("; the job has ended" if ended else " yet")
+        return "no window was judged" + ("; the job has ended" if ended else " yet")
     first, last = min(one for one, _ in windows), max(one for _, one in windows)
     if step < first:
-        return f"it is one of the job's first steps, which are warm-up; the first window begins at step {first}"
+        return f"it is a warm-up step; the first window begins at step {first}"
     if step > last:
         return f"the last window ends at step {last}" + (", and the job has ended" if ended else " so far")
-    return "its windows are missing: nobody watched the job then"
+    return "its windows are missing: the job was not being watched then"

@@ -1,4 +1,4 @@
-"""A run directory: what lies where, and the small record that says what was run.
+"""A run directory: its layout, and the small record of the run.
 
 ::
 
@@ -18,8 +18,8 @@
       cluster.json     of a job in a Kubernetes cluster: which captures have become objects there
       captures/        a directory a capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
-      .lock            held by whoever triages the run
-      .reserve         room for a last word about a disk that has stayed full, while the run goes on
+      .lock            held by the process that triages the run
+      .reserve         disk space for a last event about a disk that stays full, during the run
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUN_VERSION = 1
 class RunInfo:
     """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
 
-    ``ended_at`` is when whoever watched it saw its end, and "" before: a run that nobody saw end keeps that for good.
+    ``ended_at`` is when the run's watcher saw its end, "" before; a run whose end was not seen keeps "".
     Earlier versions did not say: None. ``store`` is where copies of its captures are kept, if anywhere; with
     ``drop_local``, their artefacts go from here once they are there. ``steps_bytes`` and ``steps_age_s`` are how much
     is kept of its steps; all where they are None. ``not_recorded`` says why no step is recorded, or none yet.
@@ -68,7 +68,7 @@ class RunInfo:
 
 
 class RunDirectory:
-    """Paths of one run, as the module says what they are. Nothing is touched by naming them."""
+    """Paths of one run, as described in the module's docstring. Creates nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,7 +114,7 @@ def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> 
 
 
 def write_info(run: RunDirectory, info: RunInfo) -> None:
-    """Change what is on record of a run.
+    """Change the record of a run.
 
     Raises:
         UsageError: the run directory cannot be written.
@@ -130,7 +130,7 @@ def _text(info: RunInfo) -> str:
 
 
 def read_info(run: RunDirectory) -> RunInfo:
-    """What was run.
+    """The record of a run.
 
     Raises:
         InputError: ``run.json`` is missing or not what it should be.
@@ -152,12 +152,12 @@ DEFAULT_ROOT = "sftriage-runs"
 
 
 def new_run_id(now: datetime) -> str:
-    """A run's name: when it began, and enough chance that two which begin together differ."""
+    """A run's name: its start time and a random part, so that two that begin together differ."""
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def find_run(run: Path | None) -> RunDirectory:
-    """The run directory to look at: by default the newest run in the directory one stands in.
+    """The run directory to look at: by default the newest run in the current directory.
 
     Args:
         run: a run directory, or the name of one that was started on this machine.
@@ -191,7 +191,7 @@ def find_run(run: Path | None) -> RunDirectory:
 
 
 def run_so_far(run: Path | None) -> RunDirectory | None:
-    """The run directory to look at, or None as long as none was started. One that is named may come to be one yet."""
+    """The run directory to look at, or None as long as no run was started. A named one may not exist yet."""
     if run is not None:
         return RunDirectory(run)
     try:
@@ -201,7 +201,7 @@ def run_so_far(run: Path | None) -> RunDirectory | None:
 
 
 def remember(run: RunDirectory) -> None:
-    """Note that a run was started, so that later commands find it. A home that cannot be written is no obstacle."""
+    """Note that a run was started, so that later commands find it. A home that cannot be written is ignored."""
     with contextlib.suppress(OSError):
         notes = _notes()
         notes.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def remember(run: RunDirectory) -> None:
 
 
 def started_runs() -> Iterator[RunDirectory]:
-    """The runs that were started on this machine and are there still, newest first."""
+    """The runs that were started on this machine and still exist, newest first."""
     try:
         lines = _notes().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

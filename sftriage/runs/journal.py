@@ -1,7 +1,7 @@
-"""The journal of a run: a line of JSON for every event, in the order in which they happened.
+"""The journal of a run: one line of JSON per event, in the order of events.
 
-A line is written whole, or not at all: what a crash or a full disk leaves of one is cut off before the next is written.
-A journal that has grown to its bound is replaced by a shorter one: windows of its older half that led to no capture go.
+A line is written whole or not at all: a partial line, left by a crash or a full disk, is removed before the next write.
+A journal that reaches its maximum size is replaced by a shorter one, without the older windows that led to no capture.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sftriage.traces.disk import Counted, Do, at_once
 
 _TAIL_BYTES = 1 << 16
 MAX_BYTES = 64 << 20
-"""A journal that has grown to this size loses the windows of its older half."""
+"""A journal of this size loses the windows of its older half that led to no capture."""
 RESERVE_BYTES = 16 << 10
-"""Room on the disk for a last word about a disk that has stayed full."""
+"""Disk space kept for a last event about a disk that stays full."""
 
 
 class Journal:
-    """Appends to ``model.captures.jsonl``, which holds whole lines only. What ``do`` does is on disk before it returns.
+    """Appends events to ``decisions.jsonl``, as whole lines only. A write by ``do`` is on disk before it returns.
 
     Args:
-        path: the file, which need not be there.
-        do: who writes; by default whoever appends, who then hears of an OSError where it is not on disk.
-        max_bytes: the size at which it is replaced by a shorter one.
+        path: the file, which need not exist.
+        do: runs the writes; by default `append` writes itself, and raises OSError if the event is not on disk.
+        max_bytes: the size at which the file is replaced by a shorter one.
 
     Raises:
         OSError: the file cannot be opened.
@@ -49,7 +49,7 @@ class Journal:
         self._reserve = path.with_name(".reserve")
         with contextlib.suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-        # Where a line begins that is not there whole.
+        # Where a partial line begins.
         self._torn_at = self._after_whole_lines()
 
     def append(self, event: Event) -> None:
@@ -57,14 +57,14 @@ class Journal:
         self._do(partial(self._write, line), "journal", counted(event, len(line)))
 
     def keep(self, path: Path, text: str) -> None:
-        """Have a small file say something from now on, and never a part of it."""
+        """Replace a small file's text atomically."""
         self._do(partial(write_atomically, path, text), path.name, latest=True)
 
     def events(self) -> Iterator[Event]:
         return read_journal(self._path)
 
     def last_word(self, event: Event) -> None:
-        """Put an event on record in the room that was kept for it, if the disk takes anything at all."""
+        """Append an event in the reserved disk space, if the disk accepts any write."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
             self._write(encode(event) + b"\n")
@@ -85,13 +85,13 @@ class Journal:
         os.fsync(self._descriptor)
         self._torn_at = None
         if (size_bytes := os.fstat(self._descriptor).st_size) >= self._compacts_at:
-            # (a disk that refuses is asked again when there is more to be gained)
+            # (if the disk refuses, try again when there is more to gain)
             self._compacts_at = size_bytes + self._max_bytes // 8
             with contextlib.suppress(OSError):
                 self._compact(size_bytes)
 
     def _compact(self, size_bytes: int) -> None:
-        """Replace the file by one that has its newer half whole, and of the rest what matters later."""
+        """Replace the file by one with its newer half, and those older events that matter later."""
         kept_from = size_bytes // 2
         with self._path.open("rb") as file:
             file.seek(kept_from)
@@ -117,7 +117,7 @@ class Journal:
         self._descriptor, self._compacts_at = descriptor, self._max_bytes
 
     def _after_whole_lines(self) -> int | None:
-        """Where the last line begins, if it was cut short. One that lacks only its end is given it."""
+        """Where the last line begins, if it is partial. A line that lacks only its newline gets it."""
         size_bytes = os.fstat(self._descriptor).st_size
         tail = b""
         while b"\n" not in tail and len(tail) < size_bytes:
@@ -135,7 +135,7 @@ class Journal:
 
 
 def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, JournalCompacted]:
-    """Of the lines before ``end``, those that later readers need, the newest of them, and what goes with the others.
+    """Of the lines before ``end``, those that later readers need, the newest of them, and what is lost with the others.
 
     Windows matter that led to a capture or stalled, and of each attempt the last one. What comes with every window does
     not.
@@ -178,14 +178,14 @@ def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, Jour
 
 
 def counted(event: Event, size_bytes: int) -> Counted:
-    """What an event counts as where it is late or lost."""
+    """What an event counts as if it is late or lost."""
     if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
         return Counted("windows", size_bytes=size_bytes, steps=(event.verdict.first_step, event.verdict.last_step))
     return Counted("other records", size_bytes=size_bytes)
 
 
 def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Event]:
-    """The journal's events in order. Lines that hold none are passed over, and ``damaged`` gets them; none is empty.
+    """The journal's events in order. Lines without one are skipped and added to ``damaged``, if given.
 
     Raises:
         InputError: the file cannot be read.
@@ -208,7 +208,7 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Eve
 
 
 class Appended:
-    """Follows a journal, each whole line once.
+    """Follows a journal, reading each whole line once.
 
     Args:
         path: the file, which need not exist yet.
@@ -228,7 +228,7 @@ class Appended:
                 self._inode, self._at = about.st_ino, about.st_size
 
     def follow(self) -> bool:
-        """Read what has been appended; whether there was anything. What cannot be read now is read the next time."""
+        """Read appended lines; return whether there were any. Lines that cannot be read now are read the next time."""
         before = self._at
         try:
             with self._path.open("rb") as file:
@@ -249,7 +249,7 @@ class Appended:
         return self._at != before
 
     def _place_in(self, file: BinaryIO) -> int | None:
-        """Where to read on in a journal that was made of the one read so far; None where it was not."""
+        """Where to continue in a journal that replaced the one read so far; None if this is another journal."""
         first = file.readline()
         try:
             event = decode(first)

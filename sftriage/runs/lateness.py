@@ -30,14 +30,14 @@ MAX_ROWS = 128
 MAX_COLUMNS = 400
 
 LEVELS = 255
-"""Cells are told apart so finely; the last byte value is a cell of which nothing is known."""
+"""Resolution of cells; the last byte value is a cell without data."""
 UNKNOWN = 255
 
 MIN_SAMPLED = 4
-"""Steps that are read of a column however many ranks there are."""
+"""Steps read per column, however many ranks there are."""
 
 MAX_READ = 2_000_000
-"""About so many steps of single ranks are read for one map that nothing is known of yet."""
+"""Approximate maximum steps of single ranks read for one new map."""
 
 MAX_VECTORS = 400_000
 """Steps of single ranks that are held in memory at once."""
@@ -46,7 +46,7 @@ MAX_REMEMBERED = 3000
 """Columns: of a job of 8,192 ranks they are some 100 MB."""
 
 N_LATEST = 10
-"""Ranks that are named as the latest."""
+"""Number of latest ranks that are named."""
 
 Key = tuple[int, int, int]
 FloatArray = NDArray[np.float64]
@@ -185,7 +185,7 @@ class HeatSource:
     _columns: OrderedDict[Key, SingleArray] = field(default_factory=OrderedDict)
 
     def map(self, attempt: int, first_step: int, last_step: int, each: int) -> HeatMap | None:
-        """The map of some steps of an attempt, all of which its ranks have been through; None without any log.
+        """The map of some completed steps of an attempt; None without any log.
 
         A column holds ``each`` steps, a power of two: columns of a longer run are made of those of a shorter one.
         """
@@ -252,7 +252,7 @@ class HeatSource:
 def runs_of(
     indices: list[int], each: int, sampled: int, last_step: int, thinned: Thinning | None
 ) -> list[tuple[int, int]]:
-    """The steps that are looked at of some columns: of each the first, and how many."""
+    """The steps read of some columns: for each the first step and the number of steps."""
     runs = []
     for index in indices:
         first = index * each
@@ -265,7 +265,7 @@ def runs_of(
                 runs.append((start, min(sampled, BLOCK_STEPS - start % PERIOD_STEPS, first + there - start)))
                 continue
         looked_at = min(sampled, there)
-        # Not always the same place: what comes back every so many steps must not hide.
+        # Not always the same place: periodic lateness must not hide.
         runs.append((first + (index * 7919) % (there - looked_at + 1), looked_at))
     return runs
 
@@ -309,7 +309,7 @@ class DrawnRank:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The drawing. ``one_clock``: the ranks share a clock; otherwise they are laid together where they first meet."""
+    """The drawing. ``one_clock``: the ranks share a clock; otherwise they are aligned where they first meet."""
 
     lanes: tuple[DrawnRank, ...]
     stages: tuple[str, ...]
@@ -324,7 +324,7 @@ Title = Literal["captured", "control"]
 
 
 def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -> RecordedSteps | None:
-    """The first steps of some ranks, as a manifest keeps them; None where there are none."""
+    """The first steps of some ranks, as a manifest keeps them; None if there are none."""
     ranks = [(title, info, records[:MAX_RECORDED_STEPS]) for title, info, records in ranks if records]
     if not ranks:
         return None
@@ -342,7 +342,7 @@ def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -
 
 
 def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
-    """The drawing; None where nothing is kept of the steps."""
+    """The drawing; None if the steps are not kept."""
     if recorded is None:
         return None
     ranks, schema = recorded.ranks, recorded.schema_
@@ -378,7 +378,7 @@ def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
 
 
 def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
-    """The stages in the order of the step, with the time outside them where it was: before its sync stage, or last."""
+    """The stages in the order of the step, with the time outside them in its place: before the sync stage, or last."""
     outside_ns, parts = iter(record.outside_ns), []
     for number, (stage, duration_ns) in enumerate(zip(schema.stages, record.durations_ns, strict=True)):
         if stage in schema.sync:
@@ -389,19 +389,19 @@ def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
 
 
 PEERS_LOOKED_AT = 128
-"""Of so many ranks at most the one in the middle is looked for: those of a large job take seconds to read."""
+"""Maximum ranks searched for the median one: those of a large job take seconds to read."""
 STEPS_COUNTED, PEERS_COUNTED = 200, 32
-"""At most so many steps up to the end of a capture, and of so many peers, are looked at for what the kernel counted."""
+"""Maximum steps up to the end of a capture, and maximum peers, whose kernel counters are read."""
 
 
 def peers_of(manifest: Manifest, ranks: Collection[int], number: int) -> list[int]:
-    """So many ranks at most that neither were captured nor were suspects, spread evenly over the job."""
+    """At most ``number`` ranks that were neither captured nor suspects, spread evenly over the job."""
     peers = [rank for rank in ranks if rank not in (manifest.capture.rank, *manifest.trigger.ranks)]
     return peers[:: max(1, -(-len(peers) // number))]
 
 
 def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: int | None) -> RecordedSteps | None:
-    """The captured steps of the rank that was captured, beside those of a control rank; None of what is not on record.
+    """The captured steps of the captured rank, beside those of a control rank; None for steps not on record.
 
     Without a control, it is the rank that came nearest to the median in these steps, of some of a large job.
     """
@@ -427,7 +427,7 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
 
 
 def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict[str, float] | None:
-    """What the kernel counted of the captured rank over its peers', a step; None where that is not known.
+    """The captured rank's kernel counters over its peers', per step; None if unknown.
 
     A few captured steps are soon over, and counters are read a few times a second: the steps that led to the capture
     count with them.
@@ -459,6 +459,6 @@ def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int
 
 
 def control_of(manifest: Manifest) -> int | None:
-    """The rank that what a trace shows was compared with; None where that was no other rank."""
+    """The rank that a trace was compared with; None if it was not another rank."""
     found = manifest.findings
     return found.control.rank if found is not None and found.control is not None and found.beside == "rank" else None

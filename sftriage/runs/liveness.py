@@ -1,7 +1,7 @@
-"""Whether a run's trainers, what started them, and who watches them are still there.
+"""Whether a run's trainers, their launcher, and their watcher are still there.
 
 The first two are told by what lies in the directory of its rings, the last by who holds the run's lock. A lock is not
-tried as long as its holder is known: whoever tries it holds it for a moment, and keeps others from it.
+tried while its holder is known: a process that tries it holds it for a moment, and keeps others from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
 LOOK_S = 2.0
-"""How often it is looked: what is found by asking many processes and files."""
+"""Seconds between looks, as each queries many processes and files."""
 
 
 def note_launcher(rings: Path, pid: int) -> None:
@@ -43,7 +43,7 @@ def launcher_of(rings: Path) -> int | None:
 
 
 def noted_process(path: Path) -> int | None:
-    """The process that is noted there, while it is alive."""
+    """The noted process, while it is alive."""
     process = Note(path, Process).get()
     return process.pid if process is not None and process.alive else None
 
@@ -55,7 +55,7 @@ class _Problem:
 
 
 def note_problem(path: Path, problem: str | None) -> None:
-    """Note at `DISK` that the run directory takes nothing, or at `FAILING` that triage does not work; None: they do."""
+    """Note at `DISK` that the run directory cannot be written, or at `FAILING` that triage fails; None: they work."""
     with contextlib.suppress(OSError):
         if problem is None:
             path.unlink(missing_ok=True)
@@ -64,18 +64,18 @@ def note_problem(path: Path, problem: str | None) -> None:
 
 
 def noted_problem(path: Path) -> str:
-    """What is noted there; "" where nothing is, or where whoever noted it has ended."""
+    """The noted problem; "" if there is none, or if the process that noted it has ended."""
     noted = Note(path, _Problem).get()
     return noted.text if noted is not None and noted.process.alive else ""
 
 
 def trainers_alive(rings: Path) -> bool:
-    """Whether any trainer is there that writes into one of the rings."""
+    """Whether any trainer that writes to one of the rings is alive."""
     return next(_written(rings), None) is not None
 
 
 def trainers_left(rings: Path) -> bool:
-    """Whether all trainers that were there have taken their leave, as those do that end by themselves."""
+    """Whether all trainers have signed off, as they do when they end by themselves."""
     newest = {path.name.partition(".")[0]: path for path in find_rings(rings)}
     try:
         for path in newest.values():
@@ -95,7 +95,7 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
     """
     ranks = list(_written(Path(read_info(run).rings)))
     if not ranks:
-        raise UsageError(f"no rank of {run.path} is running on this host: GPUs are asked while the job runs")
+        raise UsageError(f"no rank of {run.path} is running on this host: GPUs can be queried only while the job runs")
     attempt = max(info.attempt for info in ranks)
     return sorted((info for info in ranks if info.attempt == attempt), key=lambda info: info.rank)
 
@@ -109,10 +109,10 @@ def _written(rings: Path) -> Iterator[RingInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who watches a run that has not been tidied away: ``pid``, where that is known.
+    """The watcher of a run that has not been cleaned up: ``pid``, if known.
 
-    It is ``watched`` by whoever started it, ``taken_over`` by another, ``unwatched`` while its trainers go on, ``left``
-    by all of them, or ``unknown`` where no lock was ever held.
+    The run is ``watched`` by its starter, ``taken_over`` by another, ``unwatched`` while its trainers run, ``left``
+    by all of them, or ``unknown`` if no lock was ever held.
     """
 
     state: State = "unknown"
@@ -121,7 +121,7 @@ class Watcher:
 
 @dataclass(slots=True)
 class WatcherLook:
-    """Looks who watches a run, every so often."""
+    """Checks periodically which process watches a run."""
 
     run: RunDirectory
     _at_s: float = float("-inf")
@@ -134,7 +134,7 @@ class WatcherLook:
 
 
 def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
-    """Who watches a run whose rings are there."""
+    """The watcher of a run whose rings exist."""
     if not run.lock.is_file():
         return Watcher()
     text = run.lock.read_bytes()
@@ -150,7 +150,7 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
 
 @contextlib.contextmanager
 def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a run. The kernel lets it go when a process dies, however it does.
+    """Lock a run. The kernel releases the lock when the process dies, for whatever reason.
 
     Raises:
         UsageError: another process holds it, for longer than ``wait_s``.
@@ -160,7 +160,7 @@ def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
             file = held.enter_context(locked(run.lock, wait_s=wait_s))
         except BlockingIOError:
             pid = run.lock.read_text(encoding="ascii")
-            raise UsageError(f"{run.path} is watched already, by process {pid or 'unknown'}") from None
+            raise UsageError(f"{run.path} is already being watched by process {pid or 'unknown'}") from None
         # (on a full disk it is held all the same)
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), 0)
@@ -169,12 +169,12 @@ def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def is_watched(watcher: Watcher) -> bool:
-    """Whether somebody watches a run, here or where this cannot be seen in."""
+    """Whether a run is being watched, by a process here or one that cannot be seen from here."""
     return watcher.state in ("watched", "taken_over")
 
 
 def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
-    """Whether nobody watches a run, and nobody saw its end.
+    """Whether a run is not being watched, and its end was not seen.
 
     Its rings may be gone all the same: they are in memory, and other runs sweep what a killed one has left. Of a run of
     an earlier version, which did not say when it ended, that they are gone has to do.
@@ -187,7 +187,7 @@ def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
 
 
 def _holds(pid: int, lock: Path) -> bool:
-    """Whether a process has the lock open, which is to hold it: one that does not get it lets go of it."""
+    """Whether a process has the lock open, and so holds it: one that does not get it closes it."""
     try:
         wanted = lock.stat()
         return any(os.path.samestat(wanted, entry.stat()) for entry in os.scandir(f"/proc/{pid}/fd"))

@@ -1,4 +1,4 @@
-"""Recordings to analyse offline: a run directory, or an ``.npz`` of durations that somebody else measured.
+"""Recordings to analyse offline: a run directory, or an ``.npz`` of durations measured elsewhere.
 
 A run is read as it is judged, all its ranks side by side and a few steps at a time: memory goes with the window, not
 with the length of the run.
@@ -73,7 +73,7 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRun:
-    """A recording whose windows can be cut: one array, or where the steps of each rank are, by attempt.
+    """A recording to cut windows from: one array, or the files with the steps of each rank, by attempt.
 
     ``on_device`` has the device times of the ranks that run on a device, also where there are none of them.
     ``thinned`` has the attempts of which not every step is kept any more.
@@ -126,7 +126,7 @@ class RecordedRun:
 
 
 def detection_of(path: Path) -> Detection:
-    """The detection settings a run was made with; for anything else, those of a policy that says nothing."""
+    """The detection settings of a run; for anything else, the defaults of a policy."""
     policy_file = RunDirectory(path).policy_file
     return load(policy_file).policy.spec.detection if policy_file.is_file() else Detection()
 

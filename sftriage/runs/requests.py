@@ -1,4 +1,4 @@
-"""Captures that people request: files in the run directory, which the controller takes up and answers."""
+"""Manual capture requests: files in the run directory, which the controller reads and answers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from sftriage.words.verdicts import place
 _MAX_TEXT = 500
 _Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
-_TEXTS = {"reason": "the reason", "who": "the name of who asks"}
+_TEXTS = {"reason": "the reason", "who": "the requester's name"}
 _WRONG_TEXT = {
-    "string_pattern_mismatch": "has control characters; one line of text, please",
+    "string_pattern_mismatch": "has control characters; give one line of text",
     "string_too_long": f"is too long; {_MAX_TEXT} characters at most",
-    "string_too_short": "is empty; one line of text, please",
-    "string_unicode": "is not text in UTF-8",
+    "string_too_short": "is empty; give one line of text",
+    "string_unicode": "is not UTF-8 text",
 }
 
 
 class _RequestText(BaseModel):
-    """What the options of a command, or the fields of an object, do not bound yet."""
+    """Limits on fields that commands and objects do not check themselves."""
 
     who: _Text
     reason: _Text
@@ -43,12 +43,12 @@ class _RequestText(BaseModel):
 
 
 def leave(directory: RunDirectory, request: ManualRequest) -> None:
-    """Leave a request where the run takes it up.
+    """Write a request where the run reads it.
 
     Raises:
-        UsageError: it is none, as the message says, or the run directory cannot be written.
+        UsageError: the request is invalid, or the run directory cannot be written.
     """
-    from sftriage.policy.schema import Capture  # not above: whoever only takes up requests needs nothing of policies
+    from sftriage.policy.schema import Capture  # not above: readers of requests do not need policies
 
     try:
         _RequestText.model_validate(request, from_attributes=True)
@@ -67,7 +67,7 @@ def leave(directory: RunDirectory, request: ManualRequest) -> None:
 
 
 def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
-    """Take back a request that was left, where the run has not taken it up."""
+    """Withdraw a request, if the run has not read it yet."""
     _path(directory, request).unlink(missing_ok=True)
 
 
@@ -77,7 +77,7 @@ def _path(directory: RunDirectory, request: ManualRequest) -> Path:
 
 POLL_S = 0.1
 ANSWER_S = 15.0
-"""Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
+"""The controller looks for requests four times a second; a long turn of its loop takes less than this."""
 
 _T = TypeVar("_T")
 
@@ -86,13 +86,13 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
     """The decision to capture.
 
     Raises:
-        UsageError: nobody is there to answer, or nobody does; the ask is withdrawn.
-        CaptureError: it is another decision.
+        UsageError: no controller is there, or it does not answer; the request is withdrawn.
+        CaptureError: the decision is not to capture.
     """
     try:
         decision = _waited(directory, lambda: _decision(directory, ask), ANSWER_S)
         if decision is None:
-            raise UsageError(f"nobody answers in {place(directory.path)}, though its job is being watched: try again")
+            raise UsageError(f"the controller of {place(directory.path)} did not answer; try again")
     except UsageError:
         withdraw(directory, ask)
         raise
@@ -104,12 +104,12 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
 def ended(
     directory: RunDirectory, decision: dict[str, Any], deadline_s: float, doing: Callable[[str], None] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """What became of the captures of a decision, once all of them have ended; nothing where they do not in time.
+    """The results of a decision's captures, once all have ended; none if they do not end in time.
 
-    ``doing`` is told what is done with one that takes its time; as long as that changes, it is waited on.
+    ``doing`` receives the progress of a slow capture; as long as that changes, this keeps waiting.
 
     Raises:
-        UsageError: nobody is there any more who could bring them to their end.
+        UsageError: the controller is gone, so they cannot end.
     """
     ids, told = [request["capture_id"] for request in decision["requests"]], set[str]()
 
@@ -129,12 +129,12 @@ def ended(
 
 
 def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
-    """What becomes of a capture that is waited for no longer."""
+    """What happens to a capture after the caller stops waiting for it."""
     decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
     if decision is None or not decision["requests"]:
-        return f"withdrawn before it was answered; `sftriage decisions {where}` shows it if it was taken up just now"
+        return f"withdrawn before an answer; if it was accepted just now, `sftriage decisions {where}` shows it"
     shown = ", ".join(f"`sftriage traces show {request['capture_id']} {where}`" for request in decision["requests"])
-    return f"the capture goes on by itself, and is stored once it has ended: {shown}"
+    return f"the capture continues, and is stored when it ends: {shown}"
 
 
 def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
@@ -153,22 +153,22 @@ def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | N
 
 
 def _waited(directory: RunDirectory, look: Callable[[], _T | None], deadline_s: float) -> _T | None:
-    """What ``look`` finds, as soon as it finds something; None if it does not.
+    """The result of ``look``, as soon as there is one; None if there is none in time.
 
     Raises:
-        UsageError: nobody watches the job, so that nothing is to be found.
+        UsageError: the job is not being watched.
     """
     rings, watchers = Path(read_info(directory).rings), WatcherLook(directory)
     end_s = time.monotonic() + deadline_s
     while (found := look()) is None and (now_s := time.monotonic()) < end_s:
         state = watchers.at(now_s, rings).state
-        # (who has gone may have said it with their last word)
+        # (the controller may have answered just before it ended)
         if state in ("unwatched", "left") and (found := look()) is None:
             where = place(directory.path)
             if state == "left":
-                raise UsageError(f"nobody watches {where}, and its job has ended")
+                raise UsageError(f"{where} is not being watched, and its job has ended")
             raise UsageError(
-                f"nobody watches {where} since its sftriage ended: `sftriage attach --run {where}` takes over"
+                f"{where} is not being watched, as its sftriage ended; take over with `sftriage attach --run {where}`"
             )
         time.sleep(POLL_S)
     return found

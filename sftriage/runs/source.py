@@ -25,12 +25,12 @@ from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8
 STALE_S = 120.0
-"""A run that goes on is marked once it has judged no window for longer."""
+"""A running job is marked as late if no window was judged for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """Something in the store that is no capture, and why."""
+    """An entry of the store that is not a readable capture, and why."""
 
     capture_id: str
     problem: str
@@ -45,7 +45,7 @@ class CaptureShelf:
         self._sent: dict[str, tuple[object, Upload | None]] = {}
 
     def all(self) -> list[Manifest | Damaged]:
-        """Every capture, the newest first, and at the end what is none."""
+        """Every capture, newest first, and damaged ones at the end."""
         ids = self._store.ids()
         self._known = {name: known for name, known in self._known.items() if name in ids}
         found = [self.get(name) for name in sorted(ids)]
@@ -54,7 +54,7 @@ class CaptureShelf:
         return [*whole, *(one for one in found if isinstance(one, Damaged))]
 
     def get(self, capture_id: str) -> Manifest | Damaged | None:
-        """One capture; None where there is none of that id, or it could be none."""
+        """One capture; None if there is none with that id, or the id is invalid."""
         known = self._known.get(capture_id)
         if known is not None and known[0] == self._signature(capture_id, known[1].artefacts):
             return known[1]
@@ -72,7 +72,7 @@ class CaptureShelf:
         return found
 
     def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
-        """How far each capture is on its way elsewhere, and whether somebody sends them now."""
+        """The state of each capture's upload, and whether a process uploads them now."""
         found: dict[str, Upload] = {}
         for name in self._store.ids():
             # What has arrived does not change any more; what has not is looked at again.
@@ -95,7 +95,7 @@ class CaptureShelf:
         return found, busy
 
     def signature(self) -> tuple[object, ...]:
-        """What changes whenever a capture comes, goes or is added to."""
+        """A value that changes whenever a capture is added, removed or extended."""
         artefacts = {name: manifest.artefacts for name, (_, manifest) in self._known.items()}
         return tuple((name, self._signature(name, artefacts.get(name, ()))) for name in sorted(self._store.ids()))
 
@@ -116,21 +116,21 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class View(JournalRecord):
-    """What is known of a run at one moment: what its journal said, and how the run is.
+    """A snapshot of a run: the contents of its journal and its state.
 
     Attributes:
-        version: changes whenever something that a page shows does.
-        info: what was run, or None before there is a run.
-        problem: why there is nothing to be seen of a run that is there.
+        version: changes whenever something on the page changes.
+        info: the run's record, or None before there is a run.
+        problem: why an existing run cannot be shown.
         going: the run has not ended.
-        unwatched: nobody watches it, and nobody saw its end: how it stands is not known; ``rings_there``: what its
-            ranks recorded last is there still.
+        unwatched: it is not being watched and its end was not seen, so its state is unknown; ``rings_there``: what its
+            ranks recorded last still exists.
         captures: the stored ones, newest first.
-        uploads: by capture, how far it is on its way to a store; ``uploading``: a process sends captures there now.
-        disk: why nothing can be written to the run directory now, or "".
+        uploads: the upload state of each capture; ``uploading``: a process uploads captures now.
+        disk: why the run directory cannot be written now, or "".
         failing: why triage does not work now, or "".
-        hosts: where the ranks run that were named last.
-        directory: where the run is, for the commands that are named to a person.
+        hosts: the hosts of the ranks named last.
+        directory: where the run is, for commands shown to the user.
     """
 
     version: str
@@ -155,19 +155,19 @@ class View(JournalRecord):
 
     @property
     def unknown(self) -> bool:
-        """Whether the job goes on and nobody judges it: how it stands is not known."""
+        """Whether the job is running unjudged, so that its state is unknown."""
         return self.unwatched or self.failing != ""
 
     def has_ended(self) -> bool:
         return self.info is not None and not self.going
 
     def asked_by(self, capture_id: str) -> WindowRow | RequestRow | None:
-        """What a capture was asked for by: the window whose decision it was, a person, or another capture."""
+        """What led to a capture: a window's decision, a person's request, or another capture."""
         newest: Iterator[WindowRow | RequestRow] = chain(reversed(self.rows), reversed(self.asks))
         return next((row for row in newest if any(one.capture_id == capture_id for one in row.asked)), None)
 
     def cost_of(self, manifest: Manifest) -> CostMeasured | None:
-        """What a capture, and those that ran beside it, cost the job; None where that is not known."""
+        """What a capture, with those that ran beside it, cost the job; None if unknown."""
         asked, capture = self.asked_by(manifest.capture_id), manifest.capture
         for cost in reversed(self.notes):
             if not isinstance(cost, CostMeasured) or asked is None or cost.attempt != asked.attempt:
@@ -188,13 +188,13 @@ class _Opened:
 
 
 class RunSource:
-    """A run that may not be there yet.
+    """A run that may not exist yet.
 
     Its methods may be called from any thread; one at a time reads.
 
     Args:
-        find: the run directory to look at, or None as long as there is none. Once found, it is not asked again.
-        waits_for: what is waited for until then, in words.
+        find: returns the run directory, or None as long as there is none. Not called again once it is found.
+        waits_for: what the source is waiting for until then, in words.
     """
 
     def __init__(self, find: Callable[[], RunDirectory | None], waits_for: str = "") -> None:
@@ -241,7 +241,7 @@ class RunSource:
             map_.add_done_callback(self._drawn)
             return Drawing()
         except futures.CancelledError:
-            # So many others were asked for that this one was given up.
+            # Dropped, because too many others were requested.
             return Drawing()
 
     def _drawn(self, _: futures.Future[HeatMap | None]) -> None:
@@ -318,14 +318,14 @@ class RunSource:
 
 
 MAX_LISTED = 50
-"""So many of the newest runs are listed; an older one is shown where it is named."""
+"""Maximum runs listed, newest first; an older run is shown if named."""
 
 LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """A run, and who watches it; ``left`` where it has ended."""
+    """A run and its watcher; ``left`` if it has ended."""
 
     directory: Path
     info: RunInfo
@@ -345,7 +345,7 @@ class Followed:
 
 
 class StartedRuns:
-    """Looks for runs, every so often. Its methods may be called from any thread."""
+    """Searches for runs periodically. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

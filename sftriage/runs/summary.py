@@ -1,4 +1,4 @@
-"""How a run stands, computed once for all who show it: its health, the first questions with their answers, what to do.
+"""The state of a run, computed once for all displays: its health, the first questions and answers, and what to do.
 
 The page, `sftriage watch`, reports, assistants and objects of a cluster render a `RunSummary`; `words` has the
 sentences. Windows that a capture disturbed say nothing about the job: they neither end a trouble nor begin one. Pure.
@@ -45,7 +45,7 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a question (`words.run.QUESTIONS` has it): a few words, and lines that say more."""
+    """The answer to a question of `words.run.QUESTIONS`: a few words, and lines with details."""
 
     question: Question
     text: str
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """Something to do: in words, the command that does it, or "", and the capture that it is about, or ""."""
+    """A next step: a sentence, its command or "", and the capture that it concerns or ""."""
 
     text: str
     command: str = ""
@@ -87,13 +87,13 @@ class Frontier:
 
 
 class RunSummary:
-    """How a run stands, the answers in the order of their questions, and what to do next, the most useful first.
+    """The state of a run, the answers in the order of their questions, and what to do next, the most useful first.
 
     Attributes:
         view: what is known of the run.
-        telling: the window that tells how the job stands (see `telling_row`); None before any is judged.
-        face: how the job stands, in one word; ``sentence`` is that of the newest verdict that says something.
-        since_step: it stands so since then, or since a step from there to ``until_step``, first judged at ``since_s``
+        telling: the window that determines the job's state (see `telling_row`); None before any is judged.
+        face: the job's state in one word; ``sentence`` is that of the newest informative verdict.
+        since_step: when that state began, or the earliest such step up to ``until_step``, first judged at ``since_s``
             (seconds since the epoch).
         named: of a trouble, the suspect and its stage; "" while none is named.
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
@@ -123,20 +123,20 @@ class RunSummary:
 
     @property
     def state(self) -> Literal["waiting", "warming_up", "going", "ended"]:
-        """How far the run is: not there yet, before its first window is judged, after that, or at its end."""
+        """The phase of the run: before it begins, before its first window is judged, after that, or ended."""
         if self.view.info is None:
             return "waiting"
         return "ended" if not self.view.going else "going" if self.view.rows else "warming_up"
 
     @property
     def headline(self) -> str:
-        """The face in words; of a run that is not watched any more, with the last step that was judged."""
+        """The face in words; for a run that is no longer watched, with the last judged step."""
         since = f" since step {self.view.rows[-1].last_step:,}" if self.view.rows and self.view.unknown else ""
         return words.FACES[self.face] + since
 
     @cached_property
     def frontier(self) -> Frontier | None:
-        """The frontier of the newest windows of the newest attempt that have one; None where none has.
+        """The frontier of the newest windows of the newest attempt that have one; None if none has.
 
         Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
         """
@@ -162,7 +162,7 @@ class RunSummary:
 
     @cached_property
     def decisions(self) -> tuple[DecisionGroup, ...]:
-        """The newest decisions on windows, like ones in a row as one, newest first."""
+        """The newest decisions on windows, consecutive like ones as one, newest first."""
         return tuple(reversed(groups_of(self.view.rows, self.view.became)[-MAX_DECISIONS:]))
 
     @property
@@ -174,7 +174,7 @@ class RunSummary:
         view, newest = self.view, self.view.rows[-1]
         self.telling, self.sentence, self.disturbed = telling, telling.sentence, newest is not telling
         stretch = _stretch(view.rows, telling)
-        # What came before somebody was named may have been something else.
+        # Trouble before a suspect was named may have had another cause.
         of_named = [row for row in stretch if row.is_trouble_of(telling)] or stretch
         self.since_s = of_named[0].time_s
         since, self.until_step = _began(of_named, telling)
@@ -228,7 +228,7 @@ class RunSummary:
 
     def _who(self, telling: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
         if self.face == "healthy":
-            return Answer("who", "nobody")
+            return Answer("who", "none")
         if self.named:
             first, known = telling.suspects[0], self.view.hosts
             hosts = dict.fromkeys(known[rank] for rank in first.ranks if rank in known)
@@ -237,15 +237,15 @@ class RunSummary:
             # (the first is the summary's own)
             return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
         named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
-        return Answer("who", "nobody is named", (f"candidates, none of them sure enough: {named}",) if named else ())
+        return Answer("who", "no rank is named", (f"candidates, none certain enough: {named}",) if named else ())
 
     def _sure(self, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
         clock = ["by the devices' clock"] if telling.clock == "device" else []
         steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
         if self.face == "healthy":
-            return Answer("sure", f"nothing over its thresholds in {steps}", tuple(clock))
+            return Answer("sure", f"nothing over the thresholds in {steps}", tuple(clock))
         if telling.label == "stalled" or not self.named:
-            sure = "seen from outside" if telling.label == "stalled" else "not enough to name anybody"
+            sure = "observed from outside" if telling.label == "stalled" else "not enough to name a rank"
             return Answer("sure", sure, (*explained(telling.reasons), *clock))
         judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
         naming = sum(row.is_trouble_of(telling) for row in judged)
@@ -253,7 +253,7 @@ class RunSummary:
         again = next((one.reproduced for one in self._stored() if one.reproduced is not None), None)
         if again is not None:
             more.append(f"its trace shows it in {again.steps_with:,} of {again.steps:,} captured steps")
-        return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
+        return Answer("sure", f"present in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
 
     def _cost(self, telling: WindowRow) -> Answer:
         view, more, devices = self.view, [], on_devices(self.view)
@@ -268,23 +268,23 @@ class RunSummary:
         if view.losses.by_suspect:
             more.append(losses_words(view.losses, on_devices=devices))
         if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
-            more.append(f"pauses of all ranks have taken {lasted(paused_s)}")
+            more.append(f"pauses of all ranks took {lasted(paused_s)}")
         if captures_s := captures_cost_s(view.notes):
             more.append(f"and {lasted(captures_s)} for captures")
         if self.face == "healthy":
             text = "nothing now"
         elif lost_s is None:
-            text = "not known"
+            text = "unknown"
         elif stalled:
-            text = f"{lasted(lost_s)} so far, in which nothing was done"
+            text = f"{lasted(lost_s)} so far without progress"
         else:
             text = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
         return Answer("cost", text, tuple(more))
 
     def _lost_s(self, trouble: Sequence[WindowRow], telling: WindowRow, since: int) -> float | None:
-        """What was lost to who is named; else in windows that do not overlap, the newest first, over what is normal.
+        """Time lost to the named suspect; else the excess over normal in windows that do not overlap, newest first.
 
-        Of the latter, one that says nothing is as the others.
+        Such a window without an excess of its own counts with the mean of the others.
         """
         if self.named:
             # (a window that a capture disturbed adds to what was named before it)
@@ -312,7 +312,7 @@ class RunSummary:
     def _captured(self) -> Answer:
         stored, newest = self._stored(), self.view.rows[-1]
         captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
-        captures += [f"rank {one.rank}: under way" for one in self.captures if one.state == "running"]
+        captures += [f"rank {one.rank}: in progress" for one in self.captures if one.state == "running"]
         more = [f"rank {one.rank}: {', '.join(filter(None, (one.state, one.detail)))}" for one in self.lost]
         if self.face != "healthy" and newest.outcome != "capture":
             # (the reasons of a verdict are in how sure it is)
@@ -352,7 +352,7 @@ class RunSummary:
         if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
             yield NextStep(advice)
         yield from _lived_with(view)
-        yield NextStep("See the numbers that decided.", f"sftriage explain {window} {run}")
+        yield NextStep("See the numbers behind the verdict.", f"sftriage explain {window} {run}")
 
 
 def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
@@ -376,9 +376,9 @@ def _stretch(rows: Sequence[WindowRow], telling: WindowRow) -> Sequence[WindowRo
 
 
 def _began(stretch: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
-    """Between which steps a job began to stand so, by its windows since then; the same one twice where that is known.
+    """The range of steps in which the present state began, by its windows; the same step twice if it is known.
 
-    Nobody's onset counts but that of who is named; without one, it began in a step that the window before did not have.
+    Only the named suspect's onset counts; without one, it began in a step that the previous window did not have.
     """
     first = stretch[0]
     if telling.label == "healthy":
@@ -435,18 +435,18 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
 
 
 def _unjudged(view: View) -> tuple[words.Face, str]:
-    """How a run stands of which no window has been judged, and the sentence that says so."""
+    """The face and sentence of a run before its first judged window."""
     if view.problem:
         return "no_run", view.problem
     if view.info is None:
-        return "no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself."
+        return "no_run", "Start one with `sftriage run` or `sftriage demo`. This page updates by itself."
     if view.unwatched:
-        return "unknown", "Nobody watches it any more, and no window had been judged."
+        return "unknown", "The run is no longer being watched, and no window was judged."
     if view.failing:
         return "unknown", words.triage_off(view.failing)
     if not view.going:
-        return "no_run", "The run has ended before its first window was full."
-    return "warming_up", "No window has been judged yet: the job warms up, and fills its first one."
+        return "no_run", "The run ended before its first window was complete."
+    return "warming_up", "No window has been judged yet: the job is warming up or in its first window."
 
 
 def on_devices(view: View) -> bool:
@@ -455,7 +455,7 @@ def on_devices(view: View) -> bool:
 
 
 def losses_words(losses: Losses, *, on_devices: bool) -> str:
-    """What suspects have cost since a run began, and who most of it."""
+    """What suspects have cost since a run began, and which cost most."""
     largest = losses.largest
     names = [f"{one.who} in {one.where}" if one.where else one.who for one in largest[:MAX_SHOWN]]
     cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
@@ -469,12 +469,12 @@ def losses_words(losses: Losses, *, on_devices: bool) -> str:
 
 
 def captures_cost_s(notes: Sequence[Note]) -> float:
-    """What captures have cost the job so far, as far as that could be measured; none gives time back."""
+    """The measured cost of captures to the job so far; a negative one counts as 0."""
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
 def captured_words(manifest: Manifest) -> str:
-    """What a stored capture is of, and whether the fault is in it."""
+    """The rank and steps of a stored capture, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
     of = f"rank {capture.rank}, {span(capture.first_step, capture.last_step)}"
     return of if again is None else f"{of}: {words.reproduced_words(again.answer, capture.role)}"
@@ -484,25 +484,25 @@ def _to_watch(view: View) -> NextStep:
     """What to do about a run that is not watched."""
     directory = shlex.quote(view.directory)
     if view.watcher.state == "unwatched":
-        return NextStep("The job goes on: take it over.", f"sftriage attach --run {directory}")
+        return NextStep("The job is still running: take it over.", f"sftriage attach --run {directory}")
     if view.watcher.state == "left" and view.rings_there:
-        text = "Its ranks are gone too: judge the last steps that they recorded."
+        text = "Its ranks have ended too: judge the last steps that they recorded."
         return NextStep(text, f"sftriage attach --run {directory}")
-    return NextStep("Its ranks are gone too: judge the steps that are on record.", f"sftriage analyze {directory}")
+    return NextStep("Its ranks have ended too: judge the recorded steps.", f"sftriage analyze {directory}")
 
 
 def _lived_with(view: View) -> Iterator[NextStep]:
-    """What there is about a straggler that stays: a link that was slow from the start is part of what is normal."""
+    """Next steps for a straggler that stays. A link that was slow from the start counts as normal."""
     if _straggler_of(view) is not None or _pipeline_of(view) is not None:
         for remedy in tried_in(view):
             if remedy.state in ("trying", "kept"):
                 yield NextStep(words.event_sentence(remedy))
-        text = "It is there to stay: see what would help without mending it."
+        text = "The straggler stays: see what would help without fixing it."
         yield NextStep(text, f"sftriage advise {shlex.quote(view.directory)}")
 
 
 def _straggler_of(view: View) -> remedies.Straggler | None:
-    """Who has been slow for long, and is still: the chronic first suspect of most recent windows; None for nobody."""
+    """The rank that stays slow: the chronic first suspect of most recent windows; None if there is none."""
     telling = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
     chronic = [
         remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
@@ -514,7 +514,7 @@ def _straggler_of(view: View) -> remedies.Straggler | None:
 
 
 def _pipeline_of(view: View) -> Pipeline | None:
-    """The pipeline with a slow link, as its ranks measured it last; None where there is none, or no more."""
+    """The pipeline with a slow link, as its ranks measured it last; None if there is none, or no longer."""
     newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
     return None if newest is None or newest.reason in ("gone", "restarted") else newest.pipeline
 
@@ -529,13 +529,13 @@ def advice_of_run(
 
 
 def tried_in(view: View) -> list[RemedyChanged]:
-    """What has come of remedies that were tried, of each group of ranks the last."""
+    """The results of tried remedies, the last of each group of ranks."""
     tried = [one for one in view.notes if isinstance(one, RemedyChanged) and one.state != "advised"]
     return list({one.switch: one for one in tried}.values())
 
 
 def _exchange(view: View, straggler: remedies.Straggler | None) -> remedies.UnderStraggler | None:
-    """What gradients take around a straggler, by what its group measured last; None where that is not on record."""
+    """The time of gradients around a straggler, as its group measured last; None if it is not on record."""
     for remedy in reversed(view.notes):
         if isinstance(remedy, RemedyChanged) and straggler is not None and (remedy.rank,) == straggler.ranks:
             n, ring_s = int(remedy.numbers.get("ring_ranks", 0)), remedy.numbers.get("ring_s", 0.0)
@@ -554,12 +554,12 @@ def advice_lines(advice: remedies.Advice) -> list[str]:
     if advice.remedies and advice.best is None:
         lines.append(words.NOTHING)
     for remedy in advice.remedies:
-        lines += [remedy_line(remedy), f"  Taken for granted: {words.ASSUMPTIONS[remedy.code]}."]
+        lines += [remedy_line(remedy), f"  Assumes: {words.ASSUMPTIONS[remedy.code]}."]
     return lines
 
 
 def remedy_line(remedy: remedies.Remedy) -> str:
-    """A remedy in words: what, what it saves, and from where on."""
+    """A remedy in words: what it is, what it saves, and when it pays off."""
     return f"{words.TITLES[remedy.code]}. {words.remedy_sentence(remedy)}"
 
 

@@ -1,4 +1,4 @@
-"""A recording's stages as the operations of a what-if replay, and what the replay says: as data and in words."""
+"""A recording's stages as the operations of a what-if replay, and the replay's results: as data and in words."""
 
 from __future__ import annotations
 
@@ -33,48 +33,48 @@ SHOWN_WORKERS = 4
 
 
 def step(seconds: float) -> str:
-    """What a step takes: large models' take seconds."""
+    """The time of a step: in seconds for large models."""
     return f"{seconds:.2f} s" if seconds >= 1.0 else milliseconds(seconds)
 
 
 def worker(dp: int, pp: int, rank: int | None) -> str:
-    """Who a worker is."""
+    """The name of a worker."""
     place = f"data-parallel rank {dp}, stage {pp}"
     return f"worker of {place}" if rank is None else f"rank {rank} ({place})"
 
 
 KINDS: Mapping[str, str] = {
-    "slow_worker": "{who_it_is}: {named}, {most}. Mending {them} would save {saves} a step, {of_it} of that.",
-    "in_sync": "Inside the sync stage, {part}: at its median it would win back {of_it} of that. What ranks compute, or "
-    "wait for a CPU for, and what they exchange cannot be told apart there.",
-    "last_stage": "Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of "
-    "that.",
+    "slow_worker": "{who_it_is}: {named}, {most}. Fixing {them} would save {saves} a step, {of_it} of the lost time.",
+    "in_sync": "Inside the sync stage, {part}: at its median it would recover {of_it} of the lost time. Time that "
+    "ranks compute, wait for a CPU or exchange data looks the same there.",
+    "last_stage": "Last stage: all its workers take longer than the others'. Fixing it would recover {of_it} of "
+    "the lost time.",
     "sequence_lengths": "Sequence lengths: microbatches of one worker differ, forward and backward alike (correlation "
-    "{forward_backward_correlation:.2f}). Evening them out would win back {of_it} of that.",
+    "{forward_backward_correlation:.2f}). Evening them out would recover {of_it} of the lost time.",
     "garbage_collection": "Stalls in forward alone, now on one worker, now on another ({of_workers:.0%} of the "
-    "workers, in {of_steps:.0%} of the steps), as garbage collection makes them. Without them {of_it} of that would be "
-    "won back.",
-    "communication": "Communication, most of all {part}: at its median it would win back {of_it} of that.",
+    "workers, in {of_steps:.0%} of the steps), as garbage collection causes. Without them, {of_it} of the lost time "
+    "would be recovered.",
+    "communication": "Communication, mostly {part}: at its median it would recover {of_it} of the lost time.",
 }
-"""What a kind of straggler is, and what mending it would win back."""
+"""What a kind of straggler is, and what fixing it would recover."""
 
 REMEDIES: Mapping[str, str] = {
-    "slow_worker": "Capture it, to see why it is slow there: sftriage capture --rank. Where all that it computes is "
-    "slow alike, look at its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays so.",
-    "last_stage": "Give the last stage fewer layers, or the loss and the output layer a stage of their own: it "
-    "computes these on top of its layers.",
+    "slow_worker": "Capture it to see why it is slow there: sftriage capture --rank. If everything it computes is "
+    "slow alike, check its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays slow.",
+    "last_stage": "Give the last stage fewer layers, or give the loss and output layer their own stage: it "
+    "now computes them on top of its layers.",
     "sequence_lengths": "Pack microbatches by the cost of their sequences (the sum of squared lengths where attention "
-    "dominates), and share them out among the data-parallel ranks by it.",
-    "garbage_collection": "Turn automatic collection off (gc.disable()) and collect on all ranks in the same step, "
-    "every so many steps; gc.freeze() after the first one.",
-    "communication": "Look at the network of the workers whose transfers are slow (links, congestion, other jobs): "
+    "dominates), and balance that cost across the data-parallel ranks.",
+    "garbage_collection": "Turn off automatic collection (gc.disable()) and collect on all ranks in the same step, "
+    "every N steps; gc.freeze() after the first collection.",
+    "communication": "Check the network of the workers with slow transfers (links, congestion, other jobs): "
     "sftriage capture on both ends.",
-    "in_sync": "Look at who waited for a CPU (sftriage explain). Where the last gradient of each step is not known, "
-    "monitor.watch(model) records it, with DDP. Else capture some ranks (sftriage capture), and compare.",
+    "in_sync": "Check which ranks waited for a CPU (sftriage explain). If the last gradient of each step is not known, "
+    "monitor.watch(model) records it under DDP. Otherwise capture some ranks (sftriage capture) and compare.",
 }
 
-BEHIND = "Once that is mended:"
-"""Before a kind that others hide."""
+BEHIND = "Once that is fixed:"
+"""Precedes a kind that others hide."""
 
 OF_PLACES = frozenset({"slow_worker", "last_stage"})
 ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to compute look alike."
@@ -83,11 +83,11 @@ NO_KIND = "No single kind accounts for it: look at the workers and operations be
 
 
 MAX_STAGES, MAX_DP = 16, 12
-"""So many stages and data-parallel ranks of a heat map are shown, the slowest ones."""
+"""Maximum stages and data-parallel ranks in a heat map: the slowest are shown."""
 MIN_UNEXPLAINED = 0.05
-"""A replay that is further off than this says so first."""
+"""A replay that deviates by more than this says so first."""
 HOTTEST = 1.5
-"""From here on a worker is as red as it gets, as in the paper's maps."""
+"""The slowdown of the reddest color, as in the paper's maps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +135,14 @@ class StepTimelines:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """All of it: what is replayed, its figures, and the kinds of stragglers."""
+    """The replayed operations, the figures, and the kinds of stragglers."""
 
     operations: Operations
     found: Slowdown
     kinds: tuple[OperationKind, ...]
 
     def values(self) -> dict[str, Any]:
-        """All figures as JSON values; None for what is not shared out, as S is too small."""
+        """All figures as JSON values; None for those not attributed because S is too small."""
         found, operations = self.found, self.operations
         by_worker = found.by_worker()
         return {
@@ -191,24 +191,24 @@ class WhatIf:
             ranks = some_ranks([operations.ranks[worker] for worker in named.workers])
             saved = f"{step(named.saves_s)} of the {step(named.step_s)} of a slow step"
             yield (
-                f"The verdict on these steps: mending {ranks} in {named.part or 'all its local stages'} would save "
-                f"{saved}, which would take {step(max(0.0, named.step_s - named.saves_s))} without."
+                f"The verdict on these steps: fixing {ranks} in {named.part or 'all its local stages'} would save "
+                f"{saved}, leaving {step(max(0.0, named.step_s - named.saves_s))}."
             )
         step_now, ideal = step(float(found.replayed_N.mean())), step(found.ideal_s)
         if not shared_out:
             yield f"Stragglers cost next to nothing: {step_now} a step, {ideal} without (S = {found.s:.3f})."
         elif named is not None:
-            every = "If every rank took what its peers mostly take, a step would take"
-            yield f"{every} {ideal}, and not {step_now} (S = {found.s:.3f})."
+            every = "If every rank took its peers' median time, a step would take"
+            yield f"{every} {ideal} instead of {step_now} (S = {found.s:.3f})."
         else:
             yield (
-                f"Without stragglers a step would take {ideal}, and not {step_now}: they cost "
+                f"Without stragglers a step would take {ideal} instead of {step_now}: they cost "
                 f"{1.0 - 1.0 / found.s:.0%} of the time (S = {found.s:.3f})."
             )
         if abs(found.unexplained) >= MIN_UNEXPLAINED:
             way = "longer" if found.unexplained >= 0 else "shorter"
             off = f"{abs(found.unexplained):.1%} {way} than replayed"
-            yield f"As recorded, steps are {off}: launches, data and what no operation has."
+            yield f"Recorded steps are {off}: the replay lacks launches, data and time outside operations."
         for kind in self.kinds:
             yield self._sentence(kind)
             yield f"  {REMEDIES[kind.code]}"
@@ -220,12 +220,12 @@ class WhatIf:
         who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers[:SHOWN_WORKERS]]
         said = KINDS[kind.code].format(
             part=kind.part,
-            # Mending a place may win more than stragglers cost, as it may be better than ideal.
+            # Fixing a place may save more than stragglers cost, as it may be better than ideal.
             of_it="all" if kind.share >= 0.995 else f"{kind.share:.0%}",
-            who_it_is="One slow worker" if n_workers == 1 else "Few slow workers",
+            who_it_is="One slow worker" if n_workers == 1 else "A few slow workers",
             them="it" if n_workers == 1 else "them",
             named=", ".join(who) + (f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""),
-            most=f"most of all in {kind.part}" if kind.part else "in all they do",
+            most=f"mostly in {kind.part}" if kind.part else "in all operations",
             saves=step(self._saves_s(kind)),
             **kind.numbers,
         )
@@ -238,7 +238,7 @@ class WhatIf:
         return kind.share * self.found.lost_s if named is None else named.saves_s
 
     def heat(self) -> WorkerHeat | None:
-        """The heat map; None where there is no slowdown to share out."""
+        """The heat map; None if there is no slowdown to attribute."""
         found, operations = self.found, self.operations
         if found.m_w is None:
             return None
@@ -313,19 +313,19 @@ def whatif_of(operations: Operations) -> WhatIf:
 
 
 STEPS_AT_A_TIME = 50
-"""A run is read in windows of so many steps; what is left at its end is no window, and is left out."""
+"""A run is read in windows of this many steps; an incomplete one at its end is left out."""
 
 PHASES = {"forward": "forward", "backward": "backward"}
-"""Stages by these names are compared with each other."""
+"""Stages with these names are compared with each other."""
 
 
 def operations_in(path: Path) -> Operations:
-    """The operations of a run, or of an ``.npz``: of its longest stretch of steps on end.
+    """The operations of a run or an ``.npz``, from its longest sequence of consecutive steps.
 
-    Of a run whose newest verdict names somebody they are those of the steps that it is about, since that began.
+    If the run's newest verdict names a suspect, they are from the steps since that began.
 
     Raises:
-        InputError: it is none, or cannot be used.
+        InputError: it is neither, or cannot be used.
     """
     verdict = _verdict(path)
     judged = None if verdict is None else _judged(path, verdict)
@@ -346,11 +346,11 @@ def _verdict(path: Path) -> Verdict | None:
 
 
 def _judged(path: Path, verdict: Verdict) -> Window | None:
-    """The steps that a verdict is about, from the onset of who is named on; None if they are not kept."""
+    """The steps that a verdict is about, from its suspect's onset; None if they are not kept."""
     first, last, n_steps = verdict.first_step, verdict.last_step, verdict.last_step - verdict.first_step + 1
 
     def begun(warmup_steps: int) -> Window | None:
-        """The first window of the verdict's attempt after so many steps."""
+        """The first window of the verdict's attempt after ``warmup_steps`` steps."""
         windows = load_recording(path).windows(Shape(n_steps, n_steps, warmup_steps))
         return next((one for one in windows if one.attempt == verdict.attempt), None)
 
@@ -384,7 +384,7 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     """A recording's stages as operations: a rank is a worker, its cohort a stage of the pipeline.
 
     A step runs from the end of the last sync of the step before to that of its own, where the ranks are together; what
-    they did after their own last sync belongs to the next one. Without a sync stage nobody waits for anybody.
+    they did after their own last sync belongs to the next one. Without a sync stage no rank waits for another.
     Whom the ``verdict`` on these steps names is who is named here too.
 
     Raises:
@@ -406,9 +406,9 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     ranks = {(dp, pp): int(workers[pp, dp]) for pp in range(n_pp) for dp in range(n_dp)}
     n_left = len(complete_N) - len(rows_N) - late
     if n_left:
-        notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: not complete, or of another kind")
+        notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: incomplete, or of another kind")
     if seen.limited:
-        notes = (*notes, "by the hosts' clock alone, which on devices shows launches and waiting")
+        notes = (*notes, "by the hosts' clock only, which on devices shows launches and waiting")
     named = None
     if verdict is not None:
         suspect, step_s = verdict.suspects[0], verdict.numbers.get("slow_step_s", verdict.exposed_s)
@@ -440,7 +440,7 @@ def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
     members = [[rank for rank in range(n_ranks) if (window.cohorts or ("",) * n_ranks)[rank] == one] for one in cohorts]
     if len({len(ranks) for ranks in members}) == 1:
         return np.array(members, dtype=np.intp), ()
-    return np.arange(n_ranks, dtype=np.intp)[None, :], ("cohorts of different sizes: taken as one",)
+    return np.arange(n_ranks, dtype=np.intp)[None, :], ("cohorts of different sizes: treated as one",)
 
 
 def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], FloatArray, FloatArray]:
@@ -498,9 +498,9 @@ def _chains(types: list[OpType], n_pp: int) -> Graph:
 
 SUFFIX = ".parquet"
 MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
-"""What a trace in Parquet may hold: all of its operations are in memory at once."""
+"""Maximum size of a trace in Parquet: all its operations are in memory at once."""
 ALONE = (SUFFIX, ".npz")
-"""Files that are of all ranks; any other file is one rank's trace, or an archive of several."""
+"""Files with all ranks; any other file is one rank's trace, or an archive of several."""
 MAGIC = b"PAR1"
 ROWS_AT_A_TIME = 1 << 20
 
@@ -515,10 +515,10 @@ def load_operations(paths: Sequence[Path]) -> Operations:
         if reduced.refused:
             raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
         if len(reduced.reductions) < 2:
-            raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
+            raise InputError(f"{paths[0]}: one rank's trace; a replay needs the traces of all ranks")
         return operations_of(together(reduced.reductions))
     if len(paths) > 1:
-        raise UsageError(f"{recordings[0]} is a recording of all ranks: it goes alone")
+        raise UsageError(f"{recordings[0]} is a recording of all ranks: pass it alone")
     (path,) = paths
     try:
         if path.suffix == SUFFIX:
@@ -554,8 +554,8 @@ def _read_rows(path: Path) -> TraceRows:
             unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
             if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
                 raise InputError(
-                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; at most "
-                    f"{MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,} are read"
+                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; the limits "
+                    f"are {MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,}"
                 )
             wanted = [column for column in COLUMNS | RANK if column in there]
             for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
@@ -573,12 +573,12 @@ def _read_rows(path: Path) -> TraceRows:
         seconds = column in ("start_ts", "duration")
         if values_E.dtype.kind not in ("f" if seconds else "iu"):
             meant = "seconds" if seconds else "whole numbers"
-            raise InputError(f"{path}: {column}: {values_E.dtype}, and not {meant}")
+            raise InputError(f"{path}: {column}: {values_E.dtype}, expected {meant}")
     return TraceRows.of(columns, names)
 
 
 def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
-    """A column's values; of texts, where they are in ``names``, to which those not yet there are added."""
+    """A column's values; for texts, their indices in ``names``, to which new ones are added."""
     if names is None:
         return np.asarray(column.to_numpy(zero_copy_only=False))
     encoded = column.dictionary_encode()

@@ -1,7 +1,7 @@
-"""What `sftriage run --auto` gives the trainers: a folder for PYTHONPATH with the seams and the recorder in it.
+"""The folder that `sftriage run --auto` adds to the trainers' PYTHONPATH, with the seams and the recorder.
 
-It needs nothing of the trainers' Python but the standard library, so that they may have another one than ours, in
-another container: whatever sees the folder can use it.
+It needs only the standard library of the trainers' Python, which may be another than ours, in another container that
+mounts the folder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sftriage.trainer.moments import carried_binary
 from sftriage.trainer.seams.patches import REPORT_ENV
 
 CARRIED = ("__init__.py", "errors.py", "log.py", "base", "model", "trainer")
-"""Of this package: what runs in a trainer."""
+"""The parts of this package that run in a trainer."""
 
 REPORTS = "told"
-"""In the directory of the rings: what the seams of each process have seen, until a step is recorded."""
+"""In the directory of the rings: what the seams of each process report, until a step is recorded."""
 _BINARY = "_moments.abi3.so"
 
 
@@ -31,7 +31,7 @@ def carry(folder: Path) -> Path:
     The recorder's binary carries the architecture in its name, so machines of several architectures share a folder.
     """
     package, copied = Path(sftriage.__file__).parent, folder / "sftriage"
-    with refusing(f"{folder} cannot be written"):
+    with refusing(f"cannot write {folder}"):
         copied.mkdir(parents=True, exist_ok=True)
         for name in CARRIED:
             if (package / name).is_dir():
@@ -46,7 +46,7 @@ def carry(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def under_seams(directory: Path, rings: Path) -> Iterator[dict[str, str]]:
-    """What a job's environment gets, while it runs, for seams to find its stages and report them beside its rings."""
+    """Variables for a job's environment, with which seams detect its stages and report them beside its rings."""
     with contextlib.suppress(OSError):
         (rings / REPORTS).mkdir(mode=0o700)
     folder = directory / "auto"

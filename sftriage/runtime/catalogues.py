@@ -1,4 +1,4 @@
-"""Which captures are meant, and which catalogue is asked for them: a run's or store's own, or one that many share."""
+"""The captures that options select, and their catalogue: of a run, of a store, or shared by many jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CatalogueCaptures:
         return self.catalogue.name if self.store is None else self.store.place
 
     def find(self, wanted: CaptureQuery) -> list[CaptureRow]:
-        """Those that are wanted, oldest first."""
+        """The captures that match, oldest first."""
         both = {name: getattr(self.of, name) for name in ("job", "run") if getattr(self.of, name) is not None}
         if any(getattr(wanted, name) not in (None, value) for name, value in both.items()):
             return []
@@ -55,12 +55,12 @@ class CatalogueCaptures:
             one_run = len({(row.job, row.run) for row in rows}) == 1
             names = [row.capture_id if one_run else f"{_run_of(row)}/{row.capture_id}" for row in rows]
             some = ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
-            raise UsageError(f"{len(rows)} captures are called {shown(name)}: {some}")
+            raise UsageError(f"{len(rows)} captures match {shown(name)}: {some}")
         if rows:
             return self.store or store_of(rows[0]), rows[0].reference
         if self.store is None:
             raise UsageError(f"no capture {shown(name)} in {self.place}")
-        # It may be there and damaged, which no catalogue knows: the store says what is the matter.
+        # It may be damaged, which no catalogue knows: the store reports the damage.
         if self.of.job is not None and self.of.run is not None:
             name = f"{written(self.of.job)}/{written(self.of.run)}/{capture_id}"
         elif len(begun := [one for one in self.store.ids() if name and one.rpartition("/")[2].startswith(name)]) == 1:
@@ -69,7 +69,7 @@ class CatalogueCaptures:
         return self.store, name
 
     def seen(self, row: CaptureRow) -> StoredState:
-        """A capture's manifest, and whether it is still there as it was put; None of what only fetching it tells."""
+        """A capture's manifest, and whether it is intact; None for what only a fetch would show."""
         if isinstance(self.store, LocalStore):
             return self.store.seen(row.reference)
         if self.store is not None or not on_this_host(row.store):
@@ -79,14 +79,14 @@ class CatalogueCaptures:
         return LocalStore(directory.parent).seen(row.reference)
 
     def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None]) -> Iterator[str]:
-        """What of some captures is not there as it was put, and what to do about it, a sentence each."""
+        """The damage of some captures, and what to do about it, a sentence each."""
         unfit = [(row, one) for row, one in zip(rows, conditions, strict=True) if one is not None and not one.whole]
         for row, one in unfit[:MAX_NAMED]:
             yield f"capture {row.capture_id} {one.words}"
         if len(unfit) > MAX_NAMED:
-            yield f"and {len(unfit) - MAX_NAMED} more captures are not there as they were put"
+            yield f"and {len(unfit) - MAX_NAMED} more captures are missing or damaged"
         if self.store is not None and any(one.beyond_repair for _, one in unfit):
-            yield "`sftriage traces prune --damaged` removes what is missing or damaged"
+            yield "remove them with `sftriage traces prune --damaged`"
 
 
 def _run_of(row: CaptureRow) -> str:
@@ -102,7 +102,7 @@ def captures_of(
     total. A catalogue of its own that cannot be written is made in memory.
 
     Raises:
-        UsageError: there is no such run, or a URL is none.
+        UsageError: there is no such run, or a URL is invalid.
         CatalogueError, StoreError: the shared catalogue, or a store that no catalogue knows, cannot be reached.
     """
     shared = catalogue_url(catalogue, from_environment=run is None)
@@ -121,7 +121,7 @@ def captures_of(
         try:
             indexed, problems = _refreshed(own_catalogue(of_directory, meant), meant, progress)
         except (CatalogueError, UsageError):
-            # A disk that is full, or not ours to write, is no reason not to read what is on it.
+            # A full or read-only disk is no reason not to read it.
             indexed, problems = _refreshed(None, meant, progress)
     return CatalogueCaptures(indexed, meant, directory, of, problems)
 
@@ -129,14 +129,14 @@ def captures_of(
 def _refreshed(
     at: str | Path | None, store: Store, progress: Callable[[int, int], None]
 ) -> tuple[Catalogue, tuple[str, ...]]:
-    """A catalogue that knows what its store has, and what is to be known of that."""
+    """A catalogue that is up to date with its store, and the problems found."""
     indexed = Catalogue(at, store)
     try:
         return indexed, tuple(indexed.refresh(progress))
     except StoreError as error:
         if not indexed.is_indexed():
             raise
-        return indexed, (f"{error}; this is what its catalogue knew",)
+        return indexed, (f"{error}; showing what its catalogue has",)
 
 
 def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | None, Store]:
@@ -145,12 +145,12 @@ def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | Non
         directory = find_run(run)
         return directory, run_store(directory)
     if run is not None:
-        raise UsageError("name a run or a store, and not both")
+        raise UsageError("give either a run or a store")
     return None, RemoteStore.open(store)
 
 
 def run_store(directory: RunDirectory) -> LocalStore:
-    """A run's captures here; changes go to their copies elsewhere, too."""
+    """A run's local captures; changes are pushed to their copies."""
 
     def push() -> None:
         from sftriage.runtime.copies import push
@@ -161,7 +161,7 @@ def run_store(directory: RunDirectory) -> LocalStore:
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
-    """Where a run, or a store elsewhere, has its own catalogue; for a run that we may not write to, as for a store."""
+    """The path of the catalogue of a run or a remote store; a read-only run has it where stores do."""
     if directory is not None:
         path = directory.catalogue
         # (SQLite needs a journal beside it)
@@ -172,16 +172,16 @@ def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; XDG_CACHE_HOME names another place for catalogues") from error
+        raise UsageError(f"{folder}: {error.strerror}; set XDG_CACHE_HOME to another place for catalogues") from error
     place = store.place if directory is None else str(directory.path.resolve())
     return folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.db"
 
 
 def store_of(row: CaptureRow) -> Store:
-    """The store that a shared catalogue's row names; UsageError where it is not on this machine."""
+    """The store that a shared catalogue's row names; UsageError if it is not on this machine."""
     if not on_one_host(row.store):
         return RemoteStore.open(row.store)
     if (directory := directory_here(row.store)) is None:
         raise UsageError(f"capture {row.capture_id} is in {shown(row.store)}, which is not on this machine")
-    # A run's store is called by where its captures are.
+    # The place of a run's store is the directory of its captures.
     return run_store(find_run(directory.parent))

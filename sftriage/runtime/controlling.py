@@ -49,9 +49,9 @@ from sftriage.windows.steplog import KeptSteps, blocks_of
 LOGS_PER_SECOND = 256
 """Maximum logs written per second."""
 MAX_LANES = 128
-"""While the disk has so much to do, nothing is asked of it that has time."""
+"""With more lanes on the disk, writes that are not urgent wait."""
 MAX_HELD_BYTES = 32 << 20
-"""Of what waits for its turn: with more, others are written sooner than that."""
+"""Maximum bytes that wait; beyond it, logs are written sooner."""
 
 
 class KeptRows:
@@ -66,7 +66,7 @@ class KeptRows:
         self._held_bytes = 0
         self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        # Of the disk's thread: the logs that are written to, all that were, and those that an earlier controller left.
+        # For the disk thread: the open logs, all logs ever opened, and those that an earlier controller left.
         self._logs: dict[tuple[int, int, str], RankLog] = {}
         self._made: set[tuple[int, int, str]] = set()
         self._newest = 0
@@ -76,12 +76,12 @@ class KeptRows:
 
     @property
     def position(self) -> int | None:
-        """Where in the stream the first of what waits is; None where nothing does."""
+        """The stream position of the first waiting steps; None if none wait."""
         first = next(iter(self._held.values()), None)
         return None if first is None else first[0].position
 
     def take(self, rows: Rows) -> None:
-        """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
+        """Take steps, and any device times, of ranks of one agent and generation."""
         at = rows.generation, rows.agent
         with self._lock:
             if at in self._held and self._held[at][0].ranks != rows.ranks:
@@ -92,7 +92,7 @@ class KeptRows:
             self._held_bytes += _size_bytes([rows])
             if rows.steps.capturing_B.any():
                 self._blocks[rows.generation] |= blocks_of(rows.steps)
-                # These are looked into once the capture is stored.
+                # These are analysed once the capture is stored.
                 self._have_written([self._pop(at)], last=False)
 
     def turn(self) -> None:
@@ -127,7 +127,7 @@ class KeptRows:
             self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
 
     def _append(self, held: list[Rows], blocks: frozenset[int]) -> None:
-        """In the disk's thread. What the disk refuses is tried again, and what is in a log by then is left out."""
+        """Write steps, in the disk thread. Retries what the disk refuses, without what is in a log by then."""
         generation, infos = held[0].generation, held[0].ranks
         if generation > self._newest:
             self._newest = generation
@@ -172,23 +172,23 @@ log = logging.getLogger("sftriage")
 
 CONNECT_S = 20.0
 COLLECTED = 10_000, 20, 100
-"""Next to nothing that a controller makes is in cycles. By default garbage is looked for among all that is there every
-few seconds in a large job, for half of one, in which no window is judged."""
+"""Thresholds of the garbage collector: a controller creates almost no cycles. By default, in a large job, collection
+runs every few seconds for half a second, in which no window is judged."""
 HELD_S = 20.0
-"""How long a run directory is waited for that its last controller may hold still."""
+"""How long to wait for a run directory that its previous controller may still hold."""
 OVER_S = 3.0
-"""For how long all hosts have to have left before the job counts as over: others may be yet to be heard of."""
+"""How long all hosts must have left before the job counts as over: others may still report."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubNote:
-    """What a controller that goes on with a run has to know of its hub; ``job_id`` is the job's name there."""
+    """What a controller needs to resume a run on its hub; ``job_id`` is the job's name there."""
 
     job_id: str
 
 
 class JobController(WatchedRun):
-    """The controller of a job on many hosts; to be closed. HubError where the hub cannot be reached.
+    """The controller of a job on many hosts; to be closed. HubError if the hub cannot be reached.
 
     With the name of a new ``job`` it makes the run directory, without one it resumes the run there, under other
     ``policies`` if there are some. ``nsys`` says that the ranks of a new job run under Nsight Systems.
@@ -211,7 +211,7 @@ class JobController(WatchedRun):
         else:
             run_id = new_run_id(datetime.now(timezone.utc))
             if run.info_file.exists():
-                raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
+                raise UsageError(f"{directory} already has a run; resume it with --run, or choose another with --out")
         files = PolicyFiles(policies)
         self._places, self._ended = Subjects.of(options.job_id), False
         self._deadline_s = float("inf")
@@ -229,7 +229,7 @@ class JobController(WatchedRun):
                 with holding(run, HELD_S):
                     pass
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
-            # A controller that does not lead leaves nothing behind.
+            # A controller that does not lead must leave nothing behind.
             begins = None if job is None else keeping.info(run_id, job, (), files, make_rings_directory(run_id))
             info = begins or read_info(run)
             rings = Path(info.rings)
@@ -237,7 +237,7 @@ class JobController(WatchedRun):
             if begins is not None:
                 create(run.path, begins, *(path.read_text("utf-8") for one in policies for path in files_of(one)))
                 if nsys:
-                    # (how, each host knows of its own)
+                    # (each host knows its own launch)
                     write_atomically(run.nsys, "{}\n")
             with contextlib.suppress(OSError):
                 rings.parent.mkdir(mode=0o700, exist_ok=True)
@@ -246,7 +246,7 @@ class JobController(WatchedRun):
             Note(run.hub, HubNote).save(HubNote(options.job_id))
             super().__init__(run, info, files, sinks)
             self._fleet = self._made()
-            # (steps are here by then, and take no reading)
+            # (steps arrive by themselves, so reading them is cheap)
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
             held.pop_all()
 
@@ -254,7 +254,7 @@ class JobController(WatchedRun):
         """Triage the job to its end on all of its hosts; whether it was watched to its end.
 
         ``say`` prints a line about the hosts, ``told`` returns the signal that ends this process. SIGTERM also ends the
-        hosts, so their end is awaited for a while. UsageError where another controller leads it by now.
+        hosts, so their end is awaited for a while. UsageError if another controller has taken over.
         """
         gc.set_threshold(*COLLECTED)
         remember(self.directory)
@@ -268,12 +268,12 @@ class JobController(WatchedRun):
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
                 return False
             if self._lease.lost:
-                raise UsageError(f"let go of the job: {self._lease.lost}")
+                raise UsageError(f"stopped watching the job: {self._lease.lost}")
             if time.monotonic() > looked_s + SEEN_S:
                 looked_s = time.monotonic()
                 away = "" if self._hub.connected_s is not None else self._hub.unreachable()
                 if away:
-                    # (no host need say it too)
+                    # (so that no host logs it too)
                     log_leader.should_log()
                 else:
                     log_leader.release()
@@ -288,7 +288,7 @@ class JobController(WatchedRun):
         return True
 
     def close(self) -> None:
-        """End the triage; of a job that has ended, nothing stays on the hub."""
+        """End the triage; for a job that has ended, remove everything from the hub."""
         if self._ended:
             self._fleet.end()
             with contextlib.suppress(Exception):
@@ -301,7 +301,7 @@ class JobController(WatchedRun):
         noted = Note(self.directory.generations, Known)
 
         def note(generations: Generations) -> None:
-            # (a disk that takes nothing now keeps no steps from being told)
+            # (a disk that refuses writes must not hold up steps)
             self._disk.do(partial(noted.save, generations.known), noted.path.name, latest=True)
 
         fetching = Fetching(LocalStore(self.directory.path), self.directory.spool, name, quick)
@@ -311,8 +311,8 @@ class JobController(WatchedRun):
 
 
 def job_of(directory: Path) -> str:
-    """The name on its hub of the job whose run is in a directory."""
+    """The name, on its hub, of the job of a run directory."""
     noted = Note(RunDirectory(directory).hub, HubNote).get()
     if noted is None:
-        raise UsageError(f"{directory} holds no run of a job on many hosts that could be gone on with")
+        raise UsageError(f"{directory} has no run of a job on many hosts to resume")
     return noted.job_id

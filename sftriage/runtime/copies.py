@@ -1,4 +1,4 @@
-"""What of a run is kept elsewhere: uploads to a store, and rows in a catalogue that many jobs share."""
+"""Copies of a run's captures: uploads to a store, and rows in a shared catalogue."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("sftriage")
 
 Show = Callable[[UploadProgress], None]
-"""Shows how far uploads are."""
+"""Shows the progress of uploads."""
 
 LIMIT_S, STILL_S = 900.0, 60.0
-"""How long uploads may take after the end of a run, and how long of that without a byte that moves."""
+"""How long uploads may take after the end of a run, in all and without progress."""
 PUSH_S = 60.0
 UPLOADS_CLOSE_S, CATALOGUE_CLOSE_S = 5.0, 10.0
 """How long the end of a run may wait for an upload to give up, and for the catalogue."""
 _TICK_S = 0.25
 LOOK_S, RETRY_S = 2.0, 15.0
-"""How often captures are compared with the catalogue, and how long it is left alone after a failure."""
+"""How often captures are compared with the catalogue, and the pause after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ KEEP_ALL = Keeping()
 def uploader_of(directory: RunDirectory, info: RunInfo, **how: Any) -> Uploader:
     """The uploader of a run's captures to the store that its record names; it contacts nothing yet."""
     if info.store is None:
-        raise ValueError("the run keeps its captures here alone")
+        raise ValueError("the run has no store")
     url = checked_url(info.store)
     remote = RemoteStore.open(url, job=info.job, run=info.run_id, create=True)
     return Uploader(directory.path, remote, url, **how)
@@ -86,11 +86,11 @@ def with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> Run
     """The run's record with the store: a run has one, so that findings and removals reach every copy."""
     if store is None:
         if info.store is None:
-            raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
+            raise UsageError(f"{directory.path} has no store; name one with --store")
         return info
     url = checked_url(store)
     if info.store is not None and checked_url(info.store) != url:
-        raise UsageError(f"the captures of {directory.path} go to {info.store}; a run has one store")
+        raise UsageError(f"the captures of {directory.path} already go to {info.store}; a run has only one store")
     if info.store is None:
         info = replace(info, store=url)
         write_info(directory, info)
@@ -110,7 +110,7 @@ class RunUploads(Sink):
         self._uploader.start()
 
     def take(self, seen: Event | Sight) -> None:
-        """Once a capture is stored, nothing of this run reads its trace any more."""
+        """Release a stored capture: nothing in this run reads its trace any more."""
         if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
             self._uploader.release(seen.result.capture_id)
 
@@ -120,10 +120,10 @@ class RunUploads(Sink):
         show: Show = lambda _: None,
         left_s: Callable[[], float] = lambda: float("inf"),
     ) -> None:
-        """Wait for uploads in progress while they move, for at most ``left_s``, and say what is left."""
+        """Wait for uploads in progress while they move, for at most ``left_s``, and print what is left."""
         self._uploader.release_all()
         standing = follow(self._uploader, LIMIT_S, STILL_S, show, lambda: left_s() <= 0.0)
-        # (a thread in the middle of an upload may be left behind: what it has not sent is sent another time)
+        # (a thread may be left in the middle of an upload, which a later upload completes)
         self._uploader.close(min(UPLOADS_CLOSE_S, left_s()))
         if standing.stored:
             say(f"{_captures(standing.stored)} in {self._info.store}")
@@ -138,7 +138,7 @@ def follow(
     show: Show = lambda _: None,
     over: Callable[[], bool] = lambda: False,
 ) -> UploadProgress:
-    """Show how far the uploads are until they end, stand still or are ``over``; return how they stand then."""
+    """Show the progress of uploads until they end, stall or are ``over``; return the last progress."""
     begun_s = moved_s = time.monotonic()
     standing = uploader.standing
     with suppress(KeyboardInterrupt):
@@ -156,7 +156,7 @@ def follow(
 def what_is_left(standing: UploadProgress) -> str:
     """What is not in the store yet, and why."""
     if standing.taken:
-        return "another process uploads this run's captures"
+        return "another process is uploading this run's captures"
     if not standing.looked:
         return "the captures are not all in the store yet"
     reasons = dict.fromkeys(reason for reason in (*standing.left.values(), *standing.removals.values()) if reason)
@@ -207,8 +207,8 @@ def push(path: Path) -> None:
 class SharedIndexing(Sink):
     """Keeps a shared catalogue up to date with a run's store; UsageError if its URL is wrong or its driver missing.
 
-    It compares what the store holds with what the catalogue was last known to hold, so the next comparison makes good
-    what was missed while the catalogue was away.
+    It compares what the store holds with what the catalogue was last known to hold, so the next comparison
+    catches up after an outage of the catalogue.
     """
 
     name = "catalogue"
@@ -230,12 +230,12 @@ class SharedIndexing(Sink):
         self._loop.start()
 
     def take(self, seen: Event | Sight) -> None:
-        """Look at a stored capture now, unless the catalogue is away."""
+        """Index a stored capture now, unless the catalogue is down."""
         if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
             self._loop.wake()
 
     def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CATALOGUE_CLOSE_S) -> None:
-        """Bring the catalogue up to date once more, for no longer than is left, and say what it may lack."""
+        """Bring the catalogue up to date once more, for no longer than is left, and print what it may lack."""
         if not self._loop.stop(min(CATALOGUE_CLOSE_S, left_s()), last_turn=True) or self._loop.problem:
             say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
 
@@ -275,6 +275,6 @@ def checked_catalogue(option: str | None) -> str | None:
 
 
 def _catalogue(url: str, store: Store | None) -> Catalogue:
-    from sftriage.traces.catalogue import Catalogue  # a third of what a run imports, for those that name one alone
+    from sftriage.traces.catalogue import Catalogue  # a third of a run's imports, only with a catalogue
 
     return Catalogue(url, store)

@@ -1,4 +1,4 @@
-"""``sftriage doctor``: what works on this machine, and, with a command, what some steps of its job show."""
+"""``sftriage doctor``: what works on this machine, and what some steps of a job show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TRIAL_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that was looked at: ``ok``, ``limited`` (works, not as well as it could) or ``missing``, and why."""
+    """The result of one check: ``ok``, ``limited`` (works, but not as well as it could) or ``missing``, and why."""
 
     what: str
     state: State
@@ -49,7 +49,7 @@ class CheckResult:
 
 
 def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
-    """Check everything, in the order in which a new user needs it. Leaves nothing behind, and imports no torch."""
+    """Run all checks, in the order in which a new user needs them. Leaves nothing behind; does not import torch."""
     free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     version = f"{platform.python_implementation()} {platform.python_version()}"
     torch = next((one.version for one in metadata.distributions(name="torch")), None)
@@ -57,9 +57,9 @@ def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
         CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})"),
         CheckResult("recorder", "ok", "in C")
         if moments.FORM.name == "C"
-        else CheckResult("recorder", "limited", f"in Python, which costs a step more: {moments.WHY_NOT_C}"),
+        else CheckResult("recorder", "limited", f"in Python, which is slower per step: {moments.WHY_NOT_C}"),
         *_rings(rings_root),
-        _present("torch", torch, "not in this Python: the trainers' own is what counts"),
+        _present("torch", torch, "not in this Python; only the trainers' Python needs it"),
         _present("nsys", shutil.which("nsys"), "no captures by Nsight Systems"),
         _present("py-spy", shutil.which("py-spy", path=search_path()), "no stacks: pip install 'sftriage[stacks]'"),
     ]
@@ -72,7 +72,7 @@ def _present(what: str, found: str | None, without: str) -> CheckResult:
 def _rings(root: Path) -> Iterator[CheckResult]:
     where = root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
     if where != root:
-        yield CheckResult("rings", "limited", f"{root} cannot be written: rings are in {where}, perhaps on disk")
+        yield CheckResult("rings", "limited", f"cannot write {root}: rings are in {where}, perhaps on disk")
     try:
         with (
             tempfile.TemporaryDirectory(prefix="sftriage-doctor-", dir=where) as directory,
@@ -83,7 +83,7 @@ def _rings(root: Path) -> Iterator[CheckResult]:
                     pass
             info = monitor.info
             if info is None:
-                yield CheckResult("rings", "missing", f"nothing can be recorded in {where}: see the warning")
+                yield CheckResult("rings", "missing", f"cannot record in {where}: see the warning")
                 return
             with Ring(Path(directory) / info.file_name("ring")) as ring:
                 read = len(ring.read().steps)
@@ -91,17 +91,17 @@ def _rings(root: Path) -> Iterator[CheckResult]:
         yield CheckResult("rings", "missing", str(error))
         return
     if read != _TRIAL_STEPS:
-        yield CheckResult("rings", "missing", f"{read} of {_TRIAL_STEPS} steps came back from {where}")
+        yield CheckResult("rings", "missing", f"{read} of {_TRIAL_STEPS} steps were read back from {where}")
         return
     free_bytes = shutil.disk_usage(where).free
     yield CheckResult("rings", "ok", f"in {where}, {free_bytes >> 20} MiB free")
     if not info.locked:
-        why = "no locks there: whether a rank lives is told by its pid, which another container does not see"
+        why = "no file locks there: liveness is checked by pid, which fails across containers"
         yield CheckResult("locks", "limited", why)
 
 
 def search_path() -> str:
-    """Where programs are looked for: beside this Python first."""
+    """The search path for programs: first beside this Python."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
@@ -114,7 +114,7 @@ _LAST_WORDS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SeamFound:
-    """How often a seam was seen at work, over all ranks, and the stage's part of the steps; None for what is none."""
+    """How often a seam fired, over all ranks, and its stage's share of the steps; None if it has no stage."""
 
     name: str
     fired: int
@@ -132,7 +132,7 @@ class CaptureWorks:
 
 @dataclass(frozen=True, slots=True)
 class JobFound:
-    """What some steps of a job have shown.
+    """What some steps of a job show.
 
     ``stages`` has each stage's share of the steps, ``cohorts`` the ranks of each, ``writer`` the form of the recorder
     ("" where nothing was recorded), ``collectives`` calls by function and stage. ``by_hand``: the script has a Monitor.
@@ -154,9 +154,9 @@ class JobFound:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the rings of a job hold, and what its processes have told (`sftriage.trainer.seams.patches`).
+    """What the rings of a job hold, and what its processes report (`sftriage.trainer.seams.patches`).
 
-    ``misuse`` counts calls of its recorders that made no sense.
+    ``misuse`` counts invalid calls of its recorders.
     """
 
     infos: tuple[RingInfo, ...]
@@ -166,9 +166,9 @@ class Ranks:
 
 
 def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
-    """Run a job until each of its ranks has recorded some steps, or ``patience_s`` are over, and end it.
+    """Run a job until each of its ranks has recorded some steps, or for ``patience_s``, and end it.
 
-    Its output goes to our standard error, until it is told to end.
+    Its output goes to our standard error, until we end it.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(f"cannot start {command[0]}: no such program")
@@ -183,10 +183,10 @@ def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float) -> Facts:
-    """What the processes of a job show, and its exit status where it ended by itself."""
-    launcher, told = Launcher(), threading.Event()
+    """What the processes of a job show, and its exit status if it ended by itself."""
+    launcher, ending = Launcher(), threading.Event()
     reading, writing = os.pipe()
-    passing_on = start_thread("output", _pass_on, reading, told)
+    passing_on = start_thread("output", _pass_on, reading, ending)
     processes, free_bytes = Processes(environment), shutil.disk_usage(rings).free
 
     def watch(launcher: Launcher) -> None:
@@ -195,7 +195,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
             processes.look(launcher.pid)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if not launcher.ended.is_set():
-                told.set()
+                ending.set()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(launcher.pid, signum)
             launcher.ended.wait(_END_S)
@@ -206,7 +206,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
     finally:
         os.close(writing)
         launcher.close()
-    # What is left of the job may keep its output open.
+    # Remaining processes of the job may keep its output open.
     passing_on.join(_LAST_WORDS_S)
     return Facts(
         auto=True,
@@ -216,15 +216,15 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
         place=str(rings.parent),
         told=launcher.told,
         seconds=patience_s,
-        status=None if told.is_set() else status,
+        status=None if ending.is_set() else status,
     )
 
 
-def _pass_on(reading: int, told: threading.Event) -> None:
-    """Print what the job prints, until it is told to end: a launcher's traceback about that is not about the job."""
+def _pass_on(reading: int, ending: threading.Event) -> None:
+    """Print what the job prints, until we end it: a launcher's traceback about that is not about the job."""
     with contextlib.suppress(OSError):
         while text := os.read(reading, 65536):
-            if not told.is_set():
+            if not ending.is_set():
                 os.write(2, text)
     os.close(reading)
 
@@ -239,7 +239,7 @@ def _enough(rings: Path, steps: int) -> bool:
 
 
 def _read_ranks(rings: Path, told: Path | None) -> Ranks:
-    """What is there by now; a file that cannot be read is left out."""
+    """The rings so far, without files that cannot be read."""
     infos, steps, misuse = [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
     for path in newest.values():
@@ -255,8 +255,8 @@ _NOTHING_KNOWN = Facts(auto=True)
 
 
 def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
-    """What a job that is over has shown; ``known`` is what its processes showed from outside."""
-    # (launchers and workers import torch, too, and train nothing)
+    """What a finished job has shown; ``known`` is what its processes showed from outside."""
+    # (launchers and workers also import torch, but do not train)
     trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
     trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
     fired, collectives = Counter[str](), Counter[str]()
@@ -297,17 +297,17 @@ def _shares_of(ranks: Ranks) -> dict[str, float]:
 
 
 def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ...]:
-    """Which profilers a capture could use, as far as is known without one."""
+    """Which profilers a capture could use, as far as can be checked without one."""
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     except (OSError, ValueError):
         scope = 0
-    why_no_spy = "the kernel lets nobody attach to a process (ptrace_scope)" if os.geteuid() and scope else ""
+    why_no_spy = "the kernel forbids attaching to processes (ptrace_scope)" if os.geteuid() and scope else ""
     if shutil.which("py-spy", path=search_path()) is None:
         why_no_spy = "not installed: pip install py-spy"
     why_not = {
         "torch": "" if trainers and all(one["kineto"] for one in trainers) else "no trainer has a torch with Kineto",
-        "stacks": "" if trainers else "no trainer was seen",
+        "stacks": "" if trainers else "no trainer was found",
         "nsys": "" if shutil.which("nsys") else "nsys is not on PATH",
         "py-spy": why_no_spy,
     }
@@ -315,12 +315,12 @@ def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ..
 
 
 _MUCH = 0.2
-"""The part of the steps from which on it matters that no stage has it."""
+"""The share of the steps outside all stages that is worth reporting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that was not seen, and the lines by which it would be."""
+    """Something that was not detected, and the lines of code that would report it."""
 
     what: str
     lines: tuple[str, ...]
@@ -335,13 +335,13 @@ def _missing_of(found: JobFound, ranks: Ranks, facts: Facts, training: int) -> I
         yield Missing(what, _LINES.get(nothing.code, ()))
         return
     if facts.status:
-        after = f"{counted(min(map(len, ranks.steps)), 'recorded step')} of a rank"
-        what = f"the job ended by itself with exit status {facts.status}, after {after}"
-        yield Missing(f"{what}: its own output, above, says why", ())
+        after = f"{counted(min(map(len, ranks.steps)), 'recorded step')} per rank"
+        what = f"the job exited with status {facts.status} after {after}"
+        yield Missing(f"{what}: see its output above", ())
     if training > 1 and ranks.infos and all(one.world_size == 1 for one in ranks.infos):
-        # They do not know of one another: each records as rank 0 of 1.
-        what = f"{training} processes train, and each says that it is rank 0 of 1"
-        yield Missing(f"{what}: neither RANK and WORLD_SIZE nor torch.distributed say more", _RANKS)
+        # They do not know each other: each records as rank 0 of 1.
+        what = f"{training} processes train, each as rank 0 of 1"
+        yield Missing(f"{what}: RANK, WORLD_SIZE and torch.distributed give no others", _RANKS)
     yield from _in_monitor(found, ranks) if found.by_hand else _under_seams(found, ranks, facts.failed)
 
 
@@ -356,45 +356,45 @@ def _under_seams(found: JobFound, ranks: Ranks, failed: Mapping[str, str]) -> It
         yield from _elsewhere(found, ("import sftriage", *_around("sftriage", "NAME")))
     schema = ranks.infos[0].schema
     if ranks.infos[0].world_size > 1 and not any(found.stages.get(name) for name in schema.sync):
-        what = "neither DDP nor FSDP is used, and nothing has waited in a collective of torch.distributed"
-        yield Missing(f"nothing is known to wait for the other ranks: {what}", _EXCHANGE)
+        what = "neither DDP nor FSDP is used, and no step waited in a collective of torch.distributed"
+        yield Missing(f"no stage waits for the other ranks: {what}", _EXCHANGE)
     if "forward" in schema.sync:
-        yield Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ())
+        yield Missing("no time of the last gradient: FSDP accumulates it after the exchange", ())
 
 
 def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
     records = [record for steps in ranks.steps for record in steps]
-    # (a rank's last one may be so because it was ended)
+    # (a rank's last step may be incomplete because the job was ended)
     if incomplete := sum(not one.complete for steps in ranks.steps for one in steps[:-1]):
-        what = f"{incomplete} of {counted(len(records), 'step')} were left by an exception, or never"
-        yield Missing(f"{what}: one turn of the loop is one step", ("with monitor.step():", "    ...  # one turn"))
+        what = f"{incomplete} of {counted(len(records), 'step')} ended by an exception, or never"
+        yield Missing(f"{what}: make one turn of the loop one step", ("with monitor.step():", "    ...  # one turn"))
     if ranks.misuse:
-        what = f"{counted(ranks.misuse, 'call')} made no sense to the recorder"
-        yield Missing(f"{what}: its warnings, above, say which (each sort once)", ())
+        what = f"{counted(ranks.misuse, 'invalid call')} of the recorder"
+        yield Missing(f"{what}: see its warnings above (one of each kind)", ())
     schema = ranks.infos[0].schema
     for name in schema.stages[:-1]:
         if not found.stages.get(name):
-            yield Missing(f"the stage {name} was declared, and never entered", _around("monitor", name))
+            yield Missing(f"the stage {name} was declared but never entered", _around("monitor", name))
     yield from _elsewhere(found, _around("monitor", "NAME"))
     if ranks.infos[0].world_size > 1 and not schema.sync:
-        yield Missing("no stage is said to wait for the other ranks", _SYNC)
+        yield Missing("no stage is declared to wait for the other ranks (sync)", _SYNC)
     elif schema.sync and all(one.ready_ns is None for one in records):
-        what = f"no moment of the last gradient, by which {schema.sync[0]} would be told from waiting in it"
+        what = f"no time of the last gradient, which separates {schema.sync[0]} from waiting in it"
         yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
 
 
 def _elsewhere(found: JobFound, lines: tuple[str, ...]) -> Iterator[Missing]:
     share = found.stages.get("other", 0.0)
     if share >= _MUCH:
-        what = f"{share:.0%} of the steps is in no stage (other)"
-        yield Missing(f"{what}: what is done between those that are seen", lines)
+        what = f"{share:.0%} of the steps is outside all stages (other)"
+        yield Missing(f"{what}: name the stages between those detected", lines)
 
 
 _UNSEEN = {
-    "data": "no batch came from a torch DataLoader in the training thread: its time is in other",
-    "forward": "no call of the model that is trained was seen (`model.forward(...)` is none, `model(...)` is): its "
-    "time is in other",
-    "backward": "no call of backward() was seen (`torch.autograd.grad` is none): its time is in other",
+    "data": "no batch came from a torch DataLoader in the training thread: its time counts as other",
+    "forward": "no call of the trained model was detected (`model(...)`, not `model.forward(...)`): its time counts "
+    "as other",
+    "backward": "no call of backward() was detected (`torch.autograd.grad` is not one): its time counts as other",
 }
 _INNER = {
     "data": "batch = next(batches)",
@@ -410,23 +410,23 @@ def _around(whose: str, stage: str) -> tuple[str, ...]:
 
 _MONITOR = (
     "import sftriage",
-    "monitor = sftriage.Monitor()  # once, where the ranks know of each other (init_process_group)",
+    "monitor = sftriage.Monitor()  # once, after init_process_group",
     "while training:",
     "    with monitor.step():",
     *(f"        {line}" for stage in STAGES for line in _around("monitor", stage)),
 )
 _RANKS = (
     "import sftriage",
-    "monitor = sftriage.Monitor(rank=RANK, world_size=WORLD_SIZE)  # as whoever started the processes counts them",
+    "monitor = sftriage.Monitor(rank=RANK, world_size=WORLD_SIZE)  # as the launcher numbers the processes",
 )
 _SYNC = ('monitor = sftriage.Monitor(sync=("backward",))  # the stage in which gradients are exchanged',)
 _EXCHANGE = (
     "import sftriage",
     'with sftriage.stage("exchange", sync=True):',
-    "    ...  # where ranks wait for one another: gradients that are averaged",
+    "    ...  # where ranks wait for each other, as to average gradients",
 )
 _LINES = {
     **dict.fromkeys(("no_optimizer", "no_step", "-I", "-E", "-S", "PYTHONPATH"), _MONITOR),
     **dict.fromkeys(("monitor_unused", "monitor_elsewhere"), _MONITOR[2:]),
 }
-"""What helps against each of the reasons why nothing is recorded, where lines in the script do."""
+"""Lines for the script that help, by reason why nothing is recorded."""

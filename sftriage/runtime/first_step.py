@@ -1,4 +1,4 @@
-"""Watches for a job's first recorded step, and gathers why there is none: from /proc, rings and what seams report."""
+"""Watches for a job's first recorded step, and finds out why there is none: from /proc, rings and seams."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sftriage.windows.rings import Ring
 from sftriage.words.verdicts import counted
 
 ROOM_BYTES = 1 << 20
-"""What a rank's ring takes at most, and some more."""
+"""More than the largest ring of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a job, and how it ended.
+    """The known facts about a job and its end.
 
     ``hidden``: why the seams are missing in processes with torch: a flag of Python such as "-I", or a variable.
     ``fired``, ``failed``: by seam. ``status``: None for a job ended after its ``seconds``. ``told``: the signal that
@@ -59,27 +59,27 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why: a code, and a clause for people."""
+    """A reason: its code, and a clause to print."""
 
     code: str
     what: str
 
 
 def why_nothing(facts: Facts) -> Reason | None:
-    """Why no step is recorded; None where one is. Where a fact is not known, no more is said than what is."""
+    """Why no step is recorded; None if one is. Uses only known facts."""
     if facts.steps:
         return None
     so_far = _so_far(facts)
     if not facts.over:
         return so_far
     if facts.told is not None:
-        return Reason("stopped", f"the job was stopped by {_signal_name(facts.told)}, before any step was recorded")
+        return Reason("stopped", f"the job was stopped by {_signal_name(facts.told)} before any step was recorded")
     if facts.seconds is not None and facts.status is None:
-        return Reason(so_far.code, f"the time was up after {facts.seconds:g} s; until then {so_far.what}")
+        return Reason(so_far.code, f"no step within {facts.seconds:g} s: {so_far.what}")
     if facts.status:
-        what = f"the job ended by itself with exit status {facts.status}, before any step was recorded"
+        what = f"the job exited with status {facts.status} before any step was recorded"
         number = facts.status - 128
-        why = f"{_signal_name(number)} ended it" if number in signal.valid_signals() else "its own output says why"
+        why = f"{_signal_name(number)} ended it" if number in signal.valid_signals() else "see its output"
         return Reason("failed", f"{what}: {why}")
     return so_far
 
@@ -93,26 +93,26 @@ def _so_far(facts: Facts) -> Reason:
     if not facts.auto and not facts.rings and RINGS.code in facts.hidden:
         return RINGS
     if not (facts.torch or trains):
-        never = "was seen to import torch" if facts.over else "has imported torch so far"
+        never = "imported torch" if facts.over else "has imported torch so far"
         return Reason("no_torch", f"no process of the job on this host {never}")
     if not facts.rings and facts.free_bytes is not None and facts.free_bytes < ROOM_BYTES:
-        return Reason("no_room", f"{facts.place} has no room for a recording ({facts.free_bytes >> 10} KiB are free)")
+        return Reason("no_room", f"{facts.place} is too full for a recording ({facts.free_bytes >> 10} KiB free)")
     if why := facts.failed.get("optimizer"):
         return Reason("seam", f"the seam optimizer was switched off: {why}")
     if facts.by_hand or not facts.auto:
         if facts.rings:
-            return Reason("monitor_unused", "the Monitor that the script makes has no step that has ended")
+            return Reason("monitor_unused", "the script's Monitor has not finished a step")
         if facts.by_hand:
-            return Reason("monitor_elsewhere", "the Monitor that the script makes records elsewhere (rings=)")
-        return Reason("no_monitor", "no sftriage.Monitor was made; --auto finds the stages of a script without one")
+            return Reason("monitor_elsewhere", "the script's Monitor records elsewhere (rings=)")
+        return Reason("no_monitor", "the script creates no sftriage.Monitor; --auto detects stages without one")
     backwards, steps = facts.fired.get("backward", 0), facts.fired.get("optimizer", 0)
     if facts.rings or steps > 2:
-        return Reason("first_step", "recording has begun, and no step has ended since")
+        return Reason("first_step", "recording has begun, but no step has ended yet")
     if facts.compiling:
-        return Reason("compiling", "torch compiles (torch.compile), and recording begins with the third step")
+        return Reason("compiling", "torch.compile is at work; recording begins with the third step")
     if steps:
-        return Reason("few_steps", f"{counted(steps, 'step')} of an optimizer, and recording begins with the third")
-    return Reason("no_optimizer" if backwards else "no_step", "no step of a torch.optim.Optimizer was seen")
+        return Reason("few_steps", f"{counted(steps, 'optimizer step')} so far; recording begins with the third")
+    return Reason("no_optimizer" if backwards else "no_step", "no torch.optim.Optimizer has made a step")
 
 
 def _signal_name(number: int) -> str:
@@ -122,34 +122,32 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-RINGS = Reason("SFTRIAGE_RINGS", "SFTRIAGE_RINGS is missing in the trainers' environment: what starts them cleared it")
-_NO_PATH = "does not look at PYTHONPATH"
+RINGS = Reason("SFTRIAGE_RINGS", "SFTRIAGE_RINGS is missing in the trainers' environment: their launcher removed it")
+_NO_PATH = "ignores PYTHONPATH"
 _HIDDEN = (
     *(
-        Reason(flag, f"the trainers' Python was started with {flag}, and then {without}: leave it out, or use Monitor")
+        Reason(flag, f"the trainers' Python runs with {flag} and so {without}: leave {flag} out, or use Monitor")
         for flag, without in (("-I", _NO_PATH), ("-E", _NO_PATH), ("-S", "imports no sitecustomize"))
     ),
     RINGS,
     Reason("SFTRIAGE_SEAMS", "SFTRIAGE_SEAMS=off switches the seams off"),
-    Reason(
-        "PYTHONPATH", "what starts the trainers overwrote PYTHONPATH, by which --auto reaches them: have it add to it"
-    ),
+    Reason("PYTHONPATH", "the trainers' launcher overwrote PYTHONPATH, which --auto needs: let it extend PYTHONPATH"),
 )
 
 log = logging.getLogger("sftriage")
 
 LOOK_S, OFTEN_S, SELDOM_S = 1.0, 15.0, 5.0
-"""How often rings are looked at; and processes, which takes more, after the first few seconds."""
+"""How often to check rings; and processes, which costs more, during and after the first seconds."""
 AGAIN_S = 60.0
-"""How often it is said why nothing is recorded yet, from when torch was imported."""
+"""How often to log why nothing is recorded yet, once torch is imported."""
 ALL_S = 10.0
-"""How long after the first rank's first step the others' are waited for."""
+"""How long to wait for the first steps of the other ranks, after the first rank's."""
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _LAUNCHERS = (*ELASTIC_MODULES, "torchrun")
 
 
 class Processes:
-    """What /proc shows of a launcher and the processes that it has started; ``given`` was added to their environment.
+    """What /proc shows of a launcher and the processes it started; ``given`` was added to their environment.
 
     Attributes:
         torch: the processes that had torch loaded.
@@ -179,7 +177,7 @@ class Processes:
 
 
 def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> set[str]:
-    """Why a process does not see what it was given: see `Facts`."""
+    """Why a process does not get the variables in ``given``: see `Facts`."""
     found = flags_of(words) & {"I", "E", "S"}
     hidden = {f"-{flag}" for flag in found}
     if environment.get("SFTRIAGE_RINGS") != given.get("SFTRIAGE_RINGS"):
@@ -193,7 +191,7 @@ def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[s
 
 
 def flags_of(words: Sequence[str]) -> set[str]:
-    """The one-letter flags of a Python that was started by these words."""
+    """The one-letter flags of a Python with this command line."""
     found: set[str] = set()
     rest = iter(words[1:] if words and "python" in Path(words[0]).name else ())
     for word in rest:
@@ -219,7 +217,7 @@ def _below(pid: int) -> list[int]:
 
 
 def reports_in(directory: Path) -> list[Mapping[str, Any]]:
-    """What the seams of a job's processes have told (`sftriage.trainer.seams.patches`)."""
+    """The reports of the seams in a job's processes (`sftriage.trainer.seams.patches`)."""
     found = []
     for path in sorted(directory.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -228,7 +226,7 @@ def reports_in(directory: Path) -> list[Mapping[str, Any]]:
 
 
 def with_reports(known: Facts, reports: Sequence[Mapping[str, Any]]) -> Facts:
-    """What is known, and what these reports say."""
+    """The known facts, with those of these reports."""
     fired: Counter[str] = Counter()
     failed: dict[str, str] = {}
     for one in reports:
@@ -240,7 +238,7 @@ def with_reports(known: Facts, reports: Sequence[Mapping[str, Any]]) -> Facts:
 
 
 class FirstStep:
-    """Says when a job's first steps are recorded, and once a minute why they are not.
+    """Logs when a job's first steps are recorded, and once a minute why they are not.
 
     ``given`` was added to the job's environment, ``auto`` says whether seams find its stages. ``note`` gets the reason
     whenever it changes, and "" once a step is recorded.
@@ -269,7 +267,7 @@ class FirstStep:
         self.recorded = False
 
     def follow(self, launcher: Launcher) -> None:
-        """Look until the job has ended; errors are only logged."""
+        """Look until the job has ended; only logs errors."""
         while not launcher.ended.wait(None if self.recorded else LOOK_S):
             with suppressed():
                 self.look(launcher.pid, time.monotonic())
@@ -277,7 +275,7 @@ class FirstStep:
             self.end(launcher.status, launcher.told)
 
     def look(self, launcher: int, now_s: float) -> None:
-        """Look, and say what there is to say. ``now_s`` is on a clock that only goes on."""
+        """Check once, and log news. ``now_s`` is of a monotonic clock."""
         if self.recorded:
             return
         begun, world_size = self._begun()
@@ -302,11 +300,11 @@ class FirstStep:
         if self._torch_s is not None and now_s >= self._said_s + AGAIN_S:
             self._said_s = now_s
             minutes = round((now_s - self._torch_s) / 60)
-            what = self._told(self._facts())
+            what = self._why(self._facts())
             self._say(f"no step is recorded yet, {counted(minutes, 'minute')} after torch was imported: {what}")
 
     def end(self, status: int | None, told: int | None) -> None:
-        """The job has ended: say why nothing was recorded, if nothing was."""
+        """The job has ended: log why nothing was recorded, if nothing was."""
         begun, world_size = self._begun()
         if self.recorded or begun:
             if not self.recorded:
@@ -314,7 +312,7 @@ class FirstStep:
                 self._note("")
             self.recorded = True
             return
-        self._say(f"nothing was recorded: {self._told(replace(self._facts(), over=True, status=status, told=told))}")
+        self._say(f"nothing was recorded: {self._why(replace(self._facts(), over=True, status=status, told=told))}")
 
     def _facts(self) -> Facts:
         known = Facts(
@@ -327,7 +325,7 @@ class FirstStep:
         )
         return with_reports(known, reports_in(self._rings / REPORTS))
 
-    def _told(self, facts: Facts) -> str:
+    def _why(self, facts: Facts) -> str:
         reason = why_nothing(facts)
         what = "" if reason is None else reason.what
         if what != self._noted:
@@ -349,18 +347,18 @@ class FirstStep:
 
 @contextlib.contextmanager
 def suppressed() -> Iterator[None]:
-    """What goes wrong is none of the job's business."""
+    """Log exceptions for debugging: they must not affect the job."""
     try:
         yield
     except Exception:
-        log.debug("the job's first step cannot be watched for", exc_info=True)
+        log.debug("cannot watch for the job's first step", exc_info=True)
 
 
 def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: Sequence[int] = ()) -> str:
-    """Which ranks are recorded, and about which steps a first verdict comes: usually, and at the soonest."""
+    """Which ranks are recorded, and at which step the first verdict comes: usually, and at the earliest."""
     names = [f"{name} (sync)" if name in schema.sync else name for name in schema.stages[:-1]]
-    who = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
-    recording = f"Recording {who}: {', '.join(names)}."
+    those = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
+    recording = f"Recording {those}: {', '.join(names)}."
     if not first_verdict:
         return recording
     usual, soonest = first_verdict

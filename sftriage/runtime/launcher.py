@@ -1,4 +1,4 @@
-"""The launcher as a child with our terminal and signals, and triage beside it: the job runs whatever that does."""
+"""The launcher as a child with our terminal and signals, and triage beside it, whose failures spare the job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sftriage.base.loops import start_thread
 from sftriage.errors import InputError, SftriageError, UsageError
 
 _OWN = {
-    *("SIGKILL", "SIGSTOP"),  # nobody can catch these
+    *("SIGKILL", "SIGSTOP"),  # cannot be caught
     "SIGCHLD",  # the end of our own children
     *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"),  # our own faults: a handler that returns runs into them again
     *("SIGPIPE", "SIGXFSZ"),  # our own writes
@@ -30,20 +30,20 @@ _OWN = {
 FORWARDED = tuple(sorted(signal.valid_signals() - {getattr(signal, name) for name in _OWN if hasattr(signal, name)}))
 """The signals that are the job's, wherever they are sent: all but those about this process itself."""
 _HARMLESS = {signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGTSTP}
-"""Of these, those that end no process that has not asked for them."""
+"""Of these, those that do not end a process by default."""
 
 
 class Launcher:
-    """Runs a command in a process group of its own, in the foreground where there is a terminal.
+    """Runs a command in a process group of its own, in the foreground if there is a terminal.
 
     Until `close`, signals are the job's: those that come before it starts are kept, the others passed on. What we
     ignore from the start, such as SIGHUP under ``nohup``, the job ignores too. A handler never raises. If we die, the
-    job goes on.
+    job continues.
 
     Attributes:
         told: the last of INT, TERM, HUP and QUIT that the job got; ``told_s`` is when its first SIGTERM came.
         ended: set once the job has ended, and ``status`` as a shell gives it (128 + a signal).
-        hurried: Ctrl-C has come since it ended: wait for nothing more.
+        hurried: Ctrl-C has come since the job ended: wait no longer.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Launcher:
 
     @property
     def ended_by(self) -> int | None:
-        """The signal that has ended this before there was a job; None where the job may start."""
+        """The signal that ended this process before the job started; None if the job may start."""
         deadly = (signum for signum in self._early if signum not in _HARMLESS | self._ignored)
         return next(deadly, None) if self._process is None else None
 
@@ -71,7 +71,7 @@ class Launcher:
         return self._process.pid
 
     def start(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
-        """Start the job, with ``environment`` added to ours. Signals that have come by then reach it.
+        """Start the job, with ``environment`` added to ours. It gets the signals received so far.
 
         ``output`` is the descriptor for its standard output and error, by default ours.
         """
@@ -93,17 +93,17 @@ class Launcher:
         return self.status
 
     def left_s(self, patience_s: float) -> float:
-        """How much is left of a time that begins as the job ends; nothing where somebody wants it over."""
+        """What is left of a time that begins as the job ends; nothing after Ctrl-C."""
         return 0.0 if self.hurried else min(patience_s, max(0.0, self._ended_s + patience_s - time.monotonic()))
 
     def close(self) -> None:
-        """Signals are ours again."""
+        """Restore our handlers of signals."""
         self._take_back()
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
     def _step_forward(self) -> None:
-        """In the child: a group of its own, and the terminal before it can ask for it, as a shell hands it over."""
+        """In the child: create its process group, and give it the terminal before it needs it, as a shell does."""
         for signum in self._ignored:
             signal.signal(signum, signal.SIG_IGN)
         os.setpgrp()
@@ -111,7 +111,7 @@ class Launcher:
             _give_terminal(self._terminal, os.getpgrp())
 
     def _ended(self) -> int:
-        """Wait for the child. Where Ctrl-Z stops it, we stop too: the shell gets its terminal, and lets both go on."""
+        """Wait for the child. If Ctrl-Z stops it, we stop too: the shell gets its terminal, and continues both."""
         assert self._process is not None, "nothing has been started"
         while True:
             # (a handler that runs between the two sends a signal to a group that is still there)
@@ -151,16 +151,16 @@ class Launcher:
 
 
 class Notes:
-    """Of a process beside a job: which signal has told it to end. What is sent to the job, it does not die of.
+    """The signals of a process beside a job: notes those that end it, and survives those for the job.
 
     Attributes:
-        told: the last of those that end it; None for none so far.
+        told: the last signal that ends it; None for none so far.
     """
 
     def __init__(self, ends: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
         self.told: int | None = None
         self._ends = frozenset(ends)
-        # (a hangup ends it, as it does any other; what stops it and lets it go on is its own)
+        # (SIGHUP ends it, as by default; signals that stop and continue it keep their effect)
         kept = {signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT} - self._ends
         for signum in {*FORWARDED, *self._ends} - kept:
             if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -172,7 +172,7 @@ class Notes:
 
 
 def _foreground_terminal() -> int | None:
-    """The terminal we read from, if there is one and it is ours to lend."""
+    """The terminal we read from, if we are in its foreground."""
     try:
         terminal = sys.stdin.fileno()
         return terminal if os.tcgetpgrp(terminal) == os.getpgrp() else None
@@ -193,20 +193,20 @@ def _give_terminal(terminal: int, group: int) -> None:
 log = logging.getLogger("sftriage")
 
 START_S = 15.0
-"""How long the start of a job may wait for triage to get ready."""
+"""How long the start of a job may wait for triage."""
 END_S = 14.0
-"""How long after the end of its job triage may still work; 15 s with what the end of a process takes."""
+"""How long triage may work after the end of its job; with the end of the process, 15 s."""
 LEAVE_S = 0.75
-"""How long the end of this process may take after that."""
+"""How long the end of this process may take then."""
 _LOOK_S = 0.05
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Triaged:
-    """A job that triage is ready for: what to start, and what is added to its environment.
+    """A job that triage is ready for: its command, and what is added to its environment.
 
-    ``watch`` watches the started job to its end; ``abandon`` undoes the preparation where it was not started.
+    ``watch`` watches the started job to its end; ``abandon`` undoes the preparation if it was not started.
     """
 
     command: tuple[str, ...]
@@ -223,14 +223,14 @@ def supervise(
     required: bool = False,
     output: int | None = None,
 ) -> int:
-    """Run a job to its end, triaged once ``prepare`` has got that ready; its exit status.
+    """Run a job to its end, with the triage that ``prepare`` returns; return its exit status.
 
     ``command`` is the job without triage, ``output`` a descriptor for its standard output and error, by default ours.
-    Where triage is ``required``, no job starts without it.
+    If triage is ``required``, no job starts without it.
 
     Raises:
-        UsageError: the job cannot be started, or an option makes no sense.
-        SftriageError: triage is required, and cannot watch the job.
+        UsageError: the job cannot be started, or an option is invalid.
+        SftriageError: triage is required, but cannot watch the job.
     """
     preparing: Future[Triaged] = Future()
     if required or not _in_thread(preparing, prepare):
@@ -243,7 +243,7 @@ def supervise(
         _abandon(preparing)
         return 128 + launcher.ended_by
     if error is not None or not preparing.done():
-        why = f"getting ready took more than {START_S:.0f} s" if error is None else _problem(error)
+        why = f"its preparation took more than {START_S:.0f} s" if error is None else _problem(error)
         log.error("the job runs unwatched: %s", why)
         launcher.start(command, {}, output)
         status = launcher.wait()
@@ -263,42 +263,42 @@ def supervise(
         try:
             ready.watch(launcher)
         except Exception as error:
-            log.error("the job goes on without triage: %s", _problem(error))
+            log.error("the job continues without triage: %s", _problem(error))
             raise
 
     if not _in_thread(watching, watch):
-        log.error("the job runs unwatched: no thread can be started")
+        log.error("the job runs unwatched: cannot start a thread")
     status = launcher.wait()
     _wait(watching, END_S, lambda: launcher.hurried)
     if launcher.hurried:
         _wait(watching, LEAVE_S)
     elif not watching.done():
-        log.error("triage has not ended within %.0f s of the job, and is left behind", END_S)
+        log.error("triage did not end within %.0f s of the job; exiting without it", END_S)
     return status
 
 
 def leave_with(status: int) -> None:
-    """Have this process, once it begins to end, end with that status, whatever of triage was left behind."""
+    """Make this process, once it begins to end, exit with that status, even if triage hangs."""
 
     def leave() -> None:
         threading.main_thread().join()
         time.sleep(LEAVE_S)
         os._exit(status)
 
-    # (where no thread can be started, none was left behind)
+    # (if no thread can be started, none hangs)
     with contextlib.suppress(RuntimeError):
         start_thread("leaves", leave)
 
 
 def is_mistake(error: Exception) -> bool:
-    """Whether a person can mend it: it is not something that the system refuses."""
+    """Whether a person can fix it: a mistake, not a refusal of the system."""
     from sftriage.traces.disk import refusal
 
     return isinstance(error, UsageError | InputError) and refusal(error) is None
 
 
 def _abandon(preparing: Future[Triaged]) -> None:
-    """Undo what was made ready, or still is: no longer than it may take to end."""
+    """Undo the preparation, finished or not, within the time that the end may take."""
 
     def undo() -> None:
         _wait(preparing, START_S)
@@ -306,7 +306,7 @@ def _abandon(preparing: Future[Triaged]) -> None:
             preparing.result().abandon()
 
     undoing: Future[None] = Future()
-    # (where no thread can be had, what lies in memory is swept by the next run)
+    # (if no thread can be started, the next run sweeps what stays in memory)
     if _in_thread(undoing, undo):
         _wait(undoing, END_S)
 
@@ -323,7 +323,7 @@ def _fill(future: Future[Result], act: Callable[[], Result]) -> None:
     try:
         future.set_result(act())
     except BaseException as error:
-        log.debug("it failed", exc_info=True)
+        log.debug("triage failed", exc_info=True)
         future.set_exception(error)
         if not isinstance(error, Exception):
             raise

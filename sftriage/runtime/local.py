@@ -1,4 +1,4 @@
-"""A job on this host, watched by triage in the same process: started with it, or taken over while it goes on."""
+"""A job on this host, watched by triage in the same process: started with it, or taken over while it runs."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ from sftriage.windows.steplog import KeptSteps
 log = logging.getLogger("sftriage")
 
 RESTART_S = 60.0
-"""Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
+"""If the launcher is unknown: how long there may be no trainer before the job counts as over."""
 
 MakeSinks = Callable[[RunDirectory, RunInfo], Sequence[Sink]]
-"""Makes the subscribers to what happens in a run."""
+"""Makes the subscribers to the events of a run."""
 
 
 class ThisHost(Agent):
-    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere."""
+    """The fleet of a job on this host: its only agent, in this process. Opens no port."""
 
     def __init__(self, directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> None:
         rings, path, kept = Path(info.rings), directory.path, kept_of(info)
         super().__init__(rings, path, LocalStore(path), job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)
 
     def switches(self) -> list[SwitchStatus]:
-        """See `controller.agents.Fleet`: a group that extends to other hosts is not switched from here."""
+        """See `controller.agents.Fleet`: a group that extends to other hosts is not switched here."""
         return whole_groups(found) if (found := super().switches()) else []
 
     def settled(self, agent: str, position: int) -> None:
-        """This host sends nothing twice."""
+        """Nothing to do: this host never sends twice."""
 
 
 def kept_of(info: RunInfo) -> KeptSteps | None:
-    """How much is kept of a run's steps; a run of an earlier version keeps all."""
+    """The limits on a run's recorded steps; a run of an earlier version has none."""
     if info.steps_bytes is None or info.steps_age_s is None:
         return None
     return KeptSteps(info.steps_bytes, info.steps_age_s)
@@ -93,7 +93,7 @@ class WatchedRun:
     ) -> None:
         self.directory, self.files, self._info, self._nsys = directory, files, info, nsys
         self._rings, self._disk = Path(info.rings), Disk(root=directory.path)
-        # (they may lie on another disk)
+        # (policy files may be on another disk)
         files.do = Disk().do
         self._sinks = sinks(directory, info)
         self._ended_at = ""
@@ -122,7 +122,7 @@ class WatchedRun:
     def close(self) -> None:
         self._triage.close()
         if not self._disk.hangs:
-            # (there is room for it now, if there was none before)
+            # (there may be room for it now)
             with contextlib.suppress(SftriageError):
                 self._note_end()
         remove_rings_directory(self._rings)
@@ -178,7 +178,7 @@ class LocalRun(WatchedRun):
     def triaged(
         self, environment: Mapping[str, str] | None = None, say: Callable[[str], None] = lambda _: None
     ) -> Triaged:
-        """What to start, with ``environment`` added to the trainers', and what watches it; ``say`` prints advice."""
+        """The job to start, with ``environment`` added to the trainers'; ``say`` prints advice."""
         place = {
             "SFTRIAGE_RINGS": str(self._rings),
             "SFTRIAGE_SPOOL": str(self.directory.spool),
@@ -191,7 +191,7 @@ class LocalRun(WatchedRun):
         return Triaged(self._command, self._given, partial(self._follow, say), self.close)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
-        """Run the job to its end; its exit status.
+        """Run the job to its end; return its exit status.
 
         ``environment`` is added to the trainers'; ``output`` is a descriptor for the job's standard output and error.
         """
@@ -210,7 +210,7 @@ class LocalRun(WatchedRun):
             FirstStep(*about, auto=bool(self._auto)).follow(launcher)
             self._finish()
         finally:
-            # (where it could not begin, the trainers' rings stay as long as they run)
+            # (if triage could not begin, the trainers' rings stay as long as they run)
             launcher.ended.wait()
             self.close()
 
@@ -224,15 +224,15 @@ class LocalRun(WatchedRun):
 
 
 class TakeOver(WatchedRun):
-    """The triage of a job whose `sftriage run` has ended, from where that left it; to be closed.
+    """The triage of a job whose `sftriage run` has ended, resumed; to be closed.
 
-    ``policies`` are files to watch, by default those that the run started with. UsageError where the job has ended.
+    ``policies`` are files to watch, by default those that the run started with. UsageError if the job has ended.
     """
 
     def __init__(self, directory: RunDirectory, policies: Sequence[Path], sinks: MakeSinks) -> None:
         info = read_info(directory)
         if not Path(info.rings).is_dir():
-            raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
+            raise UsageError(f"{directory.path}: the job has ended; its steps and captures can still be read")
         files = PolicyFiles(policies or directory.policy_files())
         super().__init__(directory, info, files, sinks, place_in(directory))
         self._watch_here(resume=True)
@@ -240,7 +240,7 @@ class TakeOver(WatchedRun):
         sweep(self._rings.parent)
 
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
-        """Triage the job to the end of its launcher, or else its trainers; False where it is to ``let_go`` before."""
+        """Triage the job to the end of its launcher, or else its trainers; False if ``let_go`` comes first."""
         self._triage.start()
         known = launcher_of(self._rings) is not None
         seen_s = time.monotonic()
@@ -263,5 +263,5 @@ def job_name(job: str | None, command: list[str]) -> str:
         name = Path(script or command[0]).name
         return bounded_text(name.removesuffix(".py").rpartition(".")[2] if script else name)
     if not (job.strip() and job.isprintable()):
-        raise UsageError(f"--job {job!r}: a name in printable characters")
+        raise UsageError(f"--job {job!r}: expected printable characters")
     return job

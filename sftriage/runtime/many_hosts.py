@@ -1,4 +1,4 @@
-"""``sftriage run`` on one of several hosts: the job's part here, its agent, and on one hub and controller."""
+"""``sftriage run`` on one of several hosts: the job's part here, its agent, and on one host hub and controller."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from sftriage.trainer.monitor import RUN_ENV
 log = logging.getLogger("sftriage")
 
 AGAIN_S = 5.0
-"""How often a hub is tried that cannot be started or reached."""
+"""Pause before retrying a hub that cannot be started or reached."""
 CREDS_S = 3.0
-"""How long credentials that are named may be missing: the host of the hub makes them where there are none."""
+"""How long the file of --creds may be missing: the host of the hub creates it if there is none."""
 SEE_OFF_S, END_S = 11.0, 1.0
-"""How long after the job's end here its controller may take, and then to end when it is told to."""
+"""How long the controller may take after the job's end here, and then to end on SIGTERM."""
 
 
 class HostRun:
-    """A job's part on this host; and on the one that leads, its hub and its controller.
+    """A job's part on this host; on the host that leads, also its hub and its controller.
 
-    Logs once that a hub cannot be started or reached, and tries again while the job runs. ``out`` is the run directory
+    Logs once if the hub cannot be started or reached, and retries while the job runs. ``out`` is the run directory
     where the controller is, ``controlling`` are further options of its command.
     """
 
@@ -54,8 +54,8 @@ class HostRun:
     ) -> None:
         if os.environ.get("SLURM_LOCALID", "0") != "0":
             raise UsageError(
-                "one `sftriage run` a host, which starts a launcher: give srun --ntasks-per-node=1; where srun starts"
-                " the ranks, `sftriage agent` goes beside them, as docs/slurm.md has it"
+                "start one `sftriage run` per host, with a launcher: use srun --ntasks-per-node=1; if srun starts"
+                " the ranks, run `sftriage agent` beside them (see docs/slurm.md)"
             )
         self._job, self._options, self._keeping = job, options, keeping
         self._name, self._controlling, self._detection = hosting.host_name(os.environ), controlling, detection
@@ -74,7 +74,7 @@ class HostRun:
         auto: bool = False,
         required: bool = False,
     ) -> Triaged:
-        """What is to be started here, and what watches it; UsageError where a ``required`` hub is not there by then."""
+        """The job to start here, and what watches it; UsageError if a ``required`` hub is not up in time."""
         options = self._options
         try:
             job_file = hosting.file_name(options.job_id)
@@ -84,14 +84,14 @@ class HostRun:
             self._held.callback(remove_rings_directory, self._rings)
             directory = hosting.host_directory(options.job_id, self._name, os.environ, new=True).absolute()
             self._directory, self._log_leader = directory, LogLeader(directory.with_name(hosting.SPEAKER))
-            with refusing(f"{directory} cannot be made"):
+            with refusing(f"cannot create {directory}"):
                 (directory / "spool").mkdir(mode=0o700, parents=True)
             note_steps(self._rings, directory / "steps")
             launch = None
             if nsys is not None:
-                # In sessions that are no other host's or job's.
+                # In sessions that no other host or job uses.
                 launch = nsys(new_run_id(datetime.now(timezone.utc)), directory)
-                # (before the rings go: nsys ends with its ranks, or is ended)
+                # (before the rings are removed: nsys ends with its ranks, or is killed)
                 self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
                 self._held.callback(remove_place, launch.place)
             self._auto = self._held.enter_context(under_seams(directory, self._rings)) if auto else {}
@@ -121,7 +121,7 @@ class HostRun:
             while self._host is None and not launcher.ended.is_set():
                 self._join(launcher.ended)
                 launcher.ended.wait(hosting.LOOK_S if self._host else AGAIN_S)
-            # (what is so on all hosts, one of them says)
+            # (one host logs what is the same on all)
             say = log.warning if self._leads else log.debug
             about = self._rings, self._given, shape_of(self._detection), say
             first = FirstStep(*about, auto=bool(self._auto))
@@ -132,8 +132,8 @@ class HostRun:
             told = launcher.told_s is not None
             if not launcher.ended.is_set():
                 if self._leads:
-                    goes_on = "the job was told to end, and has not within %.0f s: it is watched no longer"
-                    log.warning(goes_on, hosting.LEAVE_S)
+                    still_runs = "the job did not end within %.0f s of SIGTERM; stopped watching it"
+                    log.warning(still_runs, hosting.LEAVE_S)
                 self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
             elif launcher.status is not None:
                 with suppressed():
@@ -142,7 +142,7 @@ class HostRun:
                 self._host.finish(launcher.left_s(hosting.HURRY_S), says=not told)
             if self._controller is None:
                 return
-            # It ends once all other hosts have; this host may wait no longer than that.
+            # The controller ends once all other hosts have; this host waits no longer than that.
             if told:
                 self._controller.terminate()
             try:
@@ -150,8 +150,7 @@ class HostRun:
             except subprocess.TimeoutExpired:
                 if not told:
                     log.warning(
-                        "the job has ended here; its controller, which was waiting for other hosts or the hub,"
-                        " is stopped"
+                        "the job has ended here; stopped its controller, which was waiting for other hosts or the hub"
                     )
 
     def _join(self, ended: threading.Event) -> None:
@@ -160,7 +159,7 @@ class HostRun:
             self._lead()
             mine = self._options.credentials
             if mine is not None and not mine.exists() and not ended.wait(CREDS_S) and not mine.exists():
-                raise UsageError(f"--creds {mine}: there is no such file, and the host of --hub has made none here")
+                raise UsageError(f"--creds {mine}: no such file, and the host of --hub has not created it")
             self._options.wait_for_secret(over=ended.is_set)
             if ended.is_set():
                 return
@@ -178,12 +177,12 @@ class HostRun:
 
     def _say(self, problem: str) -> None:
         if problem != self._said and self._log_leader.should_log():
-            log.warning("the job runs unwatched, until this is mended: %s", problem)
+            log.warning("the job runs unwatched until this is fixed: %s", problem)
         self._said = problem
 
     def _lead(self) -> None:
         options, directory = self._options, self._out
-        # (a name that was not known at first may be this host's own)
+        # (a name that did not resolve at first may be this host's own)
         self._leads = self._leads or options.leads
         if not self._leads:
             return
@@ -196,22 +195,22 @@ class HostRun:
         command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
         command += [*options.arguments(), "--job", self._job, *self._controlling]
 
-        # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
-        # Without us it lets go at once, for whoever goes on; who ends the job tells it by another signal.
+        # Ctrl-C ends the job, and the controller watches that to its end.
+        # If we die, it stops at once (LET_GO), so that another can resume; the end of a job sends another signal.
         def start(again: bool) -> subprocess.Popen[bytes]:
-            goes_on = again and RunDirectory(directory).hub.exists()
+            resumes = again and RunDirectory(directory).hub.exists()
             if again:
-                log.warning("the controller was killed, and is started again")
-            whole = [*command, "--run" if goes_on else "--out", str(directory)]
+                log.warning("the controller was killed; restarting it")
+            whole = [*command, "--run" if resumes else "--out", str(directory)]
             return start_child(whole, signum=LET_GO)
 
-        self._controller = Supervised("controller", start, was_killed, END_S, "what it said here")
+        self._controller = Supervised("controller", start, was_killed, END_S, "its output above")
         self._held.callback(self._controller.close)
         self._controller.keep()
 
 
 def start_agents(options: HubOptions, store: str | None, *, drop_local: bool) -> contextlib.ExitStack:
-    """Start an agent for trainers of a job on this host that are without one; closing the stack ends them."""
+    """Start agents for trainers of a job on this host that have none; closing the stack ends them."""
     held = contextlib.ExitStack()
     for directory, note in hosting.left_behind(options.job_id):
         command = [sys.executable, "-m", "sftriage", "agent", "--job-id", options.job_id, *options.arguments()]

@@ -1,4 +1,4 @@
-"""The launcher's part for Nsight Systems: every rank of the job starts under it, in a session of its own."""
+"""Launching with Nsight Systems: every rank of the job starts under it, in its own session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASK_S = 20.0
 _END_S = 10.0
 _PROGRAMS = (b"/nsys", b"QdstrmImporter")
 _PROGRAM_WORDS = 4
-"""Within how many words of a command line its program is named, if ``timeout`` runs it."""
+"""The program is within this many words of a command line, if ``timeout`` runs it."""
 _TMP_PREFIX = "nsys-"
 _PREFIX = re.compile(r"sft-[0-9A-Za-z][0-9A-Za-z.-]+")
 ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -51,12 +51,12 @@ class NsysLaunch:
         names = tuple(name for name in traces.split(",") if name)
         unknown = [name for name in names if name not in TRACES]
         if unknown or not names:
-            raise UsageError(f"--nsys-trace {traces}: some of {','.join(TRACES)}")
+            raise UsageError(f"--nsys-trace {traces}: choose from {','.join(TRACES)}")
         if armed and "nvtx" not in names:
-            raise UsageError(f"--nsys-armed: nsys waits for an NVTX range, and --nsys-trace {traces} has no nvtx")
+            raise UsageError(f"--nsys-armed: nsys waits for an NVTX range; add nvtx to --nsys-trace {traces}")
         found = shutil.which("nsys")
         if found is None:
-            raise UsageError("--nsys: there is no nsys on the PATH; install NVIDIA Nsight Systems")
+            raise UsageError("--nsys: no nsys on PATH; install NVIDIA Nsight Systems")
         try:
             parse_version(run_bounded([found, "--version"], _ASK_S).output)
         except CaptureError as error:
@@ -68,11 +68,11 @@ class NsysLaunch:
         script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         script.chmod(0o700)
         self.script = str(script)
-        # For whoever takes over the run.
+        # For a process that takes over the run.
         Note(RunDirectory(directory).nsys, NsysPlace).save(self.place)
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
-        """What the job's environment gets; see `nsys_rank`."""
+        """Variables for the job's environment; see `nsys_rank`."""
         added = {
             "SFTRIAGE_NSYS": str(self.place.binary),
             "SFTRIAGE_NSYS_SESSION": self.place.prefix,
@@ -93,7 +93,7 @@ def arm_elsewhere(
 ) -> None:
     """Note for the agent in ``directory`` that ranks start armed in another container, and write a script for them.
 
-    The script takes the place of torchrun's Python there, and needs one that is called python3 or python.
+    The script replaces torchrun's Python there, and needs a python3 or python on PATH.
     """
     program = script.with_name("nsys_rank.py")
     try:
@@ -105,7 +105,7 @@ def arm_elsewhere(
         place = NsysPlace(binary, session, traces, armed.parent, armed)
         Note(RunDirectory(directory).nsys, NsysPlace).save(place)
     except OSError as error:
-        raise UsageError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
+        raise UsageError(f"cannot write {error.filename or directory}: {error.strerror}") from error
 
 
 _ELSEWHERE = """#!/bin/sh
@@ -123,19 +123,19 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
 
 
 def remove_place(place: NsysPlace) -> None:
-    """Remove what was temporary in a run that is over, and nothing else, whatever its note says.
+    """Remove temporary files and processes of nsys in a finished run, and nothing else, whatever its note contains.
 
-    Some agents of nsys outlive their ranks on a busy machine, and one may just be starting: look until none is left.
+    Some agents of nsys outlive their ranks on a busy machine, and others may be starting: repeat until none is left.
     """
     if place.tmp.name.startswith(_TMP_PREFIX):
-        # First: without its directory nsys starts no more.
+        # First: without this directory, nsys cannot start.
         shutil.rmtree(place.tmp, ignore_errors=True)
     end_s = time.monotonic() + _END_S
     while _PREFIX.fullmatch(place.prefix) and (found := _of_run(place)) and time.monotonic() < end_s:
         for pid in found:
             _kill(pid, end_s)
     if place.tmp.name.startswith(_TMP_PREFIX):
-        # What they made meanwhile.
+        # Files that they created meanwhile.
         shutil.rmtree(place.tmp, ignore_errors=True)
 
 
@@ -152,7 +152,7 @@ def _of_run(place: NsysPlace) -> list[int]:
 
 
 def _kill(pid: int, end_s: float) -> None:
-    """End a process of nsys, and remove the shared memory that it leaves where it cannot do so itself."""
+    """Kill a process of nsys, and remove the shared memory that it leaves behind."""
     with suppress(OSError):
         process = os.pidfd_open(pid)
         try:
@@ -164,10 +164,10 @@ def _kill(pid: int, end_s: float) -> None:
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
-    """A command whose ranks start by ``script``; UsageError where they would visibly start without nsys.
+    """A command whose ranks start by ``script``; UsageError if they would clearly start without nsys.
 
-    torchrun starts ``$PYTHON_EXEC`` in place of Python, so its command stays as it is. A program that is itself the one
-    rank is started by the script. Other launchers (mpirun, srun, a shell) have to name it where they start a rank.
+    torchrun starts ``$PYTHON_EXEC`` in place of Python, so its command is unchanged. A program that is itself the only
+    rank is started by the script. Other launchers (mpirun, srun, a shell) must name the script to start a rank.
     """
     words = list(command)
     elastic = Path(words[0]).name in _ELASTIC_PROGRAMS or any(
@@ -190,4 +190,4 @@ def _executable_directory(directory: Path) -> Path:
                 return Path(tempfile.mkdtemp(prefix=_TMP_PREFIX, dir=parent))
         except OSError:
             continue
-    raise UsageError("--nsys: no directory in which programs may run (TMPDIR, /tmp and /var/tmp are all noexec)")
+    raise UsageError("--nsys: no directory in which programs can run (TMPDIR, /tmp and /var/tmp are all noexec)")

@@ -1,4 +1,4 @@
-"""Captures looked into: while their run goes on, noted in their manifests, and later on demand."""
+"""Analysis of captures: during their run, noted in their manifests, and later on demand."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ from sftriage.windows.logs import StepLogs
 log = logging.getLogger("sftriage")
 
 KEPT_COSTS = 64
-"""Costs that a capture may still turn out to be of, once it is stored."""
+"""How many costs to keep for captures that are not stored yet."""
 
 QUICK_BYTES = 4 * 2**20
-"""Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
+"""Up to this size, a packed trace is analysed at once, in a second or two; a larger one only on demand."""
 
 
 class Annotations:
-    """Keeps the manifests of a run's captures up to what is known. ``do`` is who writes."""
+    """Keeps the manifests of a run's captures up to date. ``do`` runs the writes."""
 
     def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
         self._do = do
         self.store = LocalStore(directory.path)
-        # What a crash has left is no reason not to begin where the disk lets nothing go now.
+        # Remains of a crash must not stop the start if the disk cannot remove them now.
         with suppress(SftriageError):
             self.store.sweep()
-        # Which of the two is known first depends on how long a trace takes to be written.
+        # Either may be known first, depending on how long writing a trace takes.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
         self._steps = HeatSource(StepLogs(directory.steps))
@@ -80,7 +80,7 @@ class Annotations:
         attempt: int = 0,
         gpu_slowed: float | None = None,
     ) -> None:
-        """Note what is known of a stored capture, and look into it. Whatever fails here, the capture stays.
+        """Update the manifest of a stored capture, and analyse it. The capture stays even if this fails.
 
         ``found`` says whether its fault is in it, ``remarks`` are of its rank's GPU, whose clock is ``gpu_slowed`` (a
         fraction) below the others', where it is slow.
@@ -90,7 +90,7 @@ class Annotations:
         try:
             manifest = self.store.manifest(capture_id)
         except SftriageError as error:
-            log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+            log.warning("could not update the manifest of capture %s: %s", capture_id, error)
             return
         if found is not None:
             manifest = self._note(manifest, ReproducedInfo.of(found))
@@ -101,12 +101,12 @@ class Annotations:
         self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
         for cost, sharing in self._costs:
             self._note_cost(cost, sharing)
-        self._look_into(manifest, attempt)
-        # (after what that has noted)
+        self._analyse(manifest, attempt)
+        # (after the notes of the analysis)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
 
     def causes(self, now_s: float) -> Iterator[CauseFound]:
-        """What has been found since the last call of why captured ranks were slow; ``now_s`` is of the epoch."""
+        """Causes found since the last call, of captured ranks; ``now_s`` is of the epoch."""
         while self._causes:
             manifest, cause, missing = self._causes.popleft()
             at = cause.place
@@ -115,7 +115,7 @@ class Annotations:
             yield CauseFound(now_s, *about, place, cause.compared_with, cause.next_step, missing)
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
-        """The manifest with a note in it, as the store's has it once the disk takes that."""
+        """The manifest with a note, which the store has too once the disk takes it."""
         self._have_noted(manifest.capture_id, noted)
         return manifest.noting(noted)
 
@@ -126,11 +126,11 @@ class Annotations:
             except SftriageError as error:
                 if refusal(error) is not None:
                     raise
-                log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+                log.warning("could not update the manifest of capture %s: %s", capture_id, error)
 
         self._do(note, "notes", Counted("notes on captures"))
 
-    def _look_into(self, manifest: Manifest, attempt: int) -> None:
+    def _analyse(self, manifest: Manifest, attempt: int) -> None:
         """Note what filled the suspect stage beside the control's, for small traces; the later of the two starts it."""
         if not quick(manifest):
             return
@@ -142,7 +142,7 @@ class Annotations:
             for suspect in beside:
                 self._find(suspect, manifest, attempt)
         except Exception as error:
-            log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
+            log.info("capture %s is stored but could not be analysed: %s", manifest.capture_id, error)
 
     def _find(self, manifest: Manifest, control: Manifest | None, attempt: int) -> None:
         samples, its = self._samples(manifest), None if control is None else self._samples(control)
@@ -167,22 +167,22 @@ class Annotations:
         torch_call = samples is not None and in_torch(samples, findings.stage)
         sources = {"operators": not manifest.sampled, "stacks": samples is not None}
         missing = left_open(cause.code, **sources, torch_call=torch_call)
-        # (with the control's trace there may be more to say, or the same again)
+        # (the control's trace may add a cause, or repeat it)
         if self._told.get(manifest.capture_id) != (cause.code, missing):
             self._told[manifest.capture_id] = (cause.code, missing)
             self._causes.append((manifest, cause, missing))
 
     def _sampled(self, manifest: Manifest, samples: StackSamples | None, attempt: int) -> SampledRank:
         if samples is None:
-            raise InputError("its stacks cannot be read")
+            raise InputError("cannot read its stacks")
         source = str(self.store.path(manifest.capture_id, SAMPLES_NAME))
         steps = captured_steps(self._steps.logs, manifest, attempt)
         if not steps:
-            raise InputError("its steps are not on record")
+            raise InputError("its steps were not recorded")
         return SampledRank(source, manifest.capture.rank, steps, samples)
 
     def _counted(self, manifest: Manifest, findings: Findings, attempt: int) -> dict[str, float] | None:
-        """What was counted of the captured rank over its peers', and what it lost to a lower clock of its GPU."""
+        """Counters of the captured rank above its peers', and what it lost to a lower clock of its GPU."""
         counted, slowed = counted_beside(self._steps, manifest, attempt), self._gpu_slowed.get(manifest.capture_id)
         if slowed is None:
             return counted
@@ -195,7 +195,7 @@ class Annotations:
         try:
             return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
         except InputError as error:
-            log.info("the stacks of capture %s say nothing: %s", manifest.capture_id, error)
+            log.info("cannot use the stacks of capture %s: %s", manifest.capture_id, error)
             return None
 
     def _reduced(self, manifest: Manifest) -> Reduction:
@@ -221,17 +221,17 @@ class Annotations:
         if not touched:
             return
         for capture_id in touched:
-            # By now the last of its steps has been logged, and whatever else was captured with it is stored.
+            # By now its last step is logged, and the other captures with it are stored.
             attempt, *_ = self._uncosted.pop(capture_id)
             self._note_steps(capture_id, attempt)
             try:
                 manifest = self.store.manifest(capture_id)
             except (SftriageError, OSError) as error:
-                log.info("capture %s is not looked into again: %s", capture_id, error)
+                log.info("capture %s is not analysed again: %s", capture_id, error)
                 continue
             if manifest.findings is not None and manifest.findings.counted is None:
-                self._look_into(manifest, attempt)
-        # Those that were noted before learn that there is one more.
+                self._analyse(manifest, attempt)
+        # Earlier captures get the new number of captures.
         sharing += touched
         about = {name: getattr(cost, name) for name in ("first_step", "last_step", "cost_s", "before_s")}
         info = CostInfo(**about, captures=len(sharing))
@@ -239,7 +239,7 @@ class Annotations:
             self._have_noted(capture_id, info)
 
     def _note_steps(self, capture_id: str, attempt: int) -> None:
-        """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""
+        """Note the captured steps as they were recorded: a store has the manifest, but not the run."""
         try:
             manifest = self.store.manifest(capture_id)
             controls = [one.capture.rank for one in self._beside(manifest) if one.capture.role == "control"]
@@ -252,33 +252,33 @@ class Annotations:
         except (SftriageError, OSError) as error:
             if refusal(error) is not None:
                 raise
-            log.warning("the steps of capture %s are not in its manifest: %s", capture_id, error)
+            log.warning("could not save the steps of capture %s in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
-        """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
+        """Remove captures that retention no longer keeps. Retries a failing store the next time."""
         try:
             gone, problem = remove(self.store, outlook(self.store, retention, now_s).captures)
         except (SftriageError, OSError) as error:
             gone, problem = (), str(error)
         for one in gone:
-            log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
+            log.info("removed capture %s: beyond the policy's retention", one.capture_id)
         if problem is not None:
-            log.warning("old captures could not be removed: %s", problem)
+            log.warning("could not remove old captures: %s", problem)
 
 
 def quick(manifest: Manifest) -> bool:
-    """Whether a capture is looked into at once."""
-    told = manifest.capture.profiler == "torch" or manifest.sampled
-    return told and manifest.artefacts[0].size_bytes <= QUICK_BYTES
+    """Whether a capture is analysed at once."""
+    supported = manifest.capture.profiler == "torch" or manifest.sampled
+    return supported and manifest.artefacts[0].size_bytes <= QUICK_BYTES
 
 
 def stage_in_question(
     asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
 ) -> str:
-    """The stage to look into: the one asked for, the suspect's, or the longest.
+    """The stage to analyse: the requested stage, the suspect's, or the longest.
 
-    That is the one that is longest against the control if there is one, or else in the steps that have the fault
-    against the others, if these are known.
+    The longest compared with the control if there is one, or else in the faulty steps compared with the others, if
+    these are known.
     """
     if asked is not None:
         return asked
@@ -300,19 +300,19 @@ def stage_in_question(
 
 
 def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
-    """The captured steps that are known to have the fault; none where that is not known."""
+    """The captured steps that are known to have the fault; none if unknown."""
     return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
 
 
 def explained(
     findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
 ) -> CauseInfo:
-    """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
+    """The cause behind some findings, with the steps in the manifest of the capture."""
     faulty = known_faulty(manifest)
     if manifest is None or manifest.trigger.label != "suspect":
         return cause_of(findings, sampled, control, faulty)
     trigger = manifest.trigger
-    # Where the captured steps do not say it, what led to the capture does.
+    # If the captured steps do not show the excess, the trigger does.
     over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
     if trigger.stage is None:
         first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
@@ -322,27 +322,27 @@ def explained(
 
 
 FALSE_NAMES_PER_MILLION_STEPS = 10_000.0
-"""A trace is a few steps, and looked at once: of a hundred, one may name somebody by chance."""
+"""A trace is a few steps, judged once: one of a hundred may name a rank by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """The accounting on all ranks' traces; in words why there is none, or why it names nobody."""
+    """The verdict on all ranks' traces; why there is none, or why it names no rank."""
 
     verdict: Verdict | None
     why_not: str
 
 
 def for_one_look(settings: Settings) -> Settings:
-    """The thresholds for a few steps that are looked at once."""
+    """The thresholds for a few steps that are judged once."""
     return replace(settings, false_names_per_million_steps=FALSE_NAMES_PER_MILLION_STEPS)
 
 
 def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
-    """Run the frontier on the traces of all ranks, where all are there and belong together."""
+    """Judge the traces of all ranks, if none is missing and they belong together."""
     try:
         if len(reductions) < 2:
-            raise InputError("one rank's trace: the accounting takes those of all ranks")
+            raise InputError("only one rank's trace: a verdict needs those of all ranks")
         window = together(reductions)
     except InputError as error:
         return Accounted(None, str(error))
@@ -352,16 +352,16 @@ def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
     none = not any(one.has_collectives for one in reductions)
     why = "no collective in these traces" if none else "no stage of these traces ends with a collective in most steps"
     verdict = replace(verdict, label="needs_evidence", reasons=("no_sync",), suspects=())
-    return Accounted(verdict, f"{why}; a --map can name the stages in which the ranks wait (sync)")
+    return Accounted(verdict, f"{why}; name the stages in which ranks wait with --map (sync)")
 
 
 LONG_STEPS = 512
-"""Steps that are read of a run at once, where that many are wanted or not."""
+"""Steps of a run to read at once, needed or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What was recorded of a run: where, by which job, and the manifest of the capture in question."""
+    """The recording of a run, its job, and the manifest of the capture in question."""
 
     recording: RecordedRun
     job: str
@@ -377,13 +377,13 @@ class Signal:
                     one = window.steps(number, number)
                     if np.isfinite(one.durations_NRS).any() and window.attempt >= found.get(number, one).attempt:
                         found[number] = one
-            # Windows step by step take long, and are for a run whose end no whole window reaches.
+            # Windows of one step are slow, and only for a run whose end no whole window reaches.
             if len(found) > last - first:
                 break
         return found
 
     def _shapes(self, first: int, last: int) -> list[Shape]:
-        """Of each attempt the long windows of which one ends with the last step that is wanted."""
+        """For each attempt, long windows of which one ends with the last requested step."""
         begins: dict[int, int] = {}
         for window in self.recording.windows(Shape(LONG_STEPS, LONG_STEPS, 0)):
             begins.setdefault(window.attempt, window.first_step)
@@ -395,14 +395,14 @@ class Signal:
 
 
 def load_signal(path: Path) -> Signal:
-    """A run directory, or the manifest of one of its captures; InputError where it is neither."""
+    """A run directory, or the manifest of one of its captures; InputError if it is neither."""
     capture_id = None
     run = path
     if path.name == MANIFEST_NAME and path.is_file():
         # RUN/captures/ID/manifest.json
         capture_id, run = path.absolute().parent.name, path.absolute().parents[2]
         if not RunDirectory(run).info_file.is_file():
-            raise InputError(f"{path}: a manifest outside its run, and the signal is in the run")
+            raise InputError(f"{path}: not in a run directory, where the recording is")
     elif not path.is_dir():
         raise InputError(f"{path}: neither a run directory nor the {MANIFEST_NAME} of a capture in one")
     store = LocalStore(run, changed=partial(push, run))
@@ -412,7 +412,7 @@ def load_signal(path: Path) -> Signal:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Whether the heavy trace agrees with the coarse signal, rank by rank, and where all ranks are there as a whole."""
+    """Whether the heavy trace agrees with the recording, rank by rank, and as a whole if all ranks are there."""
 
     agrees: Agrees
     ranks: tuple[Agreement, ...]
@@ -423,27 +423,27 @@ class Confirmation:
 def confirm(
     reductions: Sequence[Reduction], accounted: Accounted, signal: Signal, stage: str | None, settings: Settings
 ) -> Confirmation:
-    """Compare traces with what was recorded of the same steps; InputError where that is nothing."""
+    """Compare traces with the recording of the same steps; InputError if there is none."""
     for one in reductions:
         trace = one.trace
         if one.origin != "sftriage" and trace.capture_id is None:
-            foreign = "sftriage did not capture it, so its step numbers are the profiler's own and not the run's"
+            foreign = "not captured by sftriage: its step numbers are the profiler's, not the run's"
             raise InputError(f"{trace.source}: {foreign}")
         if trace.job is not None and trace.job != signal.job:
-            raise InputError(f"{trace.source}: of job {trace.job!r}; the run is of {signal.job!r}")
+            raise InputError(f"{trace.source}: of job {trace.job!r}, but the run is of {signal.job!r}")
         if trace.rank is None:
-            raise InputError(f"{trace.source}: it does not say its rank; give it with --rank FILE=RANK")
+            raise InputError(f"{trace.source}: unknown rank; give it with --rank FILE=RANK")
     first = min(int(one.steps.number_N.min()) for one in reductions)
     last = max(int(one.steps.number_N.max()) for one in reductions)
     recorded = signal.steps(first, last)
     if not recorded:
-        raise InputError(f"{signal.recording.source}: nothing was recorded of steps {first} to {last}")
+        raise InputError(f"{signal.recording.source}: no recording of steps {first} to {last}")
     agreements = tuple(_agreement(one, recorded, stage) for one in reductions)
     verdict, verdicts_agree = None, None
     judged = accounted.verdict is not None and not accounted.why_not
     if judged and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
-        # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
+        # A profiler ran in all of these steps, which is expected here and no reason to hold the verdict.
         verdict, _ = judge(replace(whole, capturing_N=None), None, for_one_look(settings))
         verdicts_agree = _named(verdict) == _named(accounted.verdict)  # type: ignore[arg-type]  # there is one
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
@@ -461,7 +461,7 @@ def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None
             rows.append(row)
             signal.append(durations_S)
     if not rows:
-        raise InputError(f"{one.trace.source}: nothing was recorded of its steps on rank {rank}")
+        raise InputError(f"{one.trace.source}: no recording of its steps on rank {rank}")
     heavy_S = (one.durations_ns_NS[rows].mean(axis=0) * 1e-9).tolist()
     coarse_S = np.mean(signal, axis=0).tolist()
     return compare(
@@ -479,10 +479,10 @@ def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
     return verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage
 
 
-def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
-    """Of several ranks the suspect, or whoever takes longest in the stage asked for; and the median rank beside it.
+def _ranks_to_compare(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
+    """Of several ranks, the suspect, or the slowest in the requested stage; and the median rank to compare with.
 
-    None where nobody is suspected, and no stage was asked for.
+    None without a suspect and without a requested stage.
     """
     suspect = verdict.suspects[0] if verdict.suspects else None
     asked = stage or (suspect.stage if suspect else None)
@@ -500,7 +500,7 @@ def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: 
 
 
 def with_manifest(signal: Signal | None, reduced: Reduced) -> Signal | None:
-    """The signal with the manifest of the capture that the one trace is."""
+    """The signal with the manifest of a single trace's capture."""
     capture_id = reduced.reductions[0].trace.capture_id
     if signal is None or signal.manifest is not None or len(reduced.reductions) > 1 or capture_id is None:
         return signal
@@ -518,13 +518,13 @@ def findings_of(
     how: tuple[Names, dict[str, int]],
     asked: str | None,
 ) -> Findings | None:
-    """What filled the stage in question on the one rank, or on the suspect among several."""
+    """What filled the stage in question, on a single rank or on the suspect among several."""
     beside: Reduction | None = None
     if len(reduced.reductions) > 1:
         if control is not None:
-            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
+            raise UsageError("--control needs a single trace; among several, the median rank is the control")
         verdict = accounted.verdict
-        chosen = None if verdict is None else _ranks_to_look_at(reduced.reductions, verdict, asked)
+        chosen = None if verdict is None else _ranks_to_compare(reduced.reductions, verdict, asked)
         if chosen is None:
             return None
         one, beside = (reduced.whole(rank, *how) for rank in chosen)
@@ -533,7 +533,7 @@ def findings_of(
         if control is not None:
             read = read_all([control], *how)
             if len(read.reductions) != 1:
-                raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
+                raise InputError(f"{control}: expected one trace: {'; '.join(each.reason for each in read.refused)}")
             (beside,) = read.reductions
     manifest = signal.manifest if signal else None
     if manifest is None and len(reduced.reductions) == 1:

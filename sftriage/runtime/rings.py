@@ -1,7 +1,7 @@
-"""Where a run's rings live while it lasts: a private directory on tmpfs, swept when nobody needs it any more.
+"""The directory of a run's rings while it lasts: private, on tmpfs, swept when no longer needed.
 
-It is how a run that was killed is found again: with its rings goes all that it had outside its run directory, and what
-nsys left of it.
+It also marks a run that was killed: sweeping its rings removes all that it had outside its run directory, with the
+remains of nsys.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _OWNER, _STEPS = "owner", "steps"
 
 
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
-    """A fresh private directory for rings. On tmpfs where there is one: a store must not wait for a disk."""
+    """A new private directory for rings, on tmpfs if there is one: recording must not wait for a disk."""
     root = root or (TMPFS if os.access(TMPFS, os.W_OK) else Path(tempfile.gettempdir()))
     home = root / f"sftriage-{os.getuid()}"
-    with refusing(f"cannot make a directory for rings in {root}"):
+    with refusing(f"cannot create a directory for rings in {root}"):
         for last in (False, False, True):
             home.mkdir(mode=0o700, exist_ok=True)
             found = home.lstat()
             if home.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-                said = f"{home} exists and is not a private directory of this user; remove it"
-                raise UsageError(said) from PermissionError(said)
+                problem = f"{home} exists and is not a private directory of this user; remove it"
+                raise UsageError(problem) from PermissionError(problem)
             sweep(home)
             rings = home / run_id
             try:
                 rings.mkdir(mode=0o700)
                 break
             except FileNotFoundError:
-                # (another run was the last one there, and has just gone)
+                # (the last other run there has just removed it)
                 if last:
                     raise
         own(rings)
@@ -53,19 +53,19 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
 
 
 def own(rings: Path) -> None:
-    """Note that this process takes care of a directory of rings."""
-    with refusing(f"{rings} cannot be written"):
+    """Note that this process owns a directory of rings."""
+    with refusing(f"cannot write {rings}"):
         Note(rings / _OWNER, Process).save(Process.of(os.getpid()))
 
 
 def note_steps(rings: Path, steps: Path) -> None:
-    """Leave word in which directory the steps of these rings are kept, for whoever has to do so in our place."""
+    """Note the directory for the steps of these rings, for a process that takes over."""
     with contextlib.suppress(OSError):
         (rings / _STEPS).write_bytes(os.fsencode(steps.resolve()))
 
 
 def remove_rings_directory(rings: Path, *, whoever_writes: bool = False) -> None:
-    """Remove a run's rings, unless a trainer still writes into one; and what they are in, where they are the last."""
+    """Remove a run's rings, unless a trainer still writes to them; and their parent, if it is empty then."""
     if whoever_writes or not trainers_alive(rings):
         shutil.rmtree(rings, ignore_errors=True)
         if rings.parent.name == f"sftriage-{os.getuid()}":
@@ -74,7 +74,7 @@ def remove_rings_directory(rings: Path, *, whoever_writes: bool = False) -> None
 
 
 def tidy_rings(rings: Path) -> None:
-    """Remove what trainers that are gone have left in a directory that is not ours, and it, if that is all."""
+    """Remove the files of ended trainers in a directory that is not ours, and the directory, if it is empty then."""
     if not trainers_alive(rings):
         with contextlib.suppress(OSError):
             for path in (*rings.glob("rank-*.*"), rings / SPOOL):
@@ -83,12 +83,12 @@ def tidy_rings(rings: Path) -> None:
 
 
 def sweep(home: Path) -> None:
-    """Remove what runs that were killed have left, of all whose rings are in a directory.
+    """Remove the remains of killed runs, of all whose rings are in a directory.
 
-    Neither they, nor what started their trainers, nor any of these is there any more.
+    A run is killed if it, its launcher and its trainers have all gone.
     """
     for rings in home.iterdir():
-        # (several runs may begin at once; a launcher's trainers may be yet to make their rings)
+        # (several runs may begin at once; a launcher's trainers may not have created their rings yet)
         with (
             contextlib.suppress(OSError, UsageError),
             regular(rings / _OWNER, UsageError) as file,
@@ -103,7 +103,7 @@ def sweep(home: Path) -> None:
 
 
 def _finish_killed(rings: Path, steps: Path) -> None:
-    """Put the steps of a killed run that are in no log yet into one, and remove what nsys left of it."""
+    """Log the last steps of a killed run, and remove what nsys left of it."""
     try:
         if steps.is_dir():
             reading = RankRings(rings, steps)
@@ -115,4 +115,4 @@ def _finish_killed(rings: Path, steps: Path) -> None:
         if (place := place_in(RunDirectory(steps.parent))) is not None:
             remove_place(place)
     except InputError as error:
-        log.warning("what nsys left of it is not removed: %s", error)
+        log.warning("could not remove what nsys left of a killed run: %s", error)

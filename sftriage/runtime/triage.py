@@ -1,4 +1,4 @@
-"""Triage of one run: a controller, and the fleet of agents that it reaches, turned by one thread."""
+"""Triage of one run: a controller and its fleet of agents, in one thread."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ log = logging.getLogger("sftriage")
 
 POLL_S = 0.25
 SEEN_S = 1.0
-"""How often the sinks are told what the ranks are doing."""
+"""How often sinks get the state of the ranks."""
 LOOKS_SHARE, LOOKS_S = 0.1, 5.0
-"""What the ranks of a very large job are doing is looked at as often as that takes no more of the time, or so often."""
+"""Check the ranks of a very large job as often as takes at most this share of time, but at least this often."""
 TIDY_S = 3600.0
-"""How often it is looked for captures that are kept no longer, beside after each capture."""
+"""How often to look for captures to remove, in addition to after each capture."""
 ENDING_S, ENDING_SHARE = 12.0, 2 / 3
-"""How long after the end of the job all that is left to do may take, and how much of what is left of that each part may
-take: captures that trainers on their way out still write, what waits for the disk, what the sinks are yet to hear."""
+"""How long all remaining work may take after the end of the job, and the share of the remaining time for each part:
+captures that ending trainers still write, writes that wait for the disk, events that sinks have not got yet."""
 USUAL_STEP_S = 0.05
-"""What a step is taken to take before a window says so."""
+"""The assumed time of a step before the first window."""
 LEARNT_WINDOWS = 64
-"""From how many of a run's first windows a controller that takes over learns what was normal."""
+"""How many of a run's first windows a controller that takes over reads, to learn what was normal."""
 
 
 class Triage:
     """Triage of a job while it runs, and just after. It closes ``fleet`` and ``disk``.
 
-    ``policy`` may be files that are watched for changes. With ``resume`` it continues what an earlier triage of this
-    run has left. ``reads_s`` is the longest time between two readings of steps. ``trainers_alive`` says whether any
+    ``policy`` may be files that are watched for changes. With ``resume`` it continues an earlier triage of this
+    run. ``reads_s`` is the longest time between two readings of steps. ``trainers_alive`` says whether any
     trainer that was found was still there in the last turn.
     """
 
@@ -88,7 +88,7 @@ class Triage:
             logs = StepLogs(directory.steps)
             self._journal = Journal(directory.decisions, self._disk.do)
             held.callback(self._journal.close)
-            # Not before nobody else writes into it.
+            # Only once no other process writes to it.
             self._left = resume_state(self._journal.events()) if resume else None
             judged = {} if self._left is None else self._left.judged
 
@@ -106,7 +106,7 @@ class Triage:
             self._evidence = Corroboration()
             self._held = held.pop_all()
         self._annotate = partial(self._disk.do, lane="annotations", patience_s=STORING_S)
-        # What a step takes, by the newest window.
+        # The time of a step, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
@@ -115,21 +115,21 @@ class Triage:
         self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
-        # What the ranks were doing when that was last looked at.
+        # The last state of the ranks.
         self._job: JobStatus | None = None
         self.trainers_alive = self._ended = False
         self._loop = Loop("triage", self._turn_in_time, POLL_S, failing="a turn of triage failed")
         self._ending_s: float | None = None
 
     def start(self) -> None:
-        """Begin, in a thread of its own; where an earlier triage has left something, with that."""
+        """Start the thread; it begins with what an earlier triage has left."""
         note_problem(self._rings / DISK, None)
         note_problem(self._rings / FAILING, None)
         self._stream.start()
         self._loop.start()
 
     def finish(self) -> None:
-        """The job is over: take its last steps, and the captures that its trainers still write out."""
+        """The job is over: take its last steps, and captures that its trainers still write."""
         if not self._halt():
             return
         self._ended = True
@@ -144,7 +144,7 @@ class Triage:
         self._failures.report()
 
     def close(self) -> None:
-        """Let go of everything; what has not ended is called off, and what the disk does not take by then is lost."""
+        """Release everything; cancels captures in progress, and drops writes that the disk does not take in time."""
         if self._halt():
             self._fleet.close()
         self._disk.drain(self._share_s())
@@ -177,26 +177,26 @@ class Triage:
         return max(0.0, began_s + POLL_S - time.monotonic())
 
     def _halt(self) -> bool:
-        """Wait for the turn that is under way to end; there is no other after it. Whether it did."""
+        """Wait for the turn in progress, which is the last; return whether it ended."""
         ended = self._loop.stop(self._share_s())
         if not ended:
-            self._log_once("triage hangs and is left behind")
+            self._log_once("triage hangs; exiting without it")
         return ended
 
     def _share_s(self) -> float:
-        """How long the next part of what is left to do at the end may take."""
+        """How long the next part of the remaining work may take."""
         now_s = time.monotonic()
         self._ending_s = self._ending_s or now_s + ENDING_S
         return ENDING_SHARE * max(0.0, self._ending_s - now_s)
 
     def _take_over(self, left: ResumeState) -> None:
-        """Learn what an earlier triage knew, and go on with the captures that it had begun."""
+        """Learn what an earlier triage knew, and resume the captures that it had begun."""
         try:
             for window in islice(load_recording(self.directory.path).windows(self._shape), LEARNT_WINDOWS):
                 if self._controller.decided(window):
                     self._controller.learn(window)
         except SftriageError as error:
-            log.warning("what the run was like before could not be learnt again: %s", error)
+            log.warning("could not learn again what was normal in this run: %s", error)
         counts = left.n_windows, left.n_stored
         self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid(), *counts))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
@@ -204,22 +204,22 @@ class Triage:
             self._wants.resume(request, trigger, left.attempts[capture_id])
 
     def turn(self, *, reads: bool = True) -> None:
-        """One turn: judge what has come in, start captures, note what has ended.
+        """One turn: judge new windows, start captures, note those that have ended.
 
-        Without ``reads``, it reads steps only where a capture goes on or has just ended. A part that fails does not end
-        the turn (see `FailedTurns`).
+        Without ``reads``, it reads steps only if a capture is in progress or has just ended. A failing part does not
+        end the turn (see `FailedTurns`).
         """
         self._reads = reads
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
         for part, act in (
-            ("taking in what captures report", self._hear),
+            ("reading reports of captures", self._hear),
             ("reading and judging steps", self._judge),
             ("looking for a stall", self._see_stall),
             ("gathering evidence", self._gather),
             ("taking manual requests", self._take_asks),
             ("starting and noting captures", self._note),
             ("mitigation", self._mitigate),
-            ("showing the job", self._show),
+            ("publishing the state of the job", self._show),
         ):
             self._failures.run(part, act)
 
@@ -232,7 +232,7 @@ class Triage:
         self._read_s = time.monotonic()
         hold = bool(self._reports or self._wants.unended)
         for window in self._gathering.add(self._fleet.rows(), ended=self._ended, hold=hold):
-            # One that cannot be judged costs no other.
+            # A window that cannot be judged must not stop the others.
             self._failures.run("judging a window", partial(self._take, window))
         return True
 
@@ -320,7 +320,7 @@ class Triage:
             remarks = tuple(self._evidence.remarks.get(result.rank, ()))
             slowed = self._evidence.slowed.get(result.rank)
             self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
-            # Before the capture counts as ended: whoever takes over then looks into it again.
+            # Before the capture counts as ended: a controller that takes over then analyses it again.
             self._tell_causes()
         self._controller.changed(result, time.time(), found, report.stored_bytes)
         if result.state == "stored":
@@ -331,15 +331,15 @@ class Triage:
                 self._want(decision)
 
     def _reproduced(self, result: CaptureResult, attempt: int) -> Reproduced | None:
-        """Whether the fault was there. A capture is not lost because that could not be worked out."""
+        """Whether the fault was there; a failure to find out does not lose the capture."""
         if result.first_step is None or result.last_step is None:
             return None
         try:
             steps = self._gathering.steps(attempt, result.first_step, result.last_step)
             return self._controller.reproduced(result.capture_id, steps)
         except Exception as error:
-            self._log_once(f"whether capture {result.capture_id} holds its fault could not be told: {error}")
-            log.debug("it could not be told", exc_info=True)
+            self._log_once(f"cannot tell whether capture {result.capture_id} reproduced its fault: {error}")
+            log.debug("cannot tell whether a capture reproduced its fault", exc_info=True)
             return None
 
     def _show(self) -> bool:
@@ -350,7 +350,7 @@ class Triage:
         if now_s < self._seen_s + SEEN_S and not self._ended:
             return False
         self._seen_s = now_s
-        received = deepcopy(self._fleet.telemetry())  # it counts on while sinks read
+        received = deepcopy(self._fleet.telemetry())  # it continues to count while sinks read
         wall_s = time.time()
         for where, reason in received.problems.items():
             ring = re.search(r"rank-(\d+)\.\d+\.ring$", where)
@@ -378,22 +378,22 @@ class Triage:
 
 
 STARTING_S = 10.0
-"""How long a request waits for a rank that the job has, and that shows nothing yet: it may be about to start."""
+"""How long a request waits for a rank of the job that has not recorded yet: it may be starting."""
 
 
 class ManualRequests:
-    """The requests that are left in a run directory; ``do`` reads and writes there."""
+    """The capture requests in a run directory; ``do`` reads and writes there."""
 
     def __init__(self, directory: RunDirectory, do: Do) -> None:
         self._directory, self._do = directory, do
         self._found: deque[tuple[Path, ManualRequest]] = deque()
-        # Since when those wait whose ranks are not there yet, by id.
+        # Since when requests wait for ranks that are not there yet, by id.
         self._waits_s: dict[str, float] = {}
 
     def due(
         self, statuses: Callable[[], JobStatus | None], now_s: float, *, ended: bool
     ) -> Iterator[tuple[ManualRequest, JobStatus | None]]:
-        """Requests to decide now, oldest first, with what the ranks are doing. A request that was taken is removed.
+        """Requests to decide now, oldest first, with the state of the ranks. Removes each request.
 
         ``statuses`` is called only where there are requests; once the job has ``ended``, none waits for a rank to
         start.
@@ -409,25 +409,25 @@ class ManualRequests:
             job = statuses()
             since_s = self._waits_s.setdefault(ask.request_id, now_s)
             missing = set() if job is None else set(ask.ranks).difference(job.rank_R.tolist())
-            # (as far as is known, the job has a rank that shows nothing yet)
+            # (the job may have a rank that has recorded nothing yet)
             may_start = job is None or (missing and max(missing) < job.world_size)
             if not ended and may_start and now_s < since_s + STARTING_S:
                 continue  # (its file stays, and is found again)
             yield ask, job
             self._waits_s.pop(ask.request_id)
-            # In the lane in which others are looked for: none is found twice.
+            # In the same lane as the search for requests, so that none is found twice.
             self._do(partial(path.unlink, missing_ok=True))
 
 
 MAX_LOG_BYTES = 64 << 10
-"""The file of tracebacks takes no more than this."""
+"""Maximum size of the file of tracebacks."""
 
 
 class FailedTurns:
     """Runs the parts of a turn, and shows triage as off while one fails. The next turn tries again.
 
     ``path`` gets the traceback of each new failure, up to `MAX_LOG_BYTES`; ``rings`` is where pages and `sftriage
-    watch` find that triage is off.
+    watch` learn that triage is off.
     """
 
     def __init__(self, path: Path, rings: Path, do: Do = at_once) -> None:
@@ -437,7 +437,7 @@ class FailedTurns:
         self._log_once, self._off = LogOnce(log), False
 
     def run(self, part: str, act: Callable[[], object]) -> None:
-        """Do a part of a turn; an exception is a failure of it. Where it returns False it had nothing to do."""
+        """Run a part of a turn; an exception is a failure. A part that returns False had nothing to do."""
         try:
             if act() is False:
                 return
@@ -476,7 +476,7 @@ class FailedTurns:
 
 
 def requests_in(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
-    """The captures that people request, oldest first, each with its file, which is removed once it is taken up.
+    """The capture requests, oldest first, each with its file, to be removed once it is decided.
 
     Files that hold no request are removed with a warning.
 
@@ -494,5 +494,5 @@ def requests_in(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
             found.append((path, msgspec.json.decode(path.read_bytes(), type=ManualRequest)))
         except (OSError, ValueError) as error:
             path.unlink(missing_ok=True)
-            log.warning("%s is no capture that could be asked for: %s", path.name, error)
+            log.warning("removed the invalid capture request %s: %s", path.name, error)
     return found

@@ -57,7 +57,7 @@ class Metering:
                 self._ways.append(server)
 
     def sinks(self, job: str, run: str, started_s: float) -> list[Sink]:
-        """The sinks of a run that begins now, ``started_s`` seconds since the epoch; none where none was asked for."""
+        """The sinks of a run that begins now, ``started_s`` seconds since the epoch; none where none is configured."""
         made: list[Sink] = []
         if self._ways:
             from sftriage.sinks.metrics import Metrics
@@ -69,7 +69,7 @@ class Metering:
             from sftriage.sinks.spans import SpanSink, Telling
 
             made.append(SpanSink(lambda: BatchSpanProcessor(Telling(exporter)), job, run, started_s))
-            # Of every attempt that fails it says so; that spans do not arrive is said once.
+            # The library logs each attempt that fails; we log once that spans do not arrive.
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         return made
 
@@ -78,7 +78,7 @@ def _exporter() -> OTLPSpanExporter:
     _need("opentelemetry.exporter.otlp.proto.http", "spans need OpenTelemetry; install sftriage[otel]")
     protocol = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), "http/protobuf")
     if protocol != "http/protobuf":
-        raise UsageError(f"spans go out over http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}")
+        raise UsageError(f"spans are sent as http/protobuf only; OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}")
     try:
         # The library reads its variables when it is imported and when its parts are made: all of that before the job.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -87,7 +87,7 @@ def _exporter() -> OTLPSpanExporter:
         SpanLimits()
         return OTLPSpanExporter()
     except (ValueError, OSError) as error:
-        raise UsageError(f"OpenTelemetry cannot be set up from its OTEL_* variables: {error}") from error
+        raise UsageError(f"cannot set up OpenTelemetry from its OTEL_* variables: {error}") from error
 
 
 def _need(module: str, advice: str) -> None:

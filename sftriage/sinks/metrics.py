@@ -88,7 +88,7 @@ class Exposed(Collector):
 class TextFile:
     """Writes metrics into a file for node_exporter's textfile collector, every few seconds, in a thread.
 
-    A disk that hangs holds up nobody.
+    A disk that hangs holds up nothing else.
 
     Raises:
         UsageError: no file can be made there, or not one that is read.
@@ -98,7 +98,7 @@ class TextFile:
         if path.suffix != SUFFIX:
             raise UsageError(f"{path}: node_exporter reads files that end in {SUFFIX}")
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-            raise UsageError(f"{path}: no directory that can be written to; see --metrics-file")
+            raise UsageError(f"{path}: cannot write to its directory; see --metrics-file")
         if path.is_dir():
             raise UsageError(f"{path}: is a directory")
         self._loop = Loop(
@@ -116,9 +116,9 @@ class TextFile:
 
 
 class StepTally:
-    """Takes windows in order, and tells of each the steps that are new; an attempt that is over is forgotten.
+    """Takes windows in order, and returns the new steps of each; forgets an attempt that is over.
 
-    A step counts as the first window that had it saw it.
+    A step counts as it was in the first window that had it.
     """
 
     def __init__(self) -> None:
@@ -174,66 +174,63 @@ STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
 METRICS: Mapping[str, str] = {
     "gauge build_info{version}": "The version of sftriage; always 1.",
     "gauge run_info{run}": "The run's id; always 1.",
-    "gauge run_active": "1 while the run goes on, 0 once it has ended.",
+    "gauge run_active": "1 while the run is active, 0 once it has ended.",
     "gauge run_start_timestamp_seconds": "When the run began, Unix time.",
-    "gauge update_timestamp_seconds": "When sftriage last looked at the job, Unix time.",
+    "gauge update_timestamp_seconds": "When sftriage last checked the job, Unix time.",
     "counter exposed_seconds{stage}": "Exposed time of all judged steps, by the stage that advanced the frontier: "
-    "over the stages it is exactly the time that the steps took.",
+    "the sum over stages is exactly the time that the steps took.",
     "counter steps": "Steps whose exposed time is known, each counted once.",
-    "counter incomplete_steps": "Steps that some rank's record is missing of; their exposed time is not known.",
+    "counter incomplete_steps": "Steps without a record of some rank; their exposed time is not known.",
     "histogram step_exposed_seconds": "Exposed time of single steps. An exemplar names the capture that a slow step "
     "led to.",
     "gauge last_judged_step": "The number of the last step judged.",
-    "gauge coverage_ratio": "Fraction of the last window's steps and ranks that was there.",
+    "gauge coverage_ratio": "Fraction of the last window's (step, rank) pairs that were recorded.",
     "counter verdicts{label}": "Verdicts, by their label.",
     "gauge verdict{label}": "1 for the label of the newest verdict, 0 for the others.",
-    "gauge stalled": "1 while the step in progress does not end.",
-    "counter suspect_verdicts{stage, scope}": "Verdicts that name a suspect, by its stage and by who it is.",
-    "gauge suspect_gain_seconds{stage, scope}": "What mending the newest verdict's suspect would save in each step, "
-    "or in a stall how long it has been waited for. Absent while nobody is suspected.",
+    "gauge stalled": "1 while the job is stalled, 0 otherwise.",
+    "counter suspect_verdicts{stage, scope}": "Verdicts that name a suspect, by the suspect's stage and scope.",
+    "gauge suspect_gain_seconds{stage, scope}": "What each step would save without the newest verdict's "
+    "suspect, or in a stall how long it has lasted. Absent while there is no suspect.",
     "gauge suspect_share_ratio{stage, scope}": "The same as a fraction of the step's exposed time.",
-    "counter straggler_cost_rank_seconds{suspect, stage}": "What a suspect has cost since the run began, of every "
-    "rank's time; by 3600, GPU-hours of ranks on GPUs.",
-    "gauge regression_ratio{scope}": "By how much a step takes longer than the best that the job has shown, as a "
-    "fraction of that, on all ranks or on some. Absent while it does not.",
-    "counter regressions{scope}": "Times that the job has become slower than its own best.",
-    "counter decisions{outcome, reason}": "Decisions, by their outcome and why.",
-    "counter captures{profiler, state}": "Captures that have ended, by profiler and how. An exemplar names the "
+    "counter straggler_cost_rank_seconds{suspect, stage}": "Time that a suspect has cost since the run began, summed "
+    "over all ranks; divided by 3600, GPU-hours of ranks on GPUs.",
+    "gauge regression_ratio{scope}": "How much longer a step takes than at the job's best, as a "
+    "fraction of that, on all ranks or on some. Absent while it is not slower.",
+    "counter regressions{scope}": "How often the job has become slower than its own best.",
+    "counter decisions{outcome, reason}": "Decisions, by outcome and reason.",
+    "counter captures{profiler, state}": "Captures that have ended, by profiler and end state. An exemplar names the "
     "capture.",
-    "gauge captures_running": "Captures that are under way.",
-    "counter captures_reproduced{answer}": "Captures stored, by whether the fault was still there while they were "
-    "made.",
+    "gauge captures_running": "Captures in progress.",
+    "counter captures_reproduced{answer}": "Captures stored, by whether the fault was there while they were made.",
     "counter captures_stored_bytes": "Size of all stored captures.",
-    "counter capture_rank_seconds{profiler, phase}": "Time that captures took on the ranks that were captured, by "
-    "what was done in it.",
-    "counter capture_cost_seconds": "By how much captures made the job's steps longer, measured against the steps "
-    "before.",
-    "counter causes{code, sure}": "Causes that captures ended in, by code, and whether sure.",
-    "counter captures_unmeasured": "Captures whose cost to the job cannot be told: too few steps before them are "
-    "known.",
-    "gauge capture_budget_seconds": "What captures may have cost the job by now.",
-    "gauge capture_budget_used_seconds": "What of the budget captures have used.",
-    "counter remedies{remedy, state, reason}": "States that remedies against stragglers came to, and why.",
-    "gauge remedy_active{remedy}": "Groups of ranks it is tried on, or kept.",
-    "gauge remedy_saving_seconds{remedy}": "What it saves of a step where it is kept, as measured when it came to be; "
+    "counter capture_rank_seconds{profiler, phase}": "Time that captures took on the captured ranks, by phase.",
+    "counter capture_cost_seconds": "How much longer captures made the job's steps, measured against the steps before.",
+    "counter causes{code, sure}": "Causes that captures found, by code, and whether sure.",
+    "counter captures_unmeasured": "Captures whose cost to the job could not be measured: too few steps before them "
+    "are known.",
+    "gauge capture_budget_seconds": "How much time captures may have cost the job by now.",
+    "gauge capture_budget_used_seconds": "How much of the capture budget is used.",
+    "counter remedies{remedy, state, reason}": "Remedies against stragglers, by the state they reached and why.",
+    "gauge remedy_active{remedy}": "Groups of ranks on which the remedy is on trial or kept.",
+    "gauge remedy_saving_seconds{remedy}": "Time a step that the remedy saves where it is kept, as measured on trial; "
     "0 while it is not.",
     "counter telemetry_steps": "Steps read, over all ranks.",
     "counter telemetry_missed_steps": "Steps that were overwritten before they were read.",
     "counter telemetry_torn_steps": "Steps that were damaged when they were read.",
     "gauge telemetry_unreadable_ranks": "Ranks whose records cannot be read.",
-    "gauge telemetry_lag_seconds": "How long the last step of the newest window had ended when it was judged.",
-    "gauge telemetry_lag_steps": "Steps between the last one judged and the one in progress; those of a window that "
+    "gauge telemetry_lag_seconds": "Time from the end of the newest window's last step until the window was judged.",
+    "gauge telemetry_lag_steps": "Steps between the last judged and the one in progress; those of a window that "
     "fills count.",
     "gauge disk_outage_active": "1 while the run directory cannot be written, 0 otherwise.",
-    "counter disk_lost{kind}": "What was to be written to the run directory and is lost, by kind.",
-    "gauge ranks": "Ranks that the job says it has.",
-    "gauge ranks_alive": "Ranks on record whose process is there.",
-    "counter rank_suspect_verdicts{rank, stage}": "Verdicts whose suspect is this rank, or holds it.",
-    "gauge rank_suspect_gain_seconds{rank, stage}": "What mending the newest verdict's suspect would save in each "
-    "step, for each rank of it. Absent while nobody is suspected.",
+    "counter disk_lost{kind}": "Records lost because the run directory could not be written, by kind.",
+    "gauge ranks": "World size of the job.",
+    "gauge ranks_alive": "Ranks on record whose process is running.",
+    "counter rank_suspect_verdicts{rank, stage}": "Verdicts whose suspect is this rank, or includes it.",
+    "gauge rank_suspect_gain_seconds{rank, stage}": "What each step would save without the newest verdict's "
+    "suspect, for each of its ranks. Absent while there is no suspect.",
     "counter rank_captures{rank}": "Captures of a rank that have ended.",
-    "gauge rank_step{rank}": "The number of the step that a rank is in.",
-    "gauge rank_alive{rank}": "1 while a rank's process is there, NaN where that cannot be told.",
+    "gauge rank_step{rank}": "The step that a rank is in.",
+    "gauge rank_alive{rank}": "1 while a rank's process is running, NaN where that is not known.",
 }
 """Help by type, name without ``sftriage_``, and labels. Metrics of single ranks, ``rank_...``, are optional."""
 _TYPES: Mapping[str, Any] = {
@@ -360,13 +357,13 @@ class Metrics(Sink):
         if (last := seen.spans.get(verdict.last_step)) is not None:
             self._of("telemetry_lag_seconds").set(decision.time_s - last.end_ns / 1e9)
 
-    def _remedied(self, told: RemedyChanged) -> None:
-        self._of("remedies", told.remedy, told.state, told.reason).inc()
-        self._of_groups[told.switch] = told
-        of_kind = [one for one in self._of_groups.values() if one.remedy == told.remedy]
-        self._of("remedy_active", told.remedy).set(sum(one.state in ("trying", "kept") for one in of_kind))
+    def _remedied(self, changed: RemedyChanged) -> None:
+        self._of("remedies", changed.remedy, changed.state, changed.reason).inc()
+        self._of_groups[changed.switch] = changed
+        of_kind = [one for one in self._of_groups.values() if one.remedy == changed.remedy]
+        self._of("remedy_active", changed.remedy).set(sum(one.state in ("trying", "kept") for one in of_kind))
         saves_s = sum(one.numbers.get("saves_s", 0.0) for one in of_kind if one.state == "kept")
-        self._of("remedy_saving_seconds", told.remedy).set(saves_s)
+        self._of("remedy_saving_seconds", changed.remedy).set(saves_s)
 
     def _captured(self, ended: CaptureChanged) -> None:
         result = ended.result

@@ -92,7 +92,7 @@ class SpanSink(Sink):
         """The run is over: end what has not ended, and hand over what waits, for at most the grace."""
         end_ns = _ns(self._now_s)
         for span in self._captures.values():
-            span.set_status(StatusCode.ERROR, "what became of it is not known")
+            span.set_status(StatusCode.ERROR, "its outcome is not known")
             span.end(end_ns)
         self._captures.clear()
         self._run.set_attribute("sftriage.windows", self._windows)
@@ -184,7 +184,7 @@ class Telling(SpanExporter):
             result = SpanExportResult.FAILURE
         failing = result is not SpanExportResult.SUCCESS
         if failing and not self._failing:
-            log.warning("OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT")
+            log.warning("OpenTelemetry: cannot deliver spans, they are lost; see OTEL_EXPORTER_OTLP_ENDPOINT")
         elif self._failing and not failing:
             log.warning("OpenTelemetry: spans are delivered again")
         self._failing = failing

@@ -1,4 +1,4 @@
-"""One stream of what happens to a job, told to many sinks: one that fails, hangs or is slow hurts nobody else.
+"""One stream of a job's events, delivered to many sinks: one that fails, hangs or is slow does not hold up others.
 
 Every sink has a bounded queue and a daemon thread. What goes wrong with one is logged once.
 """
@@ -28,7 +28,7 @@ CAPACITY, MAX_KEPT = 256, 256
 
 
 class Sink(Protocol):
-    """Is told what happens, in a thread of its own and in order. It may raise: the next event comes all the same."""
+    """Receives events in order, in a thread of its own. It may raise: the next event comes all the same."""
 
     name: str
 
@@ -37,7 +37,7 @@ class Sink(Protocol):
         return
 
     def take(self, seen: Event | Sight) -> None:
-        """Something has happened, or was seen."""
+        """Handle one event or observation."""
 
     def close(self) -> None:
         """Nothing follows."""
@@ -73,7 +73,7 @@ class DeliveryQueue:
             self._waiting.append(call)
             self._changed.notify()
         if first:
-            log.warning("%s does not keep up: it loses the oldest events from now on", self._name)
+            log.warning("%s cannot keep up: dropping its oldest events", self._name)
 
     def end(self) -> None:
         """End once nothing waits."""
@@ -91,7 +91,7 @@ class DeliveryQueue:
                 left = len(self._waiting) + self._lost
                 self._waiting.clear()
                 self._lost = 0
-            log.error("%s hangs and is left behind; it was not told of %d events", self._name, left)
+            log.error("%s hangs: gave up on it, with %d events undelivered", self._name, left)
 
     def _run(self, first: Iterable[Callable[[], None]], last: Iterable[Callable[[], None]]) -> None:
         for call in chain(first, iter(self._next, None), last):
@@ -100,15 +100,15 @@ class DeliveryQueue:
             except Exception as error:
                 if not self._failed:
                     self._failed = True
-                    log.error("%s failed, and goes on: %s: %s", self._name, type(error).__name__, error)
+                    log.error("%s failed, and continues: %s: %s", self._name, type(error).__name__, error)
                 log.debug("%s failed", self._name, exc_info=True)
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:
-            # Only one who has caught up keeps up: a place in the queue is gone with the next event.
+            # Only an empty queue counts as keeping up: a free place is gone with the next event.
             lost, self._lost = (0, self._lost) if self._waiting else (self._lost, 0)
         if lost:
-            log.warning("%s keeps up again; %d events were lost to it", self._name, lost)
+            log.warning("%s keeps up again; it missed %d events", self._name, lost)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending)
             return self._waiting.popleft() if self._waiting else None
@@ -125,7 +125,7 @@ class Stream:
 
     def add(self, sink: Sink) -> None:
         if self._started:
-            raise RuntimeError(f"{sink.name} comes after the start")
+            raise RuntimeError(f"{sink.name} was added after the start")
         self._queues.append((sink, DeliveryQueue(sink.name, self._capacity)))
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Stream:
             queue.start(sink.start, last=[sink.close])
 
     def publish(self, seen: Event | Sight) -> None:
-        """Have every sink told. Waits for none of them, and raises nothing."""
+        """Queue an event for every sink. Never waits, never raises."""
         for sink, queue in self._queues:
             queue.put(partial(sink.take, seen))
 
@@ -161,7 +161,7 @@ def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:
 
 
 def keep_newest(kept: dict[Key, Value], key: Key, value: Value) -> None:
-    """Note something, in place of what was noted of it; of very many the one that was noted first is let go of."""
+    """Store a value under its key as the newest, and drop the oldest beyond `MAX_KEPT`."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > MAX_KEPT:

@@ -1,4 +1,4 @@
-"""What is said on a terminal while a job is watched: how it stands now, and nothing while that stays as it is."""
+"""The lines on a terminal while a job is watched: its state, and nothing while that does not change."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LineSink(Sink):
                 why = reason_sentence(seen.decision)
                 self.say(f"{capturing_sentence(seen.decision.requests)[:-1]}; {why}")
             case ManualRequestDecided():
-                self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
+                self.say(f"No capture for {seen.request.who}'s request: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
             case JobPaused() if seen.time_s >= self._paused_s + WITHIN_S:
@@ -71,7 +71,7 @@ class LineSink(Sink):
                 self.say(text)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        """Say it if it is news: a stall always is, and so is what follows it. Once a suspect, say why no capture."""
+        """Print news: a stall and what follows it always; why there is no capture once per suspect."""
         sentence, found = verdict_sentence(verdict), news_of(verdict, decision)
         self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
@@ -162,7 +162,7 @@ class Progress(Reporter):
         super()._judged(verdict, decision)
         if self._status is not None:
             done = f"step {verdict.last_step + 1} of {self._steps}, {counted(self.windows, 'window')} judged"
-            self._status.update(f"{done}; the newest: {verdict.label}, {milliseconds(verdict.step_s)} a step")
+            self._status.update(f"{done}; newest: {verdict.label}, {milliseconds(verdict.step_s)} a step")
 
     def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
         super()._captured(result, stored_bytes)

@@ -1,4 +1,4 @@
-"""Webhooks: decisions posted to whom a policy's rules want told, while nobody in the triage waits for it.
+"""Webhooks: decisions posted where a policy's rules say, without holding up the triage.
 
 Each destination has a `DeliveryQueue`: one that hangs or fails holds up no other. An address is a secret, for
 who knows it may write there: no message has more of it than the host.
@@ -79,7 +79,7 @@ def decided(verdict: Verdict, decision: Decision, cause: CauseFound | None = Non
     """A decision; ``cause`` is why the suspect is slow, where a capture has shown that before."""
     data = {"verdict": plain(verdict), "decision": decision_values(decision), "cause": _cause_values(cause)}
     text = f"{verdict_sentence(verdict)} {decision.outcome.capitalize()}: {reason_sentence(decision)}"
-    text += "" if cause is None else f". Why: {caused(cause)}"
+    text += "" if cause is None else f". Cause: {caused(cause)}"
     return Message("decision", event_id(decision), decision.time_s, decision, data, text)
 
 
@@ -87,7 +87,7 @@ def explained(found: CauseFound, decision: Decision) -> Message:
     """A cause, about the decision that was sent before."""
     data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
     data |= {"cause": _cause_values(found)}
-    text = f"Why, of {span(decision.first_step, decision.last_step)}: {caused(found)} {found.next_step}"
+    text = f"Cause, for {span(decision.first_step, decision.last_step)}: {caused(found)} {found.next_step}"
     return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
 
 
@@ -160,13 +160,13 @@ def _address(webhook: Webhook) -> Url:
         in_file = webhook.url_from_env is None
         raise _UndeliveredError("the secret is empty" if in_file else "the variable is not set", retry=in_file)
     if not text.isascii() or not text.isprintable() or " " in text:
-        raise _UndeliveredError("the secret holds characters that no URL has", retry=False)
+        raise _UndeliveredError("the secret contains characters that a URL cannot have", retry=False)
     try:
         url = parse_url(text)
     except ValueError:
         raise _UndeliveredError("the secret is not a URL", retry=False) from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise _UndeliveredError("the secret is not a URL that begins with https:// or http://", retry=False)
+        raise _UndeliveredError("the secret must be a URL that begins with https:// or http://", retry=False)
     return url
 
 
@@ -191,7 +191,7 @@ def _post(url: Url, body: bytes, content_type: str) -> None:
             )
             response.close()
     except (HTTPError, OSError, ValueError) as error:
-        raise _UndeliveredError(f"{url.host}: {_said(error)}", retry=True) from None
+        raise _UndeliveredError(f"{url.host}: {_reason_of(error)}", retry=True) from None
     if not 200 <= response.status < 300:
         after_s = 0.0
         with suppress(HTTPError, ValueError, OverflowError):
@@ -200,7 +200,7 @@ def _post(url: Url, body: bytes, content_type: str) -> None:
         raise _UndeliveredError(f"{url.host}: answered {response.status}", retry=retry, after_s=after_s)
 
 
-def _said(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     """What went wrong first, without the address, which some exceptions quote."""
     while error.__context__ is not None:
         error = error.__context__
@@ -215,7 +215,7 @@ def _said(error: BaseException) -> str:
 class Webhooks(Sink):
     """Posts the decisions on a run, and why a suspect is slow; ``rules`` are those in force, by name.
 
-    Whoever has been told of a suspect is told once why it is slow, as soon as a capture has shown that: another message
+    After a message about a suspect, one more follows with the cause, as soon as a capture has shown it: another message
     about the same steps, and no other alarm. A decision about it that comes later says it as well.
     """
 
@@ -233,13 +233,13 @@ class Webhooks(Sink):
         self._suspects: dict[str, _Suspect] = {}
 
     def start(self) -> None:
-        """Say who cannot be told as things are: now, and not when somebody should have been."""
+        """Log the webhooks that cannot work: now, not when a notification is due."""
         rules = self._rules()
         for webhook in _of(rules, rules):
             try:
                 _address(webhook)
             except _UndeliveredError as error:
-                log.error("notify %s: %s; nobody is told", _named(webhook), error)
+                log.error("notify %s: %s; no notification can be sent", _named(webhook), error)
 
     def take(self, seen: Event | Sight) -> None:
         match seen:
@@ -320,7 +320,7 @@ class Webhooks(Sink):
                 self._failing.add(webhook)
                 log.warning("notify %s: %s; trying again", _named(webhook), error)
             if not again or not self._wait(due_s):
-                words = "notify %s: %s given up after %d tries: %s"
+                words = "notify %s: gave up on %s after %d tries: %s"
                 log.error(words, _named(webhook), steps, len(retry.history), error)
                 return
 

@@ -327,7 +327,7 @@ class Catalogue:
     @property
     def _own_store(self) -> Store:
         if self._store is None:
-            raise UsageError(f"{self.name}: say which store is to be indexed")
+            raise UsageError(f"{self.name}: name the store to index")
         return self._store
 
     @property
@@ -344,7 +344,7 @@ class Catalogue:
             except (DBAPIError, _Foreign) as error:
                 if what != self.name or not self._database.set_aside(error):
                     raise CatalogueError(f"{what}: {_reason(error)}{self._database.remedy(error)}") from error
-                what = f"{self.name} cannot be built again"
+                what = f"{self.name} cannot be rebuilt"
 
     def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
         with self._database.transaction(write=write) as connection:
@@ -602,4 +602,4 @@ def _reason(error: DBAPIError | _Foreign) -> str:
     if getattr(error.orig, "sqlstate", None) not in _UNDEFINED:
         return reason
     ours = ", ".join(sorted(_METADATA.tables))
-    return f"its tables are not as they were made ({reason}); drop {ours}, then `sftriage traces reindex`"
+    return f"its tables were changed ({reason}); drop {ours}, then `sftriage traces reindex`"

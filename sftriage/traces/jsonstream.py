@@ -80,7 +80,7 @@ class Damage:
     def words(self) -> tuple[str, ...]:
         """A sentence for each kind."""
         return tuple(
-            f"what follows the trace from byte {first} on was not read"
+            f"ignored what follows the trace, from byte {first}"
             if what == "rest"
             else f"{counted(n, what)} {'repaired' if what == 'name' else 'dropped'}"
             + (f" at byte {first}" if n == 1 else f", the first at byte {first}")
@@ -346,7 +346,7 @@ class TraceReader:
             return InputError(f"{self._source}: the file is empty")
         return InputError(
             f"{self._source}: cut short: it ends at byte {self._passed + len(self._text)}, in the middle of a value; "
-            "events are in no order of time, so no step of it can be trusted"
+            "events are not in order of time, so no step of it can be trusted"
         )
 
 

@@ -291,7 +291,7 @@ class CaptureInfo(Steps):
     @model_validator(mode="after")
     def _agrees(self) -> CaptureInfo:
         if self.steps != self.last_step - self.first_step + 1:
-            raise ValueError(f"{self.steps} steps are not those from {self.first_step} to {self.last_step}")
+            raise ValueError(f"{self.steps} steps do not match steps {self.first_step} to {self.last_step}")
         if self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} in a world of {self.world_size}")
         return self
@@ -417,7 +417,7 @@ class RecordedSteps(DocumentModel):
             raise ValueError(str(error)) from error
         for one in (step for rank in self.ranks for step in rank.steps):
             if (len(one.durations_ns), len(one.outside_ns)) != (len(schema.stages), len(schema.sync)):
-                raise ValueError(f"step {one.step} has not a duration for each stage")
+                raise ValueError(f"step {one.step} lacks a duration for a stage")
         return self
 
 
@@ -467,7 +467,7 @@ class Manifest(DocumentModel):
     def _distinct(cls, artefacts: tuple[Artefact, ...]) -> tuple[Artefact, ...]:
         names = [artefact.name for artefact in artefacts]
         if len(set(names)) < len(names):
-            raise ValueError("two artefacts of one name")
+            raise ValueError("two artefacts share a name")
         return artefacts
 
     def artefact(self, name: str) -> Artefact:
@@ -476,7 +476,7 @@ class Manifest(DocumentModel):
             if artefact.name == name:
                 return artefact
         there = ", ".join(artefact.name for artefact in self.artefacts)
-        raise InputError(f"capture {self.capture_id} has no artefact {name!r}; there are: {there}")
+        raise InputError(f"capture {self.capture_id} has no artefact {name!r}; it has: {there}")
 
     def noting(self, noted: Noted) -> Manifest:
         """The manifest with what became known later."""

@@ -65,7 +65,7 @@ def destination_of(name: str, destination: str | os.PathLike[str], *, force: boo
     if target.is_dir():
         target = target / name
     if target.exists() and not target.is_file():
-        raise UsageError(f"{target}: not a file that a trace can take the place of")
+        raise UsageError(f"{target}: not a plain file, so no trace can replace it")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already")
     return target
@@ -88,7 +88,7 @@ def verified(
         held = piece
     if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
         found = "more bytes" if size_bytes > artefact.size_bytes else f"sha256 {digest.hexdigest()}, {size_bytes} bytes"
-        raise IntegrityError(f"{name}: {found}; it was put as sha256 {artefact.sha256}, {artefact.size_bytes} bytes")
+        raise IntegrityError(f"{name}: {found}; it was stored as sha256 {artefact.sha256}, {artefact.size_bytes} bytes")
     yield held
 
 
@@ -226,5 +226,5 @@ def message_of(error: BaseException) -> str:
     first = _QUERY.sub("", text.splitlines()[0].partition(": <")[0])
     message = _MESSAGE.search(text)
     if _METADATA in text:
-        first = f"no credentials in the environment, and none of this machine: {first}"
+        first = f"no credentials in the environment or from this machine: {first}"
     return shown(f"{first}: {message[1]}" if message else first)[:_MAX_MESSAGE]

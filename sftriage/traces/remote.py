@@ -66,7 +66,7 @@ def checked_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in (*_SCHEMES, "file"):
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-        raise UsageError(f"{shown(url)}: not a store; there are {known}, file:// and directories")
+        raise UsageError(f"{shown(url)}: not a store: use {known}, file:// or a directory")
     if "@" in parts.netloc or parts.query or parts.fragment:
         # Not shown: what stands there is often a secret.
         raise UsageError(
@@ -92,7 +92,7 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
 
         if has_password(option):
             raise UsageError(
-                "a command line can be read by everybody on the machine: put the catalogue's URL into "
+                "everyone on this machine can read a command line: put the catalogue's URL into "
                 f"${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names, or its password into ~/.pgpass"
             )
         return option
@@ -151,9 +151,9 @@ def written(name: str) -> str:
     if part.startswith("."):
         part = f"%2E{part[1:]}"
     if not part:
-        raise UsageError("a job or run without a name has no place in a store")
+        raise UsageError("a job or run needs a name to be in a store")
     if len(part) > MAX_PART_BYTES:
-        raise UsageError(f"{shown(name)}: too long for a key, of which a part has at most {MAX_PART_BYTES} bytes")
+        raise UsageError(f"{shown(name)}: too long for a key: a part has at most {MAX_PART_BYTES} bytes")
     return part
 
 
@@ -165,7 +165,7 @@ def read(part: str) -> str:
             return name
     except (UnicodeDecodeError, UsageError):
         pass
-    raise InputError(f"{shown(part)}: not a name as keys have it")
+    raise InputError(f"{shown(part)}: not a valid part of a key")
 
 
 class Bucket(Objects):
@@ -209,7 +209,7 @@ def open_objects(url: str, *, patience: Patience, create: bool = False) -> Objec
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        raise UsageError("a store elsewhere needs obstore; install sftriage[store]") from None
+        raise UsageError("a bucket needs obstore; install sftriage[store]") from None
     try:
         return Bucket(from_url(url, **_options(_SCHEMES[scheme], patience)), url)
     except (BaseError, OSError, ValueError) as error:
@@ -235,7 +235,7 @@ class RemoteStore(Store):
 
     def __init__(self, objects: Objects, *, job: str | None = None, run: str | None = None) -> None:
         if (job is None) != (run is None):
-            raise ValueError("a job without a run, or a run without a job")
+            raise ValueError("give both a job and a run, or neither")
         super().__init__(objects)
         self._scope = None if job is None or run is None else f"{written(job)}/{written(run)}"
 
@@ -256,7 +256,7 @@ class RemoteStore(Store):
 
     def leftovers(self) -> tuple[str, ...]:
         return tuple(
-            f"{self._objects.place}/{place}: no manifest: it is on its way, or its upload or removal was cut off"
+            f"{self._objects.place}/{place}: no manifest: its upload is in progress, or was cut off, or its removal was"
             for place, names in sorted(self._places().items())
             if MANIFEST_NAME not in names
         )
@@ -311,7 +311,7 @@ class RemoteStore(Store):
         if not found:
             raise self._no_capture(reference)
         some = ", ".join(sorted(found)[:_MAX_NAMED]) + (", ..." if len(found) > _MAX_NAMED else "")
-        raise UsageError(f"{len(found)} captures are called {reference}; say which: {some}")
+        raise UsageError(f"{len(found)} captures are called {reference}; choose one: {some}")
 
     def _reference(self, key: str) -> str:
         return key.rpartition("/")[2] if self._scope else key

@@ -62,7 +62,7 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
         if reference in pinned:
             left[reference] = f"it is pinned, and {condition.words}"
         elif (elsewhere := store.copy_elsewhere(reference)) is not None:
-            left[reference] = f"it {condition.words}; but its copy in {elsewhere} was verified"
+            left[reference] = f"it {condition.words}, though its copy in {elsewhere} was verified"
         elif unfit and condition.beyond_repair:
             broken.append(Kept(reference, 0.0, 0))
         else:

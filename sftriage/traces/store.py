@@ -68,7 +68,7 @@ Names = dict[str, int]  # what lies in a capture's place: name and bytes
 State = Literal["whole", "missing", "damaged", "unreadable"]
 _WORDS: Mapping[State, str] = {
     "whole": "is whole",
-    "missing": "is not all there",
+    "missing": "is incomplete",
     "damaged": "is damaged",
     "unreadable": "cannot be read",
 }
@@ -231,7 +231,7 @@ class Store(ABC):
             if (elsewhere := self._store_elsewhere(manifest)) is None:
                 raise
             if not isinstance(error.__cause__, FileNotFoundError):
-                log.warning("%s; taken from %s", error, elsewhere.place)
+                log.warning("%s; using the copy in %s", error, elsewhere.place)
             elsewhere.get(capture_id, artefact, target, force=force, progress=progress)
         return target
 
@@ -253,7 +253,7 @@ class Store(ABC):
         key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
         self._objects.put(key, content)
         if self._objects.read(key, MAX_MANIFEST_BYTES) != content:
-            raise StoreError(f"{self._objects.place}/{key}: not what was put there")
+            raise StoreError(f"{self._objects.place}/{key}: not what was stored there")
 
     @abstractmethod
     def remove(self, capture_id: str) -> None:
@@ -308,7 +308,7 @@ class Store(ABC):
         if MANIFEST_NAME not in names:
             raise InputError(f"{source}: missing") from FileNotFoundError()
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
-            raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
+            raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, so it is not a manifest")
         data = self._objects.read(f"{key}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
         if data is None:
             raise self._no_capture(key)
@@ -320,7 +320,7 @@ class Store(ABC):
             if size is None and self.copy_elsewhere(self._reference(key)) is None:
                 return manifest, StoreCondition("missing", f"{where}/{artefact.name}: missing")
             if size not in (None, artefact.size_bytes):
-                problem = f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}"
+                problem = f"{where}/{artefact.name}: {size} bytes; expected {artefact.size_bytes}"
                 return manifest, StoreCondition("damaged", problem)
         return manifest, WHOLE
 
@@ -428,7 +428,7 @@ class LocalStore(Store):
                     artefacts = tuple(_take(file, staging / file.name) for file in files)
                     manifest = build(artefacts)
                     if manifest.capture_id != capture_id or not set(artefacts) <= set(manifest.artefacts):
-                        raise ValueError("the manifest is not that of this capture")
+                        raise ValueError("the manifest is of another capture")
                     with private(staging / MANIFEST_NAME) as file:
                         file.write(manifest.to_json())
                         sync(file)
@@ -446,7 +446,7 @@ class LocalStore(Store):
         except OSError as error:
             # Renaming a directory onto one that is not empty.
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-            reason = "it is stored already" if taken else error.strerror
+            reason = "it is already stored" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
@@ -519,7 +519,7 @@ class LocalStore(Store):
         """Remove leftovers of crashes, unless a put is in progress; their number. Raises UsageError."""
         if not self._captures.is_dir():
             return 0
-        refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)
+        refused, busy = refusing(f"{self._captures} cannot be cleaned up"), contextlib.suppress(BlockingIOError)
         with refused, busy, self._lock(sweeping=True):
             hidden = [path for path in self._captures.iterdir() if path.name.startswith((_TEMPORARY, _REMOVING))]
             # (a capture that is still to be removed elsewhere is no leftover)
@@ -550,7 +550,7 @@ class LocalStore(Store):
     def drop(self, manifest: Manifest) -> None:
         """Remove a capture's artefacts here; its manifest stays, and says where they are."""
         if self.copy_elsewhere(manifest.capture_id) is None:
-            raise ValueError(f"capture {manifest.capture_id} is nowhere else")
+            raise ValueError(f"capture {manifest.capture_id} has no other copy")
         for artefact in manifest.artefacts:
             self.file(manifest.capture_id, artefact.name).unlink(missing_ok=True)
 

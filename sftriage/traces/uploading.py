@@ -84,7 +84,7 @@ class Sender:
                 for artefact in manifest.artefacts:
                     if not self.store.file(capture_id, artefact.name).exists():
                         what = f"{artefact.name} of capture {capture_id}"
-                        raise IntegrityError(f"{what} is not here, and not in {self.remote.place} any more")
+                        raise IntegrityError(f"{what} is neither here nor in {self.remote.place} any more")
                 noted = noted.model_copy(update={"verified_at": None})
                 self.store.note_upload(capture_id, noted)
             self._send(manifest, noted, names, pinned=wanted.pinned)
@@ -100,7 +100,7 @@ class Sender:
         """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
         upload = read_upload(hidden)
         if upload is not None and upload.url != self.url:
-            raise UsageError(f"capture {hidden.name} was removed here, and may still be in {upload.url}")
+            raise UsageError(f"capture {hidden.name} was removed here, but may still be in {upload.url}")
         if self.remote.names(hidden.name):
             self.remote.remove(hidden.name)
         shutil.rmtree(hidden.parent, ignore_errors=True)
@@ -112,7 +112,7 @@ class Sender:
             # Two runs of one name must not write over each other; what is no manifest may go.
             other, _ = self.remote.seen(capture_id)
             if other is not None and (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
-                raise IntegrityError(f"{self.remote.place} has another capture {capture_id}")
+                raise IntegrityError(f"{self.remote.place} has a different capture {capture_id}")
         for artefact in manifest.artefacts:
             if names.get(artefact.name) == artefact.size_bytes and (
                 before.verified_at is not None or self._holds(capture_id, artefact)
@@ -136,7 +136,7 @@ class Sender:
             whole = b"".join(content) if artefact.size_bytes <= PART_BYTES else content
             self.remote.put_artefact(capture_id, artefact, whole)
         if not self._holds(capture_id, artefact):
-            raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
+            raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent")
 
     def _holds(self, capture_id: str, artefact: Artefact) -> bool:
         return self.remote.holds(capture_id, artefact, partial(self.report, capture_id, artefact, "checking"))

@@ -149,7 +149,7 @@ class Mailbox:
         self._taken = seq
         length = self.live[REQUEST_BYTES]
         if not 0 < length <= MAX_MESSAGE_BYTES:
-            raise CaptureError(f"the request is said to have {length} bytes")
+            raise CaptureError(f"the request claims to have {length} bytes")
         body = bytes(self._bytes[REQUEST_AT : REQUEST_AT + length])
         if crc32(body) != self.live[REQUEST_CRC]:
             raise CaptureError("the request does not match its checksum")

@@ -48,8 +48,8 @@ FROZEN_A_STEP = 4
 """Frozen parameters that are looked at after a step, in turn."""
 
 _SHARDED = (
-    "watch() sees nothing under FSDP or with DTensor parameters: gradients are accumulated there only after an exchange"
-    " between the ranks, so that no step has a ready moment"
+    "watch() has no effect under FSDP or with DTensor parameters: gradients are accumulated there only after an"
+    " exchange between the ranks, so that no step has a ready moment"
 )
 
 
@@ -212,7 +212,7 @@ class GradientWatch:
             self._handles.pop(key).remove()
         if not kept:
             self._recording.say_once(
-                f"watch() has seen no gradient become ready in the sync stage {self._name!r}:"
+                f"watch() saw no gradient become ready in the sync stage {self._name!r}:"
                 " is backward() called there, and on this model?"
             )
 
@@ -236,9 +236,9 @@ def watch_model(recording: Recording, model: Any) -> None:
         if watched is not None:
             watched.close()
         if not callable(getattr(model, "parameters", None)):
-            recording.misused("watch() was given something that has no parameters()", type(model).__name__)
+            recording.misused("watch() needs a model: what it was given has no parameters()", type(model).__name__)
         elif not recording.info.schema.sync:
-            recording.misused("watch() splits a sync stage, and none was declared")
+            recording.misused("watch() needs a sync stage, and none was declared")
         elif models.shards(model):
             recording.say_once(_SHARDED)
         else:

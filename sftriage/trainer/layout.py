@@ -203,7 +203,7 @@ class RingInfo:
         for name in _NUMBERS:
             # type(), not isinstance(): JSON's true would pass for 1.
             if type(number := getattr(self, name)) is not int or not 0 <= number < MAX_COUNT:
-                raise RingError(f"{name} {number!r}: a whole number from 0 on")
+                raise RingError(f"{name} {number!r}: must be a whole number from 0")
         if not self.rank < self.world_size <= MAX_RANKS:
             raise RingError(f"rank {self.rank} of a world of {self.world_size}; at most {MAX_RANKS} ranks")
         # An info may also come over the network.
@@ -490,7 +490,7 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
             ring = RingFile(directory, claimed, slots)
         except FileExistsError:
             if _writer(directory / claimed.file_name("ring"))[1]:
-                raise RingError(f"another monitor holds rank {info.rank}") from None
+                raise RingError(f"another monitor already records rank {info.rank}") from None
             attempt += 1
         else:
             with contextlib.suppress(OSError):

@@ -230,14 +230,14 @@ def _binary() -> ModuleType:
 
 def _chosen() -> tuple[Form, str]:
     if os.environ.get(FORM_ENV) == "python":
-        return PYTHON, f"{FORM_ENV} asks for it"
+        return PYTHON, f"{FORM_ENV} selects it"
     try:
         c = _binary()
         return Form("C", c.Log, c.Span, c.Span, c.Ready, c.Calls, c.Seam, c.Device), ""
     except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"
-        return PYTHON, f"the form in C is not there: {error}"
+            return PYTHON, "this Python is free-threaded: the form in C needs the stable ABI, which it lacks"
+        return PYTHON, f"the form in C is missing: {error}"
 
 
 FORM, WHY_NOT_C = _chosen()

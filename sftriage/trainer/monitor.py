@@ -159,7 +159,7 @@ class Monitor(Calls):
             return self._stages[name]
         except Exception:
             if self._recording is not None:
-                self._recording.misused("there is no such stage", name)
+                self._recording.misused("no such stage", name)
             return _NOTHING
 
     # The form in C, whose own are inherited, calls these where a call is not as usual.

@@ -126,20 +126,18 @@ class Recording:
             return
         try:
             if get_ident() != self.log.owner:
-                self.misused("a kind or work was given outside a step, or in another thread than the step's")
+                self.misused("a kind or work was set outside a step, or in another thread than the step's")
                 return
             words: tuple[tuple[int, int], ...] = ()
             if kind is not None:
                 words = layout.kind_words(kind) if isinstance(kind, str) else ()
                 if not words:
-                    self.misused(
-                        f"a step's kind has to be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind
-                    )
+                    self.misused(f"a step's kind must be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind)
             # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
             if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
                 words = (*words, (layout.WORK, int(work)))
             elif work is not None:
-                self.misused("a step's work has to be a whole number from 0 on", work)
+                self.misused("a step's work must be a whole number from 0", work)
             for code, value in words:
                 self.log.put(code, value)
             if words:
@@ -157,7 +155,7 @@ class Recording:
     def device_failed(self, why: str) -> None:
         """Go without device time from now on: the host's times go on."""
         self.log.set_live(layout.ON_DEVICE, layout.UNTIMED)
-        warn("no device time any more: %s", why)
+        warn("no more device times: %s", why)
 
     def declare(self, stage: object, sync: bool) -> None:
         """Another stage, the last one before ``other``; one that is there already stays as it is."""
@@ -165,14 +163,14 @@ class Recording:
             return
         try:
             if not isinstance(stage, str):
-                raise SchemaError("a stage's name is a text")
+                raise SchemaError("a stage's name must be a string")
             schema = self.info.schema
             grown = StageSchema((*schema.stages[:-1], stage, OTHER), (*schema.sync, stage) if sync else schema.sync)
             self._ring.add(self.log, stage=stage, sync=sync)
             self.info = replace(self.info, schema=grown)
             self.stages[stage] = self.form.stage(self.log, len(grown.stages) - 1)
         except (SchemaError, RingError) as error:
-            self.misused(f"a stage cannot be declared: {error}", stage)
+            self.misused(f"cannot declare a stage: {error}", stage)
         except Exception as error:
             self.fail(error)
 
@@ -182,12 +180,12 @@ class Recording:
             return
         try:
             if not isinstance(cohort, str) or bounded_text(cohort) != cohort:
-                self.misused("a cohort is a short printable text", cohort)
+                self.misused("a cohort must be short printable text", cohort)
             elif cohort != self.info.cohort:
                 self._ring.add(self.log, cohort=cohort)
                 self.info = replace(self.info, cohort=cohort)
         except RingError as error:
-            self.misused(f"a cohort cannot be declared: {error}", cohort)
+            self.misused(f"cannot declare a cohort: {error}", cohort)
         except Exception as error:
             self.fail(error)
 
@@ -202,7 +200,7 @@ class Recording:
         self._misuse += 1
         with suppress(ValueError):  # (closed meanwhile, in another thread)
             self.log.set_live(layout.MISUSE, self._misuse)
-        self.say_once(what, f"%s{': %r' * len(example)} (more of this sort is only counted)", what, *example)
+        self.say_once(what, f"%s{': %r' * len(example)} (further ones are only counted)", what, *example)
 
     def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
         """Warn of each ``what`` once; without a message, ``what`` is the message."""
@@ -213,7 +211,7 @@ class Recording:
     def fail(self, error: Exception) -> None:
         """Turn the recording off for good: whatever is wrong here, training goes on."""
         if not self.off:
-            warn("the recorder has turned itself off: %r", error)
+            warn("the recorder turned itself off: %r", error)
             self.close(wait=False)
 
     def close(self, wait: bool = True) -> None:
@@ -263,7 +261,7 @@ class Recording:
                 return operator.index(number)
         except TypeError:
             pass
-        self.misused("a step's number has to be a whole number from 0 on", number)
+        self.misused("a step's number must be a whole number from 0", number)
         return self.log.number + 1
 
     def _consult(self, number: int) -> None:

@@ -69,7 +69,7 @@ def period_of(options: Mapping[str, int]) -> float:
     """Seconds from one sample to the next by a capture's options, or a CaptureError if that is out of bounds."""
     wanted = options.get(SAMPLES_PER_SECOND, round(1 / PERIOD_S))
     if not 1 <= wanted <= 1000:
-        raise CaptureError(f"{SAMPLES_PER_SECOND} {wanted}: 1 to 1000")
+        raise CaptureError(f"{SAMPLES_PER_SECOND} {wanted}: must be 1 to 1000")
     return 1 / wanted
 
 
@@ -114,7 +114,7 @@ class StackSampler:
             pieces = [piece.encode() for piece in written(path.name, own, at, workers)]
             size_bytes = sum(map(len, pieces))
             if size_bytes > max_bytes:
-                return f"no stacks: they would have had {size_bytes} bytes, and {max(0, max_bytes)} were left"
+                return f"no stacks: they would take {size_bytes} bytes, and {max(0, max_bytes)} were left"
             with os.fdopen(files.create(path), "wb") as file:
                 file.writelines(pieces)
         except Exception as error:
@@ -311,7 +311,7 @@ def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
         elif _ended(pid, until_s):
             why = "it has ended"
         else:
-            why = "it did not answer in time, or was there before the recorder"
+            why = "it did not answer in time, or began before the recorder"
         missing.append({"pid": pid, "problem": why})
     return sorted(missing, key=lambda one: int(one["pid"]))
 

@@ -382,7 +382,7 @@ def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
         package = import_module("nvtx")
         return package.push_range, package.pop_range
     except (ImportError, AttributeError) as error:
-        why = "torch has none in this build, and the nvtx package is not there"
+        why = "torch has none in this build, and the nvtx package is not installed"
         raise CaptureError(f"no NVTX in the trainer: {why}") from error
 
 
@@ -396,7 +396,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
     """
     final, partial = spool / f"{capture_id}.json", spool / f"{capture_id}.json.partial"
     if final.exists():
-        raise CaptureError(f"there is a trace named {capture_id} already")
+        raise CaptureError(f"a trace named {capture_id} already exists")
     create_spooled(partial)
     try:
         export(str(partial))

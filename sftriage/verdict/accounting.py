@@ -118,7 +118,7 @@ class Segment:
 
 
 def complete_steps(window: Window) -> BoolArray:
-    """Steps (N) whose vectors, and what refines them, are there for all ranks. Others are left out, never filled in."""
+    """Steps (N) with vectors and refinements of all ranks. Others are left out, never filled in."""
     # NaN propagates through max, so that the largest time is finite only if all are.
     n_steps = len(window.durations_NRS)
     valid_N = np.ones(n_steps, dtype=np.bool_)

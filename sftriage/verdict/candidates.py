@@ -37,7 +37,7 @@ RAMP_STEPS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Lengths of ramps that are tried."""
 
 MIN_RAMP_STEPS = 16
-"""Steps of a fault from which on it can be told from a ramp."""
+"""Minimum steps of a fault to distinguish it from a ramp."""
 
 UNSURE_RAMP_LOG_LIKELIHOOD, MIN_RAMP_LOG_LIKELIHOOD = 2.0, 8.0
 """By how much a ramp must be likelier than a sudden onset: to have possibly been one, and to be one."""
@@ -188,7 +188,7 @@ def onset_of(
 def _with_size(
     onset: Onset, step_T: RankArray, over_T: FloatArray, base_s: float, size_s: float, *, grows: bool
 ) -> Onset | None:
-    """The onset with what its fault is like since then; None if it is not there."""
+    """The onset, with the course of its fault since then; None if there is none."""
     since_T = step_T >= onset.step
     there = step_T[since_T & (over_T >= base_s + size_s / 2)]
     if not len(there):

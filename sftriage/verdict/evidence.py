@@ -153,7 +153,7 @@ def with_next(steps_N: BoolArray) -> BoolArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """All that a verdict depends on besides the window itself: the state that is carried from window to window.
+    """Everything a verdict depends on besides the window itself: the state between windows.
 
     Attributes:
         ranks, hosts: the sequential tests of all of them.
@@ -168,8 +168,8 @@ class Past:
         replayed: the replay of the window before, for the steps that the next one shares with it.
         device: the state on the device's clock, where windows were judged on it; the rest is on the host's.
         counted_step: the last step whose loss was attributed to a suspect, on either clock.
-        exchanged: an exchange between the ranks has been seen.
-        paused: the pauses that the last window has shown first.
+        exchanged: whether the ranks have exchanged anything.
+        paused: the pauses that the last window was the first to show.
         rest, rest_ranks: the state of the ranks that recorded the last window, where some did not.
     """
 
@@ -215,7 +215,7 @@ LISTED_FRACTION = 0.01
 
 
 class WindowEvidence:
-    """All that the label of a replayed window is decided by.
+    """Everything that decides the label of a replayed window.
 
     Args:
         valid_N: the complete and undisturbed steps.

@@ -80,7 +80,7 @@ def assess_times(
 ) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on a window's durations, and the evidence for it; None if no evidence was gathered.
 
-    ``coverage`` is the fraction of (step, rank) vectors that are there, if it is not that of these durations.
+    ``coverage`` is the fraction of recorded (step, rank) vectors, if it is not that of these durations.
     """
     roles = roles_of(window)
     replays = resumed(window, roles, past.replayed)
@@ -156,7 +156,7 @@ def _verdict(
 
 
 def coverage_of(window: Window) -> float:
-    """Fraction of (step, rank) vectors that are there."""
+    """Fraction of (step, rank) vectors that are recorded."""
     finite_NR = np.isfinite(window.durations_NRS).all(axis=2)
     return float(finite_NR.mean()) if finite_NR.size else 0.0
 
@@ -455,14 +455,14 @@ MAX_EARLIER_STEPS = 4096
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
-    """Whether the captured steps have the fault that the capture was triggered by.
+    """Whether the captured steps have the fault that triggered the capture.
 
     A captured step has the fault if the suspect is over its peers by most of the gain that led to the capture: the
     profiler slows a coarse stage by less. A recurring fault is expected as often as whole periods fit into the captured
     steps, once at least, in any of them: its phase may have drifted.
 
     Returns:
-        None if it cannot be told: no step is complete, or all steps in which a recurring fault was due may be missing;
+        None if unknown: no step is complete, or all steps in which a recurring fault was due may be missing;
             the suspect has no peers; nothing was suspected; or a device's time is not known.
     """
     settings = settings or Settings()

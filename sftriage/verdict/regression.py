@@ -1,4 +1,4 @@
-"""The job against itself: a sequential test of its steps against the best that it has shown.
+"""The job against itself: a sequential test of its steps against the job's own best.
 
 Peers cannot show what they all share, and a baseline that follows the job follows it down. So each step's time, each
 stage's level and the sync stages' own work are compared with the job's best, by a CUSUM (Page 1954) over the signs:
@@ -278,7 +278,7 @@ class SpeedTest:
         return self.recent[-1][0]
 
     def recent_Q(self, since: int = 0) -> FloatArray:
-        """The median of how much the last steps, from ``since`` on, were over the best."""
+        """The median excess of the last steps, from ``since``, over the best."""
         over_KQ = np.array([over_Q for step, over_Q in self.recent if step >= since])
         return medians(over_KQ.T.copy()) if len(over_KQ) else np.zeros(len(self.evidence_Q))
 
@@ -304,7 +304,7 @@ class SpeedTest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnBest:
-    """The best of each regime, and the evidence of each kind of step; steps from ``next_step`` on are untested."""
+    """The best of each regime, and the evidence of each kind of step; untested from ``next_step``."""
 
     stages: tuple[str, ...] = ()
     next_step: int = 0
@@ -314,8 +314,8 @@ class OwnBest:
     def reported(self, first_step: int, new_from: int) -> Regression | None:
         """The regression to report with a window from ``first_step`` on, whose steps from ``new_from`` on are new.
 
-        The one that stands, of the most frequent kind of step; or one that has just ended. None while the job is as
-        good as its best.
+        The current one, of the most frequent kind of step; or one that has just ended. None while the job is as good as
+        its best.
         """
         here = self._met(first_step)
         for test in here:
@@ -344,7 +344,7 @@ class OwnBest:
         return None if best_Q is None else float(best_Q[QUEUED])
 
     def _met(self, first_step: int) -> list[SpeedTest]:
-        """The evidence of each kind of step that was met from a step on, the most frequent one first."""
+        """The evidence of each kind of step since a step, the most frequent one first."""
         here = (test for test in self.tests.values() if test.last_step >= first_step)
         return sorted(here, key=lambda test: -test.n_steps)
 
@@ -502,7 +502,7 @@ def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
 
 
 def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: int) -> tuple[JobPaused, ...]:
-    """The pauses in a window's steps from ``new_from`` on, without a time. Of steps on end, those here are one."""
+    """The pauses in a window's steps from ``new_from``, without a time. Consecutive steps are one pause."""
     paused_N, found, stages = paused_steps(measures, settings), [], measures.stages
     usual_Q = medians(measures.times_NQ[measures.counts_N], axis=0) if paused_N.any() else np.zeros(0)
     ends = np.flatnonzero(np.diff(np.concatenate(([False], paused_N, [False])).astype(np.int8))).reshape(-1, 2)

@@ -148,7 +148,7 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
 
 
 def _least_chance(n_units: int, settings: Settings) -> float:
-    """The fraction of clear events that any of so many units causes by chance."""
+    """The fraction of clear events that any of the units causes by chance."""
     return max(1.0 / n_units, settings.min_chance)
 
 

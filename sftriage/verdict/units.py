@@ -481,14 +481,14 @@ def with_system(
 
 
 def stage_of(suspect: Suspect, stages: Sequence[str]) -> int | None:
-    """The number of a suspect's stage; None of one in all of them."""
+    """The number of a suspect's stage; None for all stages."""
     return None if suspect.stage is None else stages.index(suspect.stage)
 
 
 def counts_of(suspect: Suspect, window: Window) -> SystemCounts | None:
     """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums.
 
-    None where they are not known, and of what all ranks or those of a cohort share.
+    None if they are unknown, and for suspects of scope all or cohort.
     """
     if not suspect.is_single:
         return None

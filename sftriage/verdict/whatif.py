@@ -94,7 +94,7 @@ def grouped(names: tuple[str, ...]) -> Roles:
 
 
 def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
-    """At most so many of the ranks: always the same random ones, so that they do not align with the hosts."""
+    """At most this many of the ranks: always the same random ones, so that they do not align with the hosts."""
     return ranks if len(ranks) <= at_most else ranks[_sample(len(ranks), at_most)]
 
 

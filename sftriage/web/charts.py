@@ -185,15 +185,15 @@ MAX_TABLE_ROWS = 40
 TRIED_TICKS = 8
 """Round steps that are tried as ticks: those are kept that leave each other room."""
 
-PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not seen by the profiler", "unseen_s"))
+PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not profiled", "unseen_s"))
 
 CHOICES: tuple[int, ...] = (200, 1000, 10_000)
 """How many of the last steps one can ask for with one click."""
 
 _WORDS = {
-    "last": "last is a whole number of steps, 1 or more",
-    "from": "from is the number of a step",
-    "to": "to is the number of a step",
+    "last": "last must be a whole number of steps, 1 or more",
+    "from": "from must be the number of a step",
+    "to": "to must be the number of a step",
 }
 
 

@@ -1,7 +1,7 @@
 """A flame graph, laid out: boxes of a drawing for the suspect and for what it is compared with, on one scale. Pure.
 
-It hangs from its top, as it is read: what called is above what was called. What is too small to be seen is put
-together; whoever goes on to a function has it as wide as the drawing, and sees what is in it.
+It hangs from its top, as it is read: what called is above what was called. What is too small to draw is put
+together; choosing a function draws it in full width, with what is in it.
 """
 
 from __future__ import annotations
@@ -271,25 +271,25 @@ class _Drawing:
                 elif below.seconds(side) > 0.0:
                     left_s, left = left_s + below.seconds(side), left + 1
             if left_s * self._scale >= LEAST_WIDTH:
-                told = f"{left} more, {milliseconds(left_s)} a step together"
+                words = f"{left} more, {milliseconds(left_s)} a step together"
                 yield Box(
-                    round(x, 3), round(left_s * self._scale, 3), row + 1, f"{left} more", told, one.path, 0, False
+                    round(x, 3), round(left_s * self._scale, 3), row + 1, f"{left} more", words, one.path, 0, False
                 )
 
     def _box(self, one: Flame, side: int, x: float, row: int) -> Box:
         took = milliseconds(one.seconds(side))
         compared, place = len(self.names) > 1, self.place
-        told, more, other = f"{milliseconds(one.took_s)} a step", "", milliseconds(abs(one.more_s))
+        words, more, other = f"{milliseconds(one.took_s)} a step", "", milliseconds(abs(one.more_s))
         if compared:
-            told = f"{told} {self.names[0]}, {milliseconds(one.beside_s)} {self.names[1]}: {other} "
-            told += "more" if one.more_s >= 0.0 else "less"
+            words = f"{words} {self.names[0]}, {milliseconds(one.beside_s)} {self.names[1]}: {other} "
+            words += "more" if one.more_s >= 0.0 else "less"
             more = f" ({'-' if one.more_s < 0.0 else '+'}{other})" if side == 0 else ""
         return Box(
             x=round(x, 3),
             width=round(one.seconds(side) * self._scale, 3),
             row=row,
             label=f"{_name(one) or self.stage or 'whole step'} {took}{more}",
-            title=f"{_where(one)}\n{told}",
+            title=f"{_where(one)}\n{words}",
             path=one.path if one.kind == "function" else "",
             level=self._level(one) if compared else 0,
             marked=place is not None
@@ -364,7 +364,7 @@ class StackDownloads:
         if (artefact := stacks_of(manifest)) is None:
             return None
         if artefact.size_bytes > MOST_BYTES:
-            return f"{size(artefact.size_bytes)} are too many for a page; the file can be downloaded"
+            return f"{size(artefact.size_bytes)} is too much for a page; download the file"
         try:
             beside = next((one for one in others if are_beside(manifest, one[0]) and stacks_of(one[0])), None)
             pair = [(manifest, store), beside] if beside is not None else [(manifest, store)]
@@ -395,7 +395,7 @@ class StackDownloads:
 
     def folded(self, manifest: Manifest, store: Store) -> Response:
         if stacks_of(manifest) is None:
-            raise HTTPException(404, "In this capture no stacks were sampled.")
+            raise HTTPException(404, "No stacks were sampled in this capture.")
         with reading_stored():
             text = "".join(f"{line}\n" for line in collapsed(self.read(manifest, store)))
         headers = {"Content-Disposition": f'attachment; filename="{manifest.capture_id}-{FOLDED_NAME}"'}

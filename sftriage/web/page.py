@@ -113,19 +113,19 @@ class Page(ABC, Generic[Source]):
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         if self._streams >= MAX_STREAMS:
-            raise HTTPException(503, "Too many pages listen already.", {"Retry-After": "30"})
+            raise HTTPException(503, "Too many pages are open already.", {"Retry-After": "30"})
         return StreamingResponse(self._changes(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def _changes(self) -> AsyncIterator[str]:
         self._streams += 1
         try:
-            said, silent_s = "", 0.0
+            sent, silent_s = "", 0.0
             yield "retry: 2000\n\n"
             while not self._stopping.is_set():
                 version = await run_in_threadpool(self.version)
-                if version != said:
-                    said, silent_s = version, 0.0
-                    yield f"event: change\nid: {said}\ndata: {json.dumps({'version': said})}\n\n"
+                if version != sent:
+                    sent, silent_s = version, 0.0
+                    yield f"event: change\nid: {sent}\ndata: {json.dumps({'version': sent})}\n\n"
                 elif silent_s >= HEARTBEAT_S:
                     silent_s = 0.0
                     yield ": still here\n\n"
@@ -171,11 +171,11 @@ def reading_stored() -> Iterator[None]:
 
 
 COLOURS = 12
-"""Stages have so many colours; the next ones begin again."""
+"""Colours of stages; further stages begin again with the first."""
 
 OUTCOME_WORDS = {"capture": "captured", "hold": "held", "throttle": "throttled", "ignore": "ignored"}
 NOTE_WORDS = {
-    "ask": "asked for",
+    "ask": "requested",
     "beside": "after a capture",
     "cost": "cost",
     "cause": "cause",
@@ -189,13 +189,13 @@ NOTE_WORDS = {
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {
-    "accepted": "is about to begin",
-    "armed": "is about to begin",
+    "accepted": "is starting",
+    "armed": "is starting",
     "running": "is under way",
     "stored": "done",
     "failed": "failed",
     "refused": "was refused",
-    "expired": "was given up",
+    "expired": "expired",
 }
 
 
@@ -279,7 +279,7 @@ class Download(StreamingResponse):
 
 
 def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
-    """The file of a capture that is asked for, as it is stored; a refusal, where what is seen of it at once is not."""
+    """The requested file of a capture, as it is stored; a refusal, if its beginning cannot be read."""
     try:
         artefact = manifest.artefact(request.path_params["name"])
     except InputError as error:
@@ -295,6 +295,6 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
         return Response(media_type="application/octet-stream", headers=headers)
     with reading_stored():
         checked = store.content(manifest, artefact)
-        # What is wrong with the beginning is said, rather than cut short.
+        # A fault in the beginning gets a refusal, not a download that is cut short.
         first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

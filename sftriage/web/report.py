@@ -103,7 +103,7 @@ def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> Capt
     if upload is not None and upload.state == "stored":
         # The copy that more people reach.
         where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
-    rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "a person asked for it"
+    rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "requested by hand"
     fault = cost = why = ""
     if (found := manifest.reproduced) is not None:
         there = f"in {found.steps_with} of {found.steps} captured steps"

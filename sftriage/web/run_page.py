@@ -126,7 +126,7 @@ class RunPage(Page[RunSource]):
         steps = heat_steps(span.axis(rows), rows)
         heat = None if steps is None else self._source.heat(*steps)
         if isinstance(heat, Drawing):
-            raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
+            raise HTTPException(503, "Too many maps are being drawn.", {"Retry-After": "5"})
         if heat is None:
             raise HTTPException(404, "No step has been recorded yet.")
         return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")

@@ -89,7 +89,7 @@ def token_of(path: Path | None, variable: str) -> str | None:
     try:
         return token.decode("ascii").strip()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: a token is printable ASCII characters") from error
+        raise UsageError(f"{path}: a token must be printable ASCII characters") from error
 
 
 def _refuse_shared(path: Path, about: os.stat_result, uid: int) -> None:
@@ -103,15 +103,13 @@ def _refuse_shared(path: Path, about: os.stat_result, uid: int) -> None:
     if mode & _OTHERS_WRITE or (mode & _OTHERS and about.st_uid == uid):
         raise UsageError(f"{path}: other users of this machine can use this token (mode {mode:04o}): chmod 600 {file}")
     if mode & stat.S_IROTH:
-        log.warning("%s: everybody on this machine can read this token; as root: chmod o-r %s", path, file)
+        log.warning("%s: everyone on this machine can read this token; as root: chmod o-r %s", path, file)
     for directory in {path.absolute().parent, path.resolve().parent}:
         where = directory.stat()
         # In a sticky one, as /tmp is, nobody can move what is another's.
         if where.st_uid not in (uid, 0) or (where.st_mode & _OTHERS_WRITE and not where.st_mode & stat.S_ISVTX):
             mend = f"chmod go-w {shlex.quote(str(directory))}" if where.st_uid == uid else "keep it elsewhere"
-            raise UsageError(
-                f"{path}: others can put another token in its place, for they can write to {directory}: {mend}"
-            )
+            raise UsageError(f"{path}: others can replace this token, because they can write to {directory}: {mend}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class Access:
     Attributes:
         names: what may be in a Host header, lower case, with a port or for any; addresses too, if not ``any_address``.
         any_address: any plain address is right: nobody's name can be made to point at one.
-        token_sha256: the digest of the token, or None where none is wanted.
+        token_sha256: the digest of the token, or None where none is required.
         any_name: any Host header is right: what comes by many names, and has a token.
     """
 
@@ -139,9 +137,9 @@ class Access:
                 the token is easily guessed.
         """
         if token is None and not is_loopback(host):
-            raise UsageError(f"{host} can be reached from other machines, so a token is wanted: {wanted}")
+            raise UsageError(f"other machines can reach {host}, so a token is required: {wanted}")
         if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()):
-            raise UsageError(f"a token is at least {MIN_TOKEN_LENGTH} printable ASCII characters")
+            raise UsageError(f"a token must have at least {MIN_TOKEN_LENGTH} printable ASCII characters")
         known = {host.lower(), *(name.lower() for name in names)} | (_LOOPBACK_NAMES if is_loopback(host) else set())
         digest = None if token is None else hashlib.sha256(token.encode()).digest()
         return cls(frozenset(known), not is_loopback(host), digest)
@@ -203,7 +201,7 @@ def application(
     """The application that answers on some routes; ``refused`` makes the answer to what is refused, or plain text."""
 
     def failed(request: Request, error: Exception) -> Response:
-        status, detail, headers = 500, "This could not be made.", None
+        status, detail, headers = 500, "sftriage could not make this page; see its log.", None
         if isinstance(error, HTTPException):
             status, detail, headers = error.status_code, error.detail, error.headers
         answer = refused(request, status, detail) if refused else PlainTextResponse(f"{detail}\n", status)
@@ -239,24 +237,24 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         if scope["method"] not in self._methods:
-            return _turned_away("This is only to be read.", 405, Allow=", ".join(READING))
+            return _turned_away("Read-only: send GET or HEAD.", 405, Allow=", ".join(READING))
         headers = Headers(scope=scope)
         hosts, given = headers.getlist("host"), headers.getlist("authorization")
         if len(hosts) != 1 or not self._access.knows(hosts[0]):
-            return _turned_away("Nothing of that name is here; of the page, see --allow-host.", 421)
+            return _turned_away("Unknown host name; --allow-host allows one.", 421)
         if not self._access.admits(given[0] if len(given) == 1 else ""):
             challenge = {"WWW-Authenticate": CHALLENGE}
-            return _turned_away("A token is wanted: as the password, or as a Bearer token.", 401, **challenge)
+            return _turned_away("A token is required: as the password, or as a Bearer token.", 401, **challenge)
         return None
 
 
-def _turned_away(said: str, status: int, **headers: str) -> PlainTextResponse:
-    # Whoever is not let in holds no connection.
-    return PlainTextResponse(f"{said}\n", status, {"Connection": "close", **headers})
+def _turned_away(text: str, status: int, **headers: str) -> PlainTextResponse:
+    # A refused client keeps no connection.
+    return PlainTextResponse(f"{text}\n", status, {"Connection": "close", **headers})
 
 
 STOP_GRACE_S = 3
-"""How long requests under way are waited for at the end."""
+"""How long to wait at the end for requests in progress."""
 
 MAX_CONNECTIONS = 256
 """Requests on further connections are answered 503."""
@@ -354,7 +352,7 @@ class BackgroundServer:
         self._thread = start_thread("http", self._server.run, [self._listening])
 
     def close(self, wait_s: float | None = None) -> None:
-        """Listen no more, and wait for requests under way: for so long, or for as long as they are given."""
+        """Stop listening, and wait for requests in progress: for ``wait_s``, or for their grace period."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(self._grace_s + 1.0 if wait_s is None else wait_s)
@@ -365,7 +363,7 @@ class BackgroundServer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # A person who wants it to end does not wait for somebody else's request.
+        # After Ctrl-C, do not wait for another client's request.
         self.close(None if kind is None else 0.5)
 
 
@@ -400,7 +398,7 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
         if not wanted:
             return
         if not has_browser(os.environ, sys.platform):
-            say("no browser can be shown here: open the link in one of yours")
+            say("cannot open a browser here: open the link in yours")
             if os.environ.get("SSH_CONNECTION"):
                 say(tunnel("127.0.0.1", port, os.environ))
             return
@@ -413,7 +411,7 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
         except webbrowser.Error:
             started = False
         if not started:
-            say("no browser could be started: open the link in one of yours")
+            say("could not start a browser: open the link in yours")
 
     return start
 
@@ -424,11 +422,11 @@ VIEWER_PORT = 9001
 """The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
 
 HINT_S, LATE_HINT_S = 2.5, 20.0
-"""Without a request by then, a hint says what is in the way: the later time is for a link that is opened by hand."""
-_OFFLINE = "`sftriage traces open --offline` shows the capture on a page of its own, which asks no other host"
+"""Without a request by then, a hint says what may be wrong: the later time is for a link that is opened by hand."""
+_OFFLINE = "`sftriage traces open --offline` shows the capture on a local page, which needs no other host"
 _BLOCKED = (
-    "nothing has asked for it yet: the browser has to be online, and to let the page ask this machine "
-    f"(Chrome and Edge ask you; Safari never does). {_OFFLINE}"
+    "the viewer has not fetched it yet: the browser must be online, and allow the page to reach this machine "
+    f"(Chrome and Edge prompt for this; Safari never allows it). {_OFFLINE}"
 )
 
 _CHUNK_BYTES = 1 << 16
@@ -440,8 +438,8 @@ class ServedTrace:
 
     Attributes:
         secret: the part of the path that cannot be guessed.
-        asked: set once somebody has asked for it.
-        fetched: set once somebody has got all of it but the last piece, which is on its way.
+        asked: set once a browser has requested it.
+        fetched: set once a browser has all of it but the last piece, which is on its way.
         opened_at: what of it the viewer is to show first, as parameters of its link.
     """
 
@@ -482,7 +480,7 @@ class ServedTrace:
                 return False
             if self.asked.is_set():
                 break
-            reason = why.result() if why.done() else "it does not answer"
+            reason = why.result() if why.done() else "no answer"
             if reason or started or hint_s == LATE_HINT_S:
                 say(f"{VIEWER} cannot be reached from this machine: {reason}. {_OFFLINE}" if reason else _BLOCKED)
                 break
@@ -502,10 +500,10 @@ class ServedTrace:
         origins, modes = request.headers.getlist("origin"), request.headers.getlist("sec-fetch-mode")
         # Nor does a page that only embeds a file (as a picture, say), but its browser says so.
         if origins not in ([], [VIEWER]) or "no-cors" in modes:
-            raise HTTPException(403, "Only the viewer may have it.")
+            raise HTTPException(403, "Only the viewer may fetch this.")
         headers = {"Access-Control-Allow-Origin": VIEWER, "Vary": "Origin"}
         if request.method == "OPTIONS":
-            # A browser asks whether its page may ask, and whether a page from outside may ask this machine.
+            # A preflight: whether its page may send a request, and whether a page from outside may reach this machine.
             allowed = {"Access-Control-Allow-Methods": "GET, HEAD", "Access-Control-Allow-Private-Network": "true"}
             return Response(status_code=204, headers={**headers, **allowed})
         size_bytes = self.file.stat().st_size
@@ -549,10 +547,10 @@ def listen_for_viewer(port: int) -> socket.socket:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise
         what = (
-            f"end what listens there (`ss -ltnp 'sport = :{port}'` says what; often a trace_processor, or another "
-            "`traces open`), or use --offline: the viewer's own rules let it ask this machine on no other port"
+            f"stop what listens there (`ss -ltnp 'sport = :{port}'` shows it; often a trace_processor, or another "
+            "`traces open`), or use --offline: the viewer's own rules allow no other port of this machine"
             if port == VIEWER_PORT
-            else "take another"
+            else "choose another"
         )
         raise UsageError(f"port {port} of {HOST} is taken: {what}") from error
 
@@ -584,6 +582,6 @@ def metrics_server(registry: CollectorRegistry, host: str, port: int, access: Ac
     try:
         listening = listen(host, port)
     except UsageError as error:
-        raise UsageError(f"metrics: {error}; see --metrics-port") from error
+        raise UsageError(f"{error}; see --metrics-port") from error
     server = BackgroundServer(metrics_app(registry, access), listening, METRICS_GRACE_S)
     return server, f"{address(listening)}{METRICS_PATH[1:]}"

@@ -224,19 +224,19 @@ def filter_of(query: Mapping[str, str], now: datetime) -> Filter:
     problems: dict[str, str] = {}
     rank = texts.get("rank", "")
     if rank and not (rank.isascii() and rank.isdecimal() and int(rank) < 2**31):
-        problems["rank"] = "a rank is a whole number"
+        problems["rank"] = "rank must be a whole number"
     for name, known in (("reproduced", ANSWERS), ("profiler", PROFILERS)):
         if texts.get(name, known[0]) not in known:
-            problems[name] = f"{name} is one of {', '.join(known)}"
+            problems[name] = f"{name} must be one of {', '.join(known)}"
     since = None
     if "since" in texts:
         try:
             since = since_of(texts["since"], now)
         except UsageError as error:
             problems["since"] = str(error).removeprefix("--")
-    said = {name: texts[name] for name in ("job", "run", "stage", "reproduced", "profiler") if name in texts}
+    given = {name: texts[name] for name in ("job", "run", "stage", "reproduced", "profiler") if name in texts}
     wanted = CaptureQuery(
-        **{name: text for name, text in said.items() if name not in problems},  # type: ignore[arg-type]  # all text
+        **{name: text for name, text in given.items() if name not in problems},  # type: ignore[arg-type]  # all text
         rank=int(rank) if rank and "rank" not in problems else None,
         since=since,
     )

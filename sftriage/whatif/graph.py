@@ -22,7 +22,7 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 IndexArray = NDArray[np.intp]
 AnyFloat = NDArray[Any]
-"""Durations in whatever precision they were recorded; a replay adds up in double precision."""
+"""Durations in their recorded precision; a replay adds up in double precision."""
 
 BLOCK_BYTES = 1 << 22
 """Steps that are replayed together: what they have reached stays in the cache from level to level."""
@@ -48,7 +48,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """The order in which T operations are replayed. ``group_T`` is -1 for an operation that is nobody's peer."""
+    """The order in which T operations are replayed. ``group_T`` is -1 for an operation without peers."""
 
     group_T: IndexArray
     levels: tuple[Level, ...]
@@ -86,7 +86,7 @@ def graph_of(
     except CycleError as error:
         circle = set(error.args[1])
         raise InputError(
-            f"{len(circle)} operations wait for one another in a circle, {names(min(circle))} among them"
+            f"{len(circle)} operations wait for one another in a circle, such as {names(min(circle))}"
         ) from None
     levels = []
     while firsts := order.get_ready():
@@ -174,7 +174,7 @@ def _wait(level: Level, begin_LNW: FloatArray) -> None:
 
 
 def latest_begins(graph: Graph, start_TNW: AnyFloat) -> AnyFloat:
-    """For each operation the latest begin in its group (T × N × W); its own where it is in none."""
+    """The latest begin in each operation's group (T × N × W); its own if it has no group."""
     latest_TNW = start_TNW.copy()
     for level in graph.levels:
         if level.n_grouped:
@@ -235,7 +235,7 @@ class Operations:
         steps, measured_N: the number of each step, and the seconds that it took.
         chunk_T, microbatch_T: which part of the stage's layers it is of, and which microbatch; -1 for neither.
         final_T: operations that end a step.
-        notes: what of the recording was left out, in words.
+        notes: what was left out of the recording, as sentences.
         ranks: the global rank of each worker (dp, pp), where it is known.
         named: the verdict on these steps, if there is one.
     """

@@ -99,7 +99,7 @@ class _Stage:
 def pipeline_graph(ops: Sequence[Op]) -> Graph:
     """The graph of one step of one data-parallel rank; its collectives span all ranks.
 
-    Raises InputError where a stage computes nothing, or a transfer has no computation or no other end.
+    Raises InputError if a stage computes nothing, or a transfer has no computation or no other end.
     """
     stages = [_Stage(pp, (op for op in ops if op.pp == pp)) for pp in range(1 + max(op.pp for op in ops))]
     for stage in stages:
@@ -107,7 +107,7 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
             if not stage.of(kind):
                 raise InputError(f"stage {stage.pp} has no {kind}")
     if nowhere := [op for stage in stages for op in stage.computed if op.chunk < 0 or op.model_chunk < 0]:
-        raise InputError(f"{nowhere[0]} is of no model chunk (mc, gmc)")
+        raise InputError(f"{nowhere[0]} has no model chunk (mc, gmc)")
     n_chunks = len(stages) * (1 + max(op.chunk for op in ops))
     pairs: dict[tuple[int, int, str], list[Op]] = {}
     alone: list[Op] = []
@@ -123,14 +123,14 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
             for op in stage.of(kind):
                 computed = matched.get(op)
                 if computed is None or not 0 <= computed.model_chunk + _PEERS[kind][1] < n_chunks:
-                    # Recorded, but at an end of the pipeline: nobody is at the other side.
+                    # Recorded, but at an end of the pipeline: it has no peer.
                     alone.append(op)
                     continue
                 pairs.setdefault(_pair(op, n_paired, len(stages)), []).append(op)
                 n_paired += 1
     for pair in pairs.values():
         if len(pair) != 2:
-            raise InputError(f"{pair[0]} has no other end")
+            raise InputError(f"{pair[0]} has no match at the other end")
     groups = [*pairs.values(), *([op] for op in alone)]
     ends = [op for stage in stages for op in stage.first(EMBEDDING)]
     joined = [[op] for op in ops if op.kind in (ALL_GATHER, REDUCE_SCATTER, SEPARATE)]
@@ -167,20 +167,20 @@ def _matched(stage: _Stage, n_stages: int) -> Iterator[tuple[Op, Op]]:
         missing = len(computed) - len(transfers)
         at_an_end = stage.pp in (0, n_stages - 1)
         if transfers and (missing not in (0, 1) or (missing and not at_an_end)):
-            raise InputError(f"stage {stage.pp} has {len(transfers)} of {kind} for {len(computed)} of {of_kind}")
+            raise InputError(f"stage {stage.pp} has {len(transfers)} {kind} for {len(computed)} {of_kind}")
         if not transfers and not at_an_end:
             raise InputError(f"stage {stage.pp} has no {kind}")
-        # Where one is missing, it is what would come in before all else, or go out after it.
+        # A missing one is the first to be received, or the last to be sent.
         first = missing if receives else 0
         for seq, op in enumerate(transfers, first):
             found = stage.by_seq.get((of_kind, seq))
             if found is None:
-                raise InputError(f"stage {stage.pp} has no {of_kind} {seq}, to which {op} would belong")
+                raise InputError(f"stage {stage.pp} has no {of_kind} {seq} for {op}")
             yield op, found
 
 
 def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op, Op]]:
-    """What is sent waits for what computed it; what is received is waited for, and asked for one computation ahead."""
+    """A send waits for its computation; a computation waits for its receive, which starts one computation ahead."""
     for op, computed in matched.items():
         if op.kind in (FORWARD_SEND, BACKWARD_SEND):
             yield computed, op
@@ -231,7 +231,7 @@ MAX_CELLS = 1 << 24
 """More numbers of types, sequences and stages are not looked through: such a file is damaged."""
 
 MAX_SPARSE = 16
-"""Of operations that occur at all, each worker's steps have at least one in so many."""
+"""Each worker's steps must have at least one in this many of the operations that occur."""
 
 COLUMNS = {
     "dp_rank": "dp_E",
@@ -247,7 +247,7 @@ COLUMNS = {
 }
 """The columns of the published format, and where they are in `Rows`."""
 RANK = {"rank": "rank_E"}
-"""One more, which says who a worker is and decides nothing."""
+"""An optional column that names the worker's global rank and decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,7 +285,7 @@ def arranged(rows: TraceRows) -> Operations:
     cell_E = step_E * n_dps + dp_E
     usual_K, whole_N = _usual(op_E, cell_E, len(ops), n_steps, n_dps)
     if not whole_N.any():
-        raise InputError("no step in which all data-parallel ranks went through the same operations")
+        raise InputError("in no step do all data-parallel ranks have the same operations")
     # What is not of the usual operations, or of a step without all of them, is left out.
     place_K = np.full(len(ops), -1)
     place_K[usual_K] = np.arange(len(usual_K))
@@ -313,18 +313,18 @@ def _check(rows: TraceRows) -> None:
         raise InputError("no operations")
     present = [rows.optypes[index] for index in np.unique(rows.optype_E)]
     if unknown := [name for name in present if name not in TYPES]:
-        raise InputError(f"optype {', '.join(unknown)}: not one of {', '.join(TYPES)}")
+        raise InputError(f"unknown optype {', '.join(unknown)}; expected {', '.join(TYPES)}")
     for name, values in (("start_ts", rows.start_E), ("duration", rows.duration_E)):
         if not np.isfinite(values).all():
             raise InputError(f"{name}: not a finite number")
     if (rows.duration_E <= -CLOCK_ERROR_S).any():
-        raise InputError("duration: less than 0")
+        raise InputError("duration: negative")
     for name, values in (("seq_id", rows.seq_E), ("stage", rows.pp_E), ("dp_rank", rows.dp_E)):
         if values.min() < 0:
-            raise InputError(f"{name}: less than 0")
+            raise InputError(f"{name}: negative")
     n_stages = int(rows.pp_E.max()) + 1
     if (absent := n_stages - len(np.unique(rows.pp_E))) > 0:
-        raise InputError(f"stage: {absent} of {n_stages} stages have no operation")
+        raise InputError(f"stage: {absent} of {n_stages} stages have no operations")
 
 
 def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
@@ -337,7 +337,7 @@ def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
 def _numbered(rows: TraceRows) -> tuple[NDArray[Any], IndexArray]:
     n_seq, n_stages = int(rows.seq_E.max()) + 1, int(rows.pp_E.max()) + 1
     if len(rows.optypes) * n_seq * n_stages > MAX_CELLS:
-        raise InputError(f"seq_id up to {n_seq - 1} of {n_stages} stages: too many operations in a step")
+        raise InputError(f"too many operations in a step: seq_id up to {n_seq - 1} in {n_stages} stages")
     code_E = (rows.optype_E.astype(np.intp) * n_seq + rows.seq_E) * n_stages + rows.pp_E
     occurs = np.bincount(code_E) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[code_E]
@@ -348,10 +348,10 @@ def _usual(
 ) -> tuple[IndexArray, NDArray[np.bool_]]:
     """The operations that most ranks' steps consist of, and the steps in which all ranks went through just those."""
     if n_steps * n_dps * n_ops > MAX_SPARSE * len(op_E):
-        raise InputError("the steps have hardly any operations in common")
+        raise InputError("the steps have too few operations in common")
     count_CK = np.bincount(cell_E * n_ops + op_E, minlength=n_steps * n_dps * n_ops).reshape(n_steps * n_dps, n_ops)
     if (count_CK > 1).any():
-        raise InputError("an operation is there twice: the same optype, seq_id, stage, dp_rank and step")
+        raise InputError("duplicate operation: same optype, seq_id, stage, dp_rank and step")
     if count_CK.all():
         return np.arange(n_ops), np.ones(n_steps, dtype=np.bool_)
     sets, which_C, n_of = np.unique(count_CK.astype(np.bool_), axis=0, return_inverse=True, return_counts=True)
@@ -406,8 +406,7 @@ def _operations(
         chunk_T=rows.chunk_E[at_T],
         microbatch_T=rows.microbatch_E[at_T],
         final_T=np.array([final is None or name == final for name in names]),
-        notes=(f"{n_left_out} of {n_left_out + len(steps)} steps left out: not all operations are there",)
-        * bool(n_left_out),
+        notes=(f"{n_left_out} of {n_left_out + len(steps)} steps left out: they lack operations",) * bool(n_left_out),
         ranks=_ranks(rows),
     )
 

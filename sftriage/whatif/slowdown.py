@@ -75,7 +75,7 @@ class Slowdown:
 
     @property
     def by_part(self) -> dict[str, float]:
-        """S_t: the slowdown by type of operation; empty where it is not shared out."""
+        """S_t: the slowdown by type of operation; empty if it is not divided."""
         return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_part_N.items()}
 
     @property

@@ -40,7 +40,7 @@ INCOMPLETE = 1
 CAPTURING = 2
 
 UNKNOWN = -1
-"""``ready_ns`` of a step whose last gradient was not seen to become ready."""
+"""``ready_ns`` of a step whose last ready gradient is unknown."""
 MAX_NS = 1 << 56
 
 _KIND = struct.Struct("=2q")
@@ -157,7 +157,7 @@ class StepArrays:
 
 
 def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepArrays:
-    """The steps in whole slots of some ranks, which whoever read them has checked (see `checked`)."""
+    """The steps in whole slots of some ranks, which the reader has checked (see `checked`)."""
     ranks, raws = zip(*of_ranks, strict=True)
     width = slot_words(schema)
     lengths = [len(raw) // (width * WORD_BYTES) for raw in raws]
@@ -233,7 +233,7 @@ class Copied:
 
     @property
     def ended_ns(self) -> int:
-        """The end of the step before the first one; -1 where it is not known."""
+        """The end of the step before the first one; -1 if unknown."""
         return int(self.words_M[0]) & layout.MAX_VALUE if self.bounds[0] else -1
 
 
@@ -337,7 +337,7 @@ def _of_rank(rank: int, schema: StageSchema, slots_BW: IntArray) -> StepArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """Moments as codes with values, and to which of so many steps they belong. ``codes``: how many have each code."""
+    """Moments as codes with values, and the steps they belong to. ``codes``: how many have each code."""
 
     code_M: IntArray
     value_M: IntArray

@@ -23,7 +23,7 @@ from sftriage.windows.rings import Rows
 RefinedArray = NDArray[Any]
 NS = 1e-9
 AGREE_FRACTION = 0.75
-"""Of the ranks, so many note that a step is none of the ordinary ones: else it is what some of them do alone."""
+"""Fraction of ranks that must note a kind of step; with fewer, some ranks do something alone."""
 _HOST = ("durations_NRS", "outside_NRG", "between_NR")
 _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 
@@ -47,7 +47,7 @@ class StepRows:
         self._kind_CR2: IntArray = np.zeros((0, world_size, 2), dtype=np.int64)
 
     def grow(self, first_step: int, capacity_steps: int) -> None:
-        """Have more rows; the steps that are in the store are from ``first_step`` on."""
+        """Add rows; the store then has the steps from ``first_step``."""
         step_C = np.arange(first_step, first_step + self.n_rows)
         before, after = step_C % self.n_rows, step_C % capacity_steps
 
@@ -177,11 +177,11 @@ def _put_times(values_VCR: RefinedArray, at_B: IntArray, steps: StepArrays) -> N
 
 
 MAX_GAP_STEPS = 10_000
-"""Steps that no rank recorded are a gap in the numbering; over a longer one the job is taken up anew."""
+"""Longest gap of unrecorded steps; after a longer one, gathering starts again."""
 
 DEVICE_LAG_STEPS = 96
-"""A device's times come some steps after the host's. A window waits for them so long, or as many steps as it has, and
-then goes without."""
+"""Steps (or as many as the window has) that a window waits for a device's times, which come after the host's; then it
+goes without them."""
 
 _NEVER = int(np.iinfo(np.int64).min)
 
@@ -189,7 +189,7 @@ _NEVER = int(np.iinfo(np.int64).min)
 LONG_WINDOW_S, LEAST_WINDOW_STEPS = 6.0, 10
 """A window need not last longer than this, nor have fewer steps than this: long steps are judged after fewer."""
 QUICK_WINDOW_S, MOST_WINDOW_STEPS = 0.5, 2000
-"""Where a whole window would be over sooner than this, windows last this long, up to so many steps, end to end."""
+"""Minimum duration of a window, up to the maximum of steps; such windows lie end to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class Gatherer:
         return steps if usable_B.all() else steps[usable_B]
 
     def _take(self, steps: StepArrays) -> None:
-        """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
+        """Put steps into the store in order, cutting windows in between if it cannot hold all of them."""
         back = int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS
         if back and 2 * len(np.unique(steps.rank_B)) > self.world_size:
             # Some rank had shown a step that the job has not come to.
@@ -470,7 +470,7 @@ class Gatherer:
             self._go_on(due if due is not None and self._next_first < due < first else first)
 
     def _shaped(self, through: int, *, ended: bool) -> bool:
-        """Whether it is known how the next window is cut: of all ranks the first steps of it are there."""
+        """Whether the cut of the next window is known: all ranks have its first steps."""
         if not self._shape.shrinks:
             return True
         while through >= self._next_first + LEAST_WINDOW_STEPS - 1:

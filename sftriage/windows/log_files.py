@@ -18,7 +18,7 @@ _NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})(?:\.(\d{1,19}))?\.([a-z-]+)")
 
 
 class SegmentName(NamedTuple):
-    """What the name of a segment says. The first segment of a log is number 0, whatever its first record is."""
+    """The parts of a segment's name. The first segment of a log is number 0, whatever its first record is."""
 
     rank: int
     attempt: int
@@ -27,7 +27,7 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(file_name: str) -> SegmentName | None:
-    """What a file is by its name; None where it is no segment of a log."""
+    """A file by its name; None if it is not a segment of a log."""
     found = _NAME.fullmatch(file_name)
     return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
 

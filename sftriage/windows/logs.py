@@ -262,12 +262,12 @@ class LogReader:
         return np.concatenate(places), together(found)
 
     def whole_from_step(self) -> int | None:
-        """The step from which on none has been removed; None where none of these is there."""
+        """The step from which none has been removed; None if there is no such step."""
         firsts = map(self.first_step, self.files.segments[self.files.n_thinned :])
         return next((first for first in firsts if first is not None), None)
 
     def first_step(self, path: Path) -> int | None:
-        """The number of the first step in a segment; None where it has none, or has gone."""
+        """The number of the first step in a segment; None if it is empty or gone."""
         if path not in self._first_steps:
             with contextlib.suppress(RingError), OpenFile(path, os.O_RDONLY) as file:
                 steps, whole_B = self._slots(file, [(0, LOOKED_AT)])
@@ -322,7 +322,7 @@ class LogReader:
 
 @dataclass(frozen=True, slots=True)
 class Thinning:
-    """What is no longer there of an attempt's steps.
+    """The removed steps of an attempt.
 
     Attributes:
         whole_from_step: from this one on all are kept; before it those that thinning leaves.

@@ -1,4 +1,4 @@
-"""An ``.npz`` of durations that somebody else measured: what may be in it, and what is refused in which words."""
+"""An ``.npz`` of durations measured by another program: what it may contain, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_npz(path: Path) -> Window:
     """
     try:
         if not zipfile.is_zipfile(path):
-            raise InputError("not a readable .npz: it is not a zip archive")
+            raise InputError("not a readable .npz: not a zip archive")
         _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -61,7 +61,7 @@ def _check_sizes(path: Path) -> None:
         # A member unpacks to no more than its directory entry says: the reader stops there.
         total_bytes = sum(one.file_size for one in members)
         if total_bytes > MAX_UNPACKED_BYTES:
-            raise InputError(f"its arrays are {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are read")
+            raise InputError(f"its arrays have {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are allowed")
         for one in members:
             with archive.open(one) as file:
                 if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
@@ -72,31 +72,31 @@ def _check_sizes(path: Path) -> None:
                 shape, _, dtype = read(file)
                 declared_bytes, found_bytes = math.prod(shape) * dtype.itemsize, one.file_size - file.tell()
             if dtype.hasobject:
-                raise InputError(f"not a readable .npz: {one.filename} holds Python objects")
+                raise InputError(f"not a readable .npz: {one.filename} contains Python objects")
             if declared_bytes != found_bytes:
-                raise InputError(f"{one.filename} says {declared_bytes:,} bytes and holds {found_bytes:,}")
+                raise InputError(f"{one.filename} declares {declared_bytes:,} bytes but has {found_bytes:,}")
 
 
 def _window(arrays: dict[str, Any]) -> Window:
     absent = [name for name in ("durations_s", "stages", "sync") if name not in arrays]
     if absent:
         there = ", ".join(sorted(arrays)) or "none"
-        raise InputError(f"array {' and '.join(absent)} missing (arrays there: {there})")
+        raise InputError(f"array {' and '.join(absent)} missing (found: {there})")
     schema = StageSchema(_texts(arrays, "stages"), _texts(arrays, "sync"))
     durations_NRS, missing_NR = _durations(arrays, len(schema.stages))
     n_steps, n_ranks = missing_NR.shape
     for name in ("ready_s", "device_ready_s"):
         if name in arrays and not schema.sync:
-            raise InputError(f"{name} is given but sync names no stage that it would split")
+            raise InputError(f"{name} is set, but sync names no stage for it to split")
     for name in ("outside_s", "between_s", "device_outside_s", "device_between_s"):
         if name in arrays and schema.stages[-1] != OTHER:
-            raise InputError(f"{name} needs a last stage {OTHER!r}; the last one is {schema.stages[-1]!r}")
+            raise InputError(f"{name} requires {OTHER!r} as the last stage, which is {schema.stages[-1]!r}")
     outside_NRG = _refinement(arrays, "outside_s", missing_NR, n_sync=len(schema.sync))
     work_NR = _refinement(arrays, "work", missing_NR)
     device = _device(arrays, durations_NRS, schema.sync)
     return Window(
         schema=schema,
-        first_step=_scalar(arrays, "first_step", "iu", "one whole number"),
+        first_step=_scalar(arrays, "first_step", "iu", "an integer"),
         durations_NRS=durations_NRS,
         outside_NRG=outside_NRG if schema.sync else None,
         between_NR=_refinement(arrays, "between_s", missing_NR),
@@ -108,7 +108,7 @@ def _window(arrays: dict[str, Any]) -> Window:
         counted_NRC=counted_of(
             {name: _refinement(arrays, name, missing_NR, unknown=True) for name in COUNTERS if name in arrays}
         ),
-        on_device=bool(device) or bool(_scalar(arrays, "on_device", "biu", "one of true and false")),
+        on_device=bool(device) or bool(_scalar(arrays, "on_device", "biu", "true or false")),
         **device,
     )
 
@@ -117,12 +117,12 @@ def _durations(arrays: dict[str, Any], n_named: int) -> tuple[FloatArray, BoolAr
     values_NRS = _numbers(arrays, "durations_s", ("step", "rank", "stage"))
     n_steps, n_ranks, n_stages = values_NRS.shape
     if n_stages != n_named:
-        raise InputError(f"durations_s has {n_stages} stages on its last axis; stages names {n_named}")
+        raise InputError(f"durations_s has {n_stages} stages on its last axis, but stages names {n_named}")
     if 0 in values_NRS.shape:
         raise InputError(f"durations_s is empty: {n_steps} steps x {n_ranks} ranks x {n_stages} stages")
     missing_NR = _checked("durations_s", values_NRS)
     if missing_NR.all():
-        raise InputError(f"durations_s is {_NOT_FINITE} at step 0, rank 0, stage 0 (nan), nor anywhere else")
+        raise InputError("durations_s is NaN everywhere")
     return values_NRS, missing_NR
 
 
@@ -139,11 +139,11 @@ def _device(arrays: dict[str, Any], durations_NRS: FloatArray, sync: tuple[str, 
     if "device_s" not in arrays:
         for name in ("device_outside_s", "device_between_s", "device_ready_s"):
             if name in arrays:
-                raise InputError(f"{name} is given but device_s is not")
+                raise InputError(f"{name} is set, but device_s is missing")
         return {}
     values_NRS = _numbers(arrays, "device_s", ("step", "rank", "stage"))
     if values_NRS.shape != durations_NRS.shape:
-        raise InputError(f"device_s has shape {values_NRS.shape}; durations_s says {durations_NRS.shape}")
+        raise InputError(f"device_s has shape {values_NRS.shape}; durations_s requires {durations_NRS.shape}")
     missing_NR = _checked("device_s", values_NRS)
     outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=len(sync))
     return {
@@ -163,8 +163,8 @@ def _refinement(
     shape = missing_NR.shape if n_sync is None else (*missing_NR.shape, n_sync)
     values = _numbers(arrays, name, ("step", "rank", "sync stage")[: len(shape)])
     if values.shape != shape:
-        said_by = "durations_s says" if n_sync is None else "durations_s and sync say"
-        raise InputError(f"{name} has shape {values.shape}; {said_by} {shape}")
+        required = "durations_s requires" if n_sync is None else "durations_s and sync require"
+        raise InputError(f"{name} has shape {values.shape}; {required} {shape}")
     missing = missing_NR if n_sync is None else np.broadcast_to(missing_NR[:, :, None], shape)
     bad = np.isinf(values) if unknown else ~np.isfinite(values) & ~missing
     _refuse(name, values, bad, _NOT_FINITE)
@@ -179,7 +179,7 @@ def _numbers(arrays: dict[str, Any], name: str, axes: tuple[str, ...]) -> FloatA
     if values.ndim != len(axes):
         raise InputError(f"{name} has {values.ndim} axes, shape {values.shape}; expected {' x '.join(axes)}")
     if not (np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)):
-        raise InputError(f"{name} holds {values.dtype}; expected float64{' seconds' if name.endswith('_s') else ''}")
+        raise InputError(f"{name} is {values.dtype}; expected float64{' seconds' if name.endswith('_s') else ''}")
     if values.ndim == 2:
         return np.array(values, dtype=np.float64, order="C")
     return np.array(values.transpose(2, 0, 1), dtype=np.float64, order="C").transpose(1, 2, 0)
@@ -217,5 +217,5 @@ def _counted(arrays: dict[str, Any], name: str, count: int, axis: str) -> tuple[
         return None
     values = _texts(arrays, name)
     if len(values) != count:
-        raise InputError(f"{name} has {len(values)} entries; durations_s has {count} on its {axis} axis")
+        raise InputError(f"{name} has {len(values)} entries, but durations_s has {count} on its {axis} axis")
     return values

@@ -70,7 +70,7 @@ def bounds(world_size: int, n_hosts: int, n_stages: int) -> tuple[IntArray, IntA
 
 
 def status_of(schema: StageSchema, world_size: int, ranks: Sequence[RankStatus], attempt: int = 0) -> JobStatus:
-    """What some ranks of an attempt are doing, by rank; numbers no further than can be, whatever damage says."""
+    """What some ranks of an attempt are doing, by rank; numbers stay in bounds even for damaged rings."""
     ranks = sorted(ranks, key=lambda one: one.rank)
     hosts = {name: number for number, name in enumerate(dict.fromkeys(one.host for one in ranks))}
     doing_VR = np.empty((N_VALUES, len(ranks)), dtype=np.int64)
@@ -85,9 +85,9 @@ def status_of(schema: StageSchema, world_size: int, ranks: Sequence[RankStatus],
 
 
 def joined_statuses(statuses: Sequence[JobStatus], older_ns: Sequence[int]) -> JobStatus | None:
-    """What the ranks of several hosts are doing, by rank, each host's so much older than it says; None of none.
+    """What the ranks of several hosts are doing, by rank, with the age of each host's status added; None for none.
 
-    Those count that have the stages, the number of ranks and the attempt of the first.
+    Only statuses with the stages, number of ranks and attempt of the first count.
     """
 
     def about(one: JobStatus) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ class Ring(OpenFile):
             self._grows = True
             expected = layout.LOG_AT + self._log_words * layout.WORD_BYTES
             if (found := self.length_bytes()) != expected:
-                raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
+                raise RingError(f"{self.path}: truncated or foreign: {found} bytes, but its header declares {expected}")
             self._live()
         except BaseException:
             self.close()
@@ -172,7 +172,7 @@ class Ring(OpenFile):
 
     @property
     def writer_alive(self) -> bool | None:
-        """Whether the process that writes the ring is there; None where that cannot be known."""
+        """Whether the process that writes the ring exists; None if unknown."""
         return self.is_writer_alive(self.info)
 
     def copied(self) -> Copied:
@@ -242,7 +242,7 @@ class Ring(OpenFile):
         is_block_M = np.zeros(len(words_M), dtype=np.bool_)
         is_block_M[-whole % layout.BLOCK_WORDS :: layout.BLOCK_WORDS] = True
         if (words_M[is_block_M] >> np.uint64(layout.CODE_AT) != layout.BLOCK).any():
-            raise RingError(f"{self.path}: its log makes no sense")
+            raise RingError(f"{self.path}: damaged: no block header where a block begins")
         if whole > self._at:
             # Of the step that goes on into this block the beginning is gone; as long as it goes on, so does this.
             begun = np.flatnonzero(_is_end(words_M))[:1] + 1
@@ -262,23 +262,23 @@ class Ring(OpenFile):
         if count > before_wrap:
             data += self.read_at((count - before_wrap) * layout.WORD_BYTES, layout.LOG_AT)
         if len(data) < count * layout.WORD_BYTES:
-            raise RingError(f"{self.path}: truncated: steps are missing at its end")
+            raise RingError(f"{self.path}: truncated: the last steps are missing")
         return data
 
     def _live(self) -> tuple[int, ...]:
         # Each word is right by itself, and what is between two of them the writer has put in their order.
         found = self.read_at(_LIVE.size, layout.LIVE_AT)
         if len(found) < _LIVE.size:
-            raise RingError(f"{self.path}: truncated: its header has become shorter")
+            raise RingError(f"{self.path}: truncated: its header is incomplete")
         live: tuple[int, ...] = _LIVE.unpack(found)
         if not 0 <= live[layout.CLAIMED] < layout.MAX_COUNT:
-            raise RingError(f"{self.path}: {live[layout.CLAIMED]} words are said to be there")
+            raise RingError(f"{self.path}: bad header: {live[layout.CLAIMED]} words claimed")
         self.on_device, self.untimed = live[layout.ON_DEVICE] > 0, live[layout.ON_DEVICE] == layout.UNTIMED
         self.misuse = live[layout.MISUSE]
         added = live[layout.ADDITIONS]
         if added != self._added:
             if not 0 < added <= layout.ADDITIONS_BYTES:
-                raise RingError(f"{self.path}: {added} bytes of additions")
+                raise RingError(f"{self.path}: bad header: {added} bytes of additions")
             info = layout.with_additions(self._declared, self.read_at(added, layout.ADDITIONS_AT))
             self.late_stages = info.schema.stages[len(self.info.schema.stages) - 1 : -1]
             self.info = info if self._grows else replace(info, schema=self.info.schema)

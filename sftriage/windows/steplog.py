@@ -3,14 +3,14 @@
 Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and records in a line: 64-bit words in native
 order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
 
-The agent appends to them; the trainer never touches them, so that they may lie on a disk. Of a segment of steps beyond
-what is kept whole, some steps stay in a log beside it, ``thinned-steps``: the same ones of every rank, and enough in a
-row that windows can be judged over them.
+The agent appends to them, and the trainer never does: they may lie on a disk. Of steps beyond those kept whole, some
+stay in a log beside, ``thinned-steps``: the same ones of every rank, and enough in a row to judge windows over them.
 
 What the kernel counted of a rank is kept in a log named ``counters``. A reading is a record::
 
-at_ns       when it was taken, on the host's monotonic clock ...         the counters in the order of
-`counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown crc         CRC-32 of the bytes before it
+    at_ns  when it was taken, on the host's monotonic clock
+    ...    the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
+    crc    CRC-32 of the bytes before it
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sftriage.windows.log_files import find_segments, thinned_kind
 MAX_SEGMENT_BYTES = 4 << 20
 MIN_SEGMENT_BYTES = 16 << 10
 SEGMENTS = 4
-"""A log has at least so many once it is full: when the oldest one goes, most of it stays."""
+"""Minimum segments of a full log: when the oldest one is removed, most of it stays."""
 
 _WORD = struct.Struct("=q")
 
@@ -160,7 +160,7 @@ class SegmentedLog:
             paths = [path for name, path in found if (name.attempt, name.kind) == (info.attempt, kind)]
             paths += there or ()
         except OSError as error:
-            raise RingError(f"{directory}: cannot be read: {error.strerror}") from error
+            raise RingError(f"cannot read {directory}: {error.strerror}") from error
         self._newest = _Segment(paths[-1] if paths else self._path(0), os.O_RDWR | os.O_CREAT)
         self._full: list[_Full] = []
         # The first word and the time of the last record.
@@ -226,13 +226,13 @@ class SegmentedLog:
         """Remove a segment that is written to no more.
 
         Raises:
-            RingError: it cannot be removed; whoever goes on with the log tries again.
+            RingError: it cannot be removed; the next writer of the log tries again.
         """
         self._full = [one for one in self._full if one.path != path]
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise RingError(f"{path}: cannot be removed: {error.strerror}") from error
+            raise RingError(f"cannot remove {path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the newest segment, until something is appended. A second call does nothing."""
@@ -259,10 +259,10 @@ class SegmentedLog:
         self._newest.write(header, 0)
 
     def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
-        """What a header says. What its writer has declared since is not in it, and it stays what it is."""
+        """The content of a header, which stays as written: it lacks what its writer has declared since."""
         found = layout.decode_header(self._magic, header, str(path)).info
         if not same_writer(found, self.info):
-            raise RingError(f"{path}: the log of another run of this rank")
+            raise RingError(f"{path}: the log belongs to another run of this rank")
         return found
 
     def _take_up(self, segment: _Segment) -> None:

@@ -1,4 +1,4 @@
-"""Decisions and captures in words: what was done about a verdict and why, what would resolve it, and what it led to."""
+"""Sentences on decisions and captures: what was decided and why, what would resolve it, and what it led to."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from sftriage.model.events import CauseFound
     from sftriage.traces.manifest import CauseInfo
 
-CONTROL_PART = "healthy, captured in the same steps to compare the suspect with"
-"""What the capture of a control is."""
+CONTROL_PART = "a healthy rank, captured in the same steps for comparison"
+"""The role of a control rank's capture."""
 
 PROFILERS: Mapping[Profiler, str] = {
     "torch": "PyTorch Profiler",
@@ -43,22 +43,22 @@ PROFILERS: Mapping[Profiler, str] = {
 }
 
 CHOICES: Mapping[ChoiceReason, str] = {
-    "host_stage": "{stage} is the host's own work, and Python stacks name the line",
-    "compute_stage": "{stage} computes, and operators say what it computes",
+    "host_stage": "{stage} is host work, and Python stacks name the line",
+    "compute_stage": "{stage} is compute, and operators show what it computes",
     "device_clock": "the rank computes on a device, and the job runs under nsys",
-    "whole_rank": "no single stage is suspected, and it has operators and stacks",
-    "stands_still": "the rank takes no steps, and is looked at from outside",
-    "left_open": "the capture that it follows does not show why the rank is slow",
+    "whole_rank": "no single stage is suspected, and it records operators and stacks",
+    "stands_still": "the rank takes no steps, so its stacks are taken from outside",
+    "left_open": "the first capture does not show why the rank is slow",
 }
 """Why ``auto`` chose a profiler."""
 
 LEFT_OPEN: Mapping[LeftOpen, str] = {
     "": "nothing is left open",
-    "operators": "its stacks do not show what the time went into",
-    "stacks": "its operators do not show what the time went into",
-    "system": "neither its operators nor its stacks show what the time went into",
+    "operators": "its stacks do not show where the time went",
+    "stacks": "its operators do not show where the time went",
+    "system": "neither its operators nor its stacks show where the time went",
 }
-"""What a capture does not show."""
+"""What the first capture does not show."""
 
 
 def choice_words(chosen: ChoiceReason, profiler: Profiler, stage: str | None) -> str:
@@ -70,24 +70,24 @@ def choice_words(chosen: ChoiceReason, profiler: Profiler, stage: str | None) ->
 ENDINGS: Mapping[CaptureState, str] = {
     "failed": "the capture failed",
     "refused": "the capture was refused",
-    "expired": "the capture was given up",
+    "expired": "the capture expired",
 }
-"""How a capture that left no trace has ended."""
+"""How a capture without a trace ended."""
 
 
 def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
-    """What is captured, of whom, and beside whom."""
+    """What is captured, on which ranks, and with which controls."""
     first = requests[0]
     what = counted(first.steps, "step") if first.takes_steps else "the stacks"
     by = f" with {PROFILERS[first.profiler]}" if first.takes_steps else ""
     suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
     controls = some_ranks([one.rank for one in requests if one.role == "control"])
-    beside = f"; {controls} too, to compare with" if controls else ""
+    beside = f"; {controls} for comparison" if controls else ""
     return f"Capturing {what} of {suspects or controls}{by}{beside if suspects else ''}."
 
 
 def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
-    """What became of a capture that has ended: where its trace is, or why there is none."""
+    """The result of a capture: where its trace is, or why there is none."""
     if result.state != "stored" or result.first_step is None or result.last_step is None:
         why = f": {result.detail}" if result.detail else ""
         return f"No trace of rank {result.rank}: {ENDINGS.get(result.state, result.state)}{why}."
@@ -96,24 +96,24 @@ def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
 
 
 def caused(cause: CauseInfo | CauseFound) -> str:
-    """Why a captured rank was slow, and whether that is sure."""
-    unsure = "" if cause.sure or cause.code == "unknown" else " This is likely, and not sure."
+    """Why a captured rank was slow, and whether that is certain."""
+    unsure = "" if cause.sure or cause.code == "unknown" else " This is likely but not certain."
     return f"{cause.sentence}{unsure}"
 
 
 def cost_sentence(
     cost_s: float | None, before_s: float | None, first_step: int, last_step: int, captures: int = 1
 ) -> str:
-    """What so many captures in some steps cost the job together."""
+    """What the captures in some steps cost the job in total."""
     if cost_s is None or before_s is None:
-        return "not known: too few steps before it to compare with"
+        return "unknown: too few steps before it to compare with"
     shared = "" if captures == 1 else f"; shared by {counted(captures, 'capture')}"
     steps = f"in {span(first_step, last_step)} and just after; a step took {milliseconds(before_s)} before{shared}"
-    return f"{milliseconds(cost_s)} in all, {steps}" if cost_s > 0.0 else f"nothing that could be measured, {steps}"
+    return f"{milliseconds(cost_s)} in total, {steps}" if cost_s > 0.0 else f"nothing measurable, {steps}"
 
 
 def stage_suspected(label: str, stage: str | None) -> str:
-    """The stage that led to a capture, by what triggered it; "" where a person asked, and nothing was suspected."""
+    """The stage that led to a capture; "" if a person requested it and no stage was suspected."""
     return stage or ("" if label == "asked" else "all local stages")
 
 
@@ -128,47 +128,47 @@ DOES: dict[str, str] = {
     "disk": "which reads or writes files",
     "checkpoint": "which saves a checkpoint",
     "garbage_collection": "which collects garbage",
-    "recompilation": "which compiles again",
+    "recompilation": "which recompiles",
     "collective": "which waits in a collective",
     "python": "which computes",
     "operator": "",
     "kernel": "",
-    "blocked": "which waits there, for what is not known",
-    "gil": "which waits for the interpreter (the GIL), for it is held by thread",
+    "blocked": "which waits there for an unknown reason",
+    "gil": "which waits for the interpreter lock (GIL), held by thread",
     "descheduled": "it was ready to run and waited for a core",
-    "stopped": "the whole process stood still",
+    "stopped": "the whole process was stopped",
     "cgroup_throttled": "its cgroup's CPU limit kept it from running",
-    "page_faults": "which touches memory that is not there yet (page faults)",
+    "page_faults": "which touches memory that is not resident yet (page faults)",
     "memory_pressure": "it waited for memory",
-    "gpu_throttled": "its GPU was behind the others, for its clock is lower",
-    "unknown": "which runs or waits there: the system does not say",
+    "gpu_throttled": "its GPU was slower than the others because its clock is lower",
+    "unknown": "which runs or waits there (the system does not show which)",
 }
 
 NEXT_STEP: dict[str, str] = {
-    "sleep": "Look at why that line sleeps, and on this rank alone.",
-    "dataloader_workers": "Give the loader more workers, or look at what one does: py-spy dump --pid WORKER.",
-    "lock": "Look at who holds what it waits for: the other threads are in the same file of stacks.",
-    "subprocess": "Do what that program does in the process itself, or in a worker that stays.",
-    "output": "Look at who reads it (a full pipe, a slow terminal or disk); log less, or by way of a QueueHandler.",
-    "database": "Look at who else holds that database, and make one transaction of many rows.",
-    "network": "Look at the network of this rank's host, and at what it fetches at that line.",
-    "disk": "Look at this host's disk (iostat -x 1), and at whether the file can be kept in memory.",
-    "checkpoint": "Save in the background, or have every rank save a part of it.",
-    "garbage_collection": "Collect at the same step on all ranks: gc.disable(), and gc.collect() every so many steps.",
-    "recompilation": "Look at what changes from step to step: TORCH_LOGS=recompiles says why it compiles again.",
-    "collective": "The others of this collective are who to look at: compare their stacks.",
-    "python": "Look at that function; a capture with with_stack counts its calls.",
-    "operator": "Compare its inputs with the other rank's: a capture with record_shapes has them.",
+    "sleep": "Find out why that line sleeps, and only on this rank.",
+    "dataloader_workers": "Give the loader more workers, or see what a worker does: py-spy dump --pid WORKER.",
+    "lock": "Find what holds the lock: the same file has the stacks of the other threads.",
+    "subprocess": "Do that program's work in the process itself, or in a long-lived worker.",
+    "output": "Check what reads the output (a full pipe, a slow terminal or disk); log less, or use a QueueHandler.",
+    "database": "Check what else locks that database, and write many rows in one transaction.",
+    "network": "Check the network of this rank's host, and what that line fetches.",
+    "disk": "Check this host's disk (iostat -x 1), and whether the file can be kept in memory.",
+    "checkpoint": "Save in the background, or let every rank save a part.",
+    "garbage_collection": "Collect at the same step on all ranks: gc.disable(), then gc.collect() every N steps.",
+    "recompilation": "Find what changes from step to step: TORCH_LOGS=recompiles shows why it recompiles.",
+    "collective": "Look at the other ranks of this collective: compare their stacks.",
+    "python": "Look at that function; a capture with option with_stack counts its calls.",
+    "operator": "Compare its inputs with the other rank's: a capture with record_shapes records them.",
     "kernel": "Compare its inputs with the other rank's (record_shapes), and the GPUs' clocks (sftriage evidence).",
-    "blocked": "Look at the stacks of the other threads, in the same file, and at what that line calls.",
-    "descheduled": "Look at what else runs on its host (top -H), or pin the rank to cores of its own.",
-    "gil": "Move what that thread does to a process of its own, or have it let go of the interpreter.",
-    "stopped": "Look at who stops it (SIGSTOP, cpulimit), and at the CPU limit of its cgroup (cpu.stat: nr_throttled).",
+    "blocked": "Look at the other threads' stacks in the same file, and at what that line calls.",
+    "descheduled": "See what else runs on its host (top -H), or pin the rank to its own cores.",
+    "gil": "Move that thread's work to its own process, or make it release the GIL.",
+    "stopped": "Find what stops it (SIGSTOP, cpulimit), and check its cgroup's CPU limit (cpu.stat: nr_throttled).",
     "cgroup_throttled": "Raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads.",
-    "page_faults": "Keep what that line allocates for the next step (preallocate, reuse), or use larger pages.",
-    "gpu_throttled": "Look at why its clock is lower: nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER.",
+    "page_faults": "Keep that line's allocations for the next step (preallocate, reuse), or use larger pages.",
+    "gpu_throttled": "Find out why its clock is lower: nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER.",
     "memory_pressure": "Give its cgroup more memory (memory.high, memory.max), or run less in it.",
-    "unknown": "Look at the trace, beside that of another rank: sftriage capture --rank N.",
+    "unknown": "Compare its trace with another rank's: sftriage capture --rank N.",
 }
 
 
@@ -179,18 +179,18 @@ COUNTED: dict[str, str] = {
     "memory_pressure": DOES["memory_pressure"],
     "descheduled": DOES["descheduled"],
     "disk": "it waited for a disk",
-    "network": "its host waited to send TCP segments again",
+    "network": "its host waited for TCP retransmissions",
     "gpu_throttled": DOES["gpu_throttled"],
 }
-"""What the kernel counted that no line of the program is needed for."""
+"""Causes that the kernel's counters show without a line of the program."""
 
 COUNTED_STEP: dict[str, str] = {
-    "page_faults": "See whether its host swaps (vmstat 1), and give it more memory.",
-    "network": "Look at the network of this rank's host: nstat -az TcpRetransSegs, ip -s link.",
+    "page_faults": "Check whether its host swaps (vmstat 1), and give it more memory.",
+    "network": "Check the network of this rank's host: nstat -az TcpRetransSegs, ip -s link.",
 }
 
-HOST_STEP = "Look at its host: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE; turbostat)."
-"""Where nothing says why a whole rank is slow."""
+HOST_STEP = "Check its host: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE; turbostat)."
+"""If nothing shows why a whole rank is slow."""
 
 
 SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
@@ -198,94 +198,94 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "undecided": ("{of_verdict}", ""),
     "standstill": ("{of_verdict}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
-    "one_off": ("one-off, and has passed", ""),
-    "contended": ("contention for CPUs, which may pass", ": {contended}, so far for {lasted_s} s of {for_s} s"),
+    "one_off": ("one-off that has passed", ""),
+    "contended": ("contention for CPUs, which may pass", ": {contended}, for {lasted_s} s of {for_s} s so far"),
     "descheduled": (
         "waiting for a CPU",
-        ": that is {descheduled_share} of its lateness, and no trace of its own would show it",
+        ": {descheduled_share} of its lateness, which its own trace would not show",
     ),
     **{
         code: (
             BY_SYSTEM[code][0],
-            ": that is {system_share} of the lateness of {ranks_of}, and no trace of its own would show it",
+            ": {system_share} of the lateness of {ranks_of}, which a trace would not show",
         )
         for code in ("cgroup_throttled", "stopped", "page_faults", "memory_pressure")
     },
     "no_rule_matched": ("{missed}", ""),
     "observe_only": ("observe-only", ": rule {rule} matched{stood}"),
-    "pending": ("rule {rule} waits for it to last", ": {lasted}"),
+    "pending": ("rule {rule} waits to see whether it lasts", ": {lasted}"),
     "rule_matched": ("rule {rule}", ": {found}{beside}{choice}"),
     "follow_up": ("rule {rule} follows up", " {follows} with {by}: {open}; {found}{beside}"),
-    "asked": ("{who} asked for it", ": {why}"),
+    "asked": ("requested by {who}", ": {why}"),
     "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks are taken from outside"),
     "captures_per_run": ("captures_per_run", ": {captures_of} made"),
     "active": ("active", ": captures are {allowed}"),
     "overhead_budget": (
         "overhead_budget",
-        ": captures have cost the job {spent_s} s, which is more than {budget_share} of the run so far ({budget_s} s); "
-        "the next from {until_s} on",
+        ": captures have cost the job {spent_s} s, more than {budget_share} of the run so far ({budget_s} s); "
+        "next capture after {until_s}",
     ),
     "captures_per_hour": (
         "captures_per_hour",
-        ": {captures_of} asked for in the last hour; the next from {until_s} on",
+        ": {captures_of} requested in the last hour; next capture after {until_s}",
     ),
-    "captures_per_day": ("captures_per_day", ": {captures_of} asked for in the last day; the next from {until_s} on"),
+    "captures_per_day": ("captures_per_day", ": {captures_of} requested in the last day; next capture after {until_s}"),
     "place_kept": (
-        "the last place of {place_of} is kept for a suspect larger than any before",
-        ": this one costs {gain_s} ms a step, and one of {largest_gain_s} ms was captured; until {until_s}",
+        "the last capture of {place_of} is reserved for a suspect larger than any before",
+        ": this suspect costs {gain_s} ms a step, the largest captured {largest_gain_s} ms; until {until_s}",
     ),
     "already_captured": (
         "already captured",
-        ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; it is captured again "
-        "once it costs {worse_gain_s} ms, once the job has started again, or from {until_s} on",
+        " in {capture_id} ({captured_gain_s} ms a step then, {gain_s} ms now); captures again at "
+        "{worse_gain_s} ms, after a restart, or after {until_s}",
     ),
     "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
-    "after_failures": ("{failed} of rule {rule} failed or {were} refused; the next attempt from {until_s} on", ""),
-    "rank_busy": ("rank {rank} is being captured already", " ({capture_id})"),
+    "after_failures": ("{failed} of rule {rule} failed or {were} refused; next attempt after {until_s}", ""),
+    "rank_busy": ("rank {rank} is already being captured", " ({capture_id})"),
     "concurrent_ranks": (
         "concurrent_ranks",
-        ": {running} of at most {limit} ranks are being captured, and {wanted} more asked for",
+        ": {running} of at most {limit} ranks are being captured, and {wanted} more are requested",
     ),
     "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
-    "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
+    "captures_left": ("captures of {wanted_ranks} requested, {left} left", ""),
 }
-"""For each reason of a decision what kind it is, and its particulars. `_PHRASES` has what is no parameter."""
+"""For each reason of a decision, its kind and its details. `_PHRASES` has the fields that are no parameters."""
 
 RESOLUTIONS: Mapping[ReasonCode, str] = {
-    "one_off": "There is nothing left to capture. See whether it comes back; "
-    "`sftriage explain` says in which steps it was.",
+    "one_off": "Nothing is left to capture. Watch whether it comes back; "
+    "`sftriage explain` shows in which steps it was.",
     "contended": "See whether it lasts, or lower detection.contended_after.",
     **{
-        code: f"{advice[:1].upper()}{advice[1:]}. `sftriage capture` takes a trace all the same, and so does a rule "
-        "whose profiler is nsys."
+        code: f"{advice[:1].upper()}{advice[1:]}. To take a trace anyway, use `sftriage capture` or a rule "
+        "with profiler nsys."
         for code, (_, advice) in BY_SYSTEM.items()
     },
     "pending": "See whether it lasts, or lower the rule's `for`.",
     "captures_per_run": "Raise limits.captures_per_run, or start another run.",
     "active": "Wait until then, or change the policy's active.cron.",
-    "overhead_budget": "Wait until the run has lasted long enough for it, or raise limits.overhead_budget.",
+    "overhead_budget": "Wait until the run has lasted long enough, or raise limits.overhead_budget.",
     "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
     "captures_per_day": "Wait until then, or raise limits.captures_per_day.",
     "place_kept": "Wait until then, or raise limits.{place_of}.",
-    "already_captured": "Look at the trace that there is, or ask for another (`sftriage capture`).",
+    "already_captured": "Look at the existing trace, or request another (`sftriage capture`).",
     "cooldown": "Wait for the cooldown to end.",
     "after_failures": "See why in `sftriage decisions`, and wait for the next attempt.",
     "rank_busy": "Wait for that capture to end.",
     "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
-    "no_such_rank": "Ask for ranks that it has.",
-    "captures_left": "Ask for fewer, or raise the policy's limits.",
+    "no_such_rank": "Request ranks that the job has.",
+    "captures_left": "Request fewer, or raise the policy's limits.",
 }
-"""What would resolve a decision not to capture, where that does not follow from the verdict's reasons."""
+"""What would resolve a decision not to capture, if that does not follow from the verdict's reasons."""
 
 
 def reason_sentence(decision: Decision) -> str:
-    """Why a decision is what it is."""
+    """Why a decision was made."""
     kind, particulars = SENTENCES[decision.reason]
     return _filled(kind + particulars, decision, _shown)
 
 
 def reason_kind(decision: Decision) -> str:
-    """The same without its particulars, numbers as N: what decisions are counted by."""
+    """The reason without details, numbers as N: decisions are counted by it."""
 
     def masked(name: str, value: Parameter) -> str:
         return "N" if isinstance(value, (int, float)) else _shown(name, value)
@@ -294,7 +294,7 @@ def reason_kind(decision: Decision) -> str:
 
 
 def outcome_sentence(decision: Decision) -> str:
-    """Why a suspect is not captured now; "" where it is, or nobody is suspected."""
+    """Why a suspect is not captured now; "" if it is, or if there is no suspect."""
     if decision.label != "suspect" or decision.outcome == "capture":
         return ""
     more = "further " if decision.outcome == "throttle" else ""
@@ -302,7 +302,7 @@ def outcome_sentence(decision: Decision) -> str:
 
 
 def resolution(decision: Decision) -> str:
-    """What would resolve a decision not to capture, or a stall; "" where there is nothing to say."""
+    """What would resolve a decision not to capture, or a stall; "" if nothing would."""
     own = RESOLUTIONS.get(decision.reason)
     if own is None:
         return advice(reasons_of(decision), split=bool(decision.parameters.get("split")))
@@ -312,34 +312,34 @@ def resolution(decision: Decision) -> str:
 
 
 def advice(reasons: Iterable[str], *, split: bool = False) -> str:
-    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named as such.
+    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named.
 
     ``split``: the last gradient of each step is on record.
     """
     known = {**RESOLVES, "sync_ambiguous": AFTER_GRADIENTS} if split else RESOLVES
-    return " ".join(known.get(reason, f"There is no advice on {reason!r} yet.") for reason in reasons)
+    return " ".join(known.get(reason, f"No advice for {reason!r} yet.") for reason in reasons)
 
 
 def reasons_of(decision: Decision) -> tuple[str, ...]:
-    """The verdict's reasons, where the decision was taken for them."""
+    """The verdict's reasons, if they led to the decision."""
     reasons = decision.parameters.get("reasons", ())
     return tuple(map(str, reasons)) if isinstance(reasons, (tuple, list)) else (str(reasons),)
 
 
 def decision_values(decision: Decision) -> dict[str, Any]:
-    """A decision as JSON values: its reason as code and parameters, and beside them what people read."""
+    """A decision as JSON values: its reason as code and parameters, and in words."""
     return {**plain(decision), "words": reason_sentence(decision), "resolves": resolution(decision)}
 
 
 class SentenceFields(dict[str, str]):
-    """What a sentence is filled with; what is not there shows as ``?``."""
+    """The fields of a sentence; a missing one shows as ``?``."""
 
     def __missing__(self, name: str) -> str:
         return "?"
 
 
 class _Fields(SentenceFields):
-    """The parameters of a decision as text, and phrases made of several; what was read back may lack some."""
+    """The parameters of a decision as text, and phrases made of several; a decision read back may lack some."""
 
     def __init__(self, decision: Decision, shown: Callable[[str, Parameter], str]) -> None:
         super().__init__({name: shown(name, value) for name, value in decision.parameters.items()})
@@ -360,14 +360,14 @@ def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter],
 def _missed(fields: _Fields) -> str:
     given = fields.given
     if "rule" not in given:
-        return f"no rule is about the label {fields['label']}"
+        return f"no rule matches the label {fields['label']}"
     lacking = [
         f"its gain of {fields[name]}{unit} is under {fields[f'min_{name}']}{unit}"
         for name, unit in (("share", ""), ("gain_s", " ms"))
         if name in given
     ]
     if "cost_hours" in given:
-        lacking.append(f"it has cost {fields['cost_hours']} GPU-hours, which is under {fields['min_cost_hours']}")
+        lacking.append(f"it has cost {fields['cost_hours']} GPU-hours, under {fields['min_cost_hours']}")
     for name in ("scope", "stage", "pattern"):
         if name in given:
             what = f"its {name} {fields[name]}" if name != "stage" or given[name] else "a whole rank"
@@ -387,8 +387,8 @@ def _beside(fields: _Fields) -> str:
     if controls is None:
         return ""
     if not isinstance(controls, (tuple, list)) or not controls:
-        return "; no healthy rank was found beside it"
-    return f"; with rank{'s' if len(controls) > 1 else ''} {', '.join(map(str, controls))} to compare with"
+        return "; no healthy rank was found for comparison"
+    return f"; with rank{'s' if len(controls) > 1 else ''} {', '.join(map(str, controls))} for comparison"
 
 
 def _chosen(fields: _Fields) -> str:
@@ -415,7 +415,7 @@ _PHRASES: Mapping[str, Callable[[_Fields], str]] = {
     "found": lambda it: (
         "{of_verdict}{named}"
         if "reasons" in it.given
-        else "mending {in_stage} of {ranks_of} would save {gain_s} ms a step ({share}), in {persistence} of the steps"
+        else "fixing {in_stage} of {ranks_of} would save {gain_s} ms a step ({share}), in {persistence} of the steps"
     ).format_map(it),
     "beside": _beside,
     "choice": _chosen,
@@ -427,7 +427,7 @@ _PHRASES: Mapping[str, Callable[[_Fields], str]] = {
     "contended": lambda it: (
         "it may explain {contended_share} of the lateness of {ranks_of}"
         if "contended_share" in it.given
-        else "{ranks_of} was named with it, and it is less now"
+        else "it was higher when {ranks_of} was named"
     ).format_map(it),
     "allowed": lambda it: f"not allowed until {it['until_s']}" if "until_s" in it.given else "never allowed again",
     "failed": lambda it: "the last capture" if it.given.get("failures") == 1 else f"the last {it['failures']} captures",
@@ -435,9 +435,9 @@ _PHRASES: Mapping[str, Callable[[_Fields], str]] = {
     "captures_of": lambda it: f"{it['captures']} of {it['limit']} {it.several('limit', 'capture')}",
     "wanted_ranks": lambda it: f"{it['wanted']} {it.several('wanted', 'rank')}",
     "ranks_asked": _ranks_asked,
-    "there": lambda it: f"its ranks are 0 to {it['last_rank']}" if "last_rank" in it.given else "it has none so far",
+    "there": lambda it: f"its ranks are 0 to {it['last_rank']}" if "last_rank" in it.given else "it has no ranks yet",
 }
-"""What a sentence is filled with that several parameters make."""
+"""Phrases that several parameters make."""
 
 
 _MOST = 2**63

@@ -1,111 +1,111 @@
-"""What the conditions of objects in a cluster say, and the warnings of the injection webhook."""
+"""Texts of the conditions of objects in a cluster, and the warnings of the injection webhook."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 POLICIES: Mapping[str, str] = {
-    "valid": "It is valid.",
-    "not_compared": "What is not valid is held against no other.",
+    "valid": "The policy is valid.",
+    "not_compared": "Not compared with other policies, because it is not valid.",
     "conflicts": "Not in force: an older policy of its namespace forbids it.",
-    "in_force": "It is in force, with the others of its namespace.",
+    "in_force": "In force, with the other policies of its namespace.",
 }
-"""How a policy stands."""
+"""The state of a policy."""
 
 REPORTS: Mapping[str, str] = {
-    "watched": "The job's steps are judged as they end.",
-    "unwatched": "Nobody watches the job any more.",
-    "over": "No run goes on.",
-    "injected": "sftriage is in all of its pods.",
-    "not_injected": "{missing} of its {pods} pods are labelled, and sftriage is in none of these, so that their ranks "
-    "are not seen: {names}. Was the webhook away when they were created? Pods that are created anew are injected.",
+    "watched": "sftriage judges the job's steps as they end.",
+    "unwatched": "The job is no longer being watched.",
+    "over": "No run is in progress.",
+    "injected": "sftriage is injected into all its pods.",
+    "not_injected": "{missing} of its {pods} pods are labelled but not injected, so their ranks are not recorded: "
+    "{names}. Was the webhook down when they were created? Recreate the pods to have them injected.",
 }
-"""Whether somebody watches a job."""
+"""Whether a job is being watched."""
 
 NEWS: Mapping[str, str] = {
-    "stored": "{count} stored, among them {capture_id} of rank {rank}.",
-    "failed": "{count} failed, among them {capture_id} of rank {rank}.",
-    "expired": "{count} expired, among them {capture_id} of rank {rank}.",
+    "stored": "{count} stored, including {capture_id} of rank {rank}.",
+    "failed": "{count} failed, including {capture_id} of rank {rank}.",
+    "expired": "{count} expired, including {capture_id} of rank {rank}.",
 }
-"""What an event says of captures."""
+"""Texts of events on captures."""
 
 CAPTURE_STATES: Mapping[str, str] = {
-    "requested": "Nobody has answered yet.",
-    "accepted": "The limits allow it; its rank has not begun.",
-    "armed": "Its profiler is ready, and waits for its steps.",
+    "requested": "No controller has answered yet.",
+    "accepted": "Accepted: the limits allow it; its rank has not started.",
+    "armed": "The profiler is ready and waits for its steps.",
     "running": "Its steps are being recorded.",
     "stored": "Its trace is in the store.",
-    "failed": "It came to nothing.",
-    "refused": "It was refused.",
-    "expired": "Its time was over before it had ended.",
+    "failed": "Failed.",
+    "refused": "Refused.",
+    "expired": "Expired before it ended.",
 }
-"""How far a capture is."""
+"""The progress of a capture."""
 
 CAPTURES: Mapping[str, str] = {
-    "lost": "The controller that asked for it is gone, and its record with it.",
-    "no_job": "No job of that name runs in this namespace; it is waited for.",
+    "lost": "The controller that ordered it is gone, and its record with it.",
+    "no_job": "No job of that name runs in this namespace; waiting for one.",
 }
-"""What there is to say of a capture that no run knows of."""
+"""Texts on a capture that no run knows of."""
 
 REPRODUCED: Mapping[str, str] = {
-    "": "There is no trace yet to look for it in.",
-    "never": "There is no trace to look for it in.",
-    "unjudged": "Nobody has looked for it in the trace yet.",
+    "": "There is no trace to check yet.",
+    "never": "There is no trace to check.",
+    "unjudged": "The trace has not been checked yet.",
 }
-"""Why it is not known whether the fault is in a trace."""
+"""Why it is not known whether a trace contains the fault."""
 
 REMOVAL: Mapping[str, str] = {
     "nothing": "It has no trace.",
-    "stored": "Its trace is in {place}, and is deleted there.",
-    "pinned": "Its trace is pinned in {place}, and stays.",
-    "gone": "Its trace is not in {place} any more.",
+    "stored": "Its trace in {place} is being deleted.",
+    "pinned": "Its trace in {place} is pinned and stays.",
+    "gone": "Its trace is no longer in {place}.",
     "removed": "Its trace in {place} is deleted.",
-    "running": "It has not ended: what it stores yet would stay. Waiting for {wait_s:.0f} s at most.",
-    "unfinished": "It never said that it stored a trace.",
-    "unreadable": "Where its trace is cannot be read from its status: {problem}",
-    "elsewhere": "Its trace is in {place}, which is no store of this operator (--store): it is not deleted there.",
+    "running": "The capture has not ended: a trace stored later would stay. Waiting at most {wait_s:.0f} s.",
+    "unfinished": "It never reported a stored trace.",
+    "unreadable": "Its status does not show where its trace is: {problem}",
+    "elsewhere": "Its trace is in {place}, which is not a store of this operator (--store), and is not deleted.",
     "unreachable": "Its trace in {place} cannot be deleted now: {problem}",
 }
-"""What becomes of a trace whose object is being deleted."""
+"""What happens to a trace whose object is being deleted."""
 
 
 def removal_sentence(code: str, **given: object) -> str:
-    """What becomes of the trace of an object that is being deleted."""
+    """What happens to the trace of an object that is being deleted."""
     return REMOVAL[code].format(**given)
 
 
 LEFT_ALONE: Mapping[str, str] = {
-    "no_job": "no training job is known by its labels; name one with the label sftriage.dev/job-name",
+    "no_job": "its labels name no known training job; name one with the label sftriage.dev/job-name",
     "no_version": "the cluster's version is not known yet",
-    "old": "Kubernetes {version} has no sidecars that end with their pod; 1.29 has",
-    "windows": "it is for Windows",
-    "no_containers": "it has no containers",
-    "not_there": "sftriage.dev/containers names {names}, and there is no such container",
-    "valueFrom": "PYTHONPATH of {names} comes from elsewhere, and cannot be added to",
-    "taken": "{names} is there already, and not ours",
+    "old": "Kubernetes {version} has no sidecars that end with their pod; use 1.29 or newer",
+    "windows": "the pod is for Windows",
+    "no_containers": "the pod has no containers",
+    "not_there": "sftriage.dev/containers names {names}, but the pod has no such container",
+    "valueFrom": "PYTHONPATH of {names} is set by valueFrom and cannot be extended",
+    "taken": "{names} already exists and is not from sftriage",
     "failed": "{problem}",
 }
-"""Why nothing is injected into a pod."""
+"""Why sftriage injects nothing into a pod."""
 
 INJECTED_BUT: Mapping[str, str] = {
-    "valueFrom": "container {names}: PYTHONPATH comes from elsewhere, and cannot be added to; not watched",
-    "own": "container {names}: {variable} is set already, and stays",
-    "dns": "with hostNetwork the hub is found only with dnsPolicy ClusterFirstWithHostNet",
-    "not_shared": "shareProcessNamespace is set already, and stays",
+    "valueFrom": "container {names}: PYTHONPATH is set by valueFrom and cannot be extended; not watched",
+    "own": "container {names}: {variable} is already set; left unchanged",
+    "dns": "with hostNetwork, the hub can be found only with dnsPolicy ClusterFirstWithHostNet",
+    "not_shared": "shareProcessNamespace is already set; left unchanged",
 }
-"""What is wrong with a pod that something is injected into."""
+"""What is wrong with an injected pod."""
 
 MAX_CHARS = 256
-"""Longer ones a server cuts off, and says less."""
+"""API servers truncate longer warnings."""
 
 
 def left_alone(code: str, **about: object) -> str:
-    """The warning of a pod that nothing is injected into."""
+    """The warning about a pod that is not injected."""
     return _short(f"sftriage: not injected: {LEFT_ALONE[code].format(**about)}")
 
 
 def injected_but(code: str, **about: object) -> str:
-    """A warning of a pod that is injected all the same."""
+    """A warning about a pod that is injected nevertheless."""
     return _short(f"sftriage: {INJECTED_BUT[code].format(**about)}")
 
 

@@ -1,6 +1,6 @@
-"""Which windows are worth a line where people read along (`sftriage run`, `sftriage watch`), and when. Pure.
+"""Which windows `sftriage run` and `sftriage watch` print, and when. Pure.
 
-A healthy job is quiet: what a person must know is printed at once, and everything else is in `sftriage decisions`.
+A healthy job is quiet: important news is printed at once, and `sftriage decisions` has everything else.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from sftriage.model.windows import MOST_FRACTION
 
 WITHIN_S = 60.0
 MOST_TIMES, MOST = 2, 6
-"""How often the same is printed within a minute, and how many lines of windows in all."""
+"""How often the same news is printed within a minute, and the maximum number of window lines."""
 
 ONE_OFF_S = 1.0
-"""A one-off that cost the job less has passed, and needs nobody's attention."""
+"""A one-off that cost the job less is not printed."""
 
 Urgency = Literal["at_once", "now", "lasting", "calm", "never"]
-"""When a window is printed: whatever came before; if it is new; once it has lasted; in a quiet minute; not at all."""
+"""When to print a window: always; if it is new; once it has lasted; in a quiet minute; never."""
 
 _OVER = (("late_excess_s", "min_lateness_s"), ("shared_excess_s", "min_group_s"))
-"""A delay, and the share of a step from which on it counts as one."""
+"""Delays and their thresholds."""
 _EXCESS_REASONS = frozenset({"roaming", "intermittent", "co_critical", "sync_ambiguous", "no_baseline"})
-"""Reasons of a held window that are about a delay, and not about missing evidence: a small one is jitter."""
+"""Reasons of a held window that concern a delay, not missing evidence: a small delay is jitter."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A window as a candidate for a line; two of one ``standing`` say the same."""
+    """A window that may be printed; two with the same ``standing`` have the same news."""
 
     urgency: Urgency
     standing: tuple[Hashable, ...]
@@ -41,11 +41,11 @@ class News:
 
 
 def news_of(verdict: Verdict, decision: Decision) -> News:
-    """What a window and its decision are as news."""
+    """A window and its decision as news."""
     first = verdict.suspects[0] if verdict.label in ("suspect", "stalled") and verdict.suspects else None
     named = first and (first.identity, first.pattern == "one-off")
     regression = verdict.regression
-    # (that one named rank makes the job slower is no news beside it)
+    # (a slowdown by one named rank is no news beside that rank)
     alike = regression is not None and regression.until_step is None and (regression.scope == "all" or not first)
     slower = regression.kind if regression is not None and alike else None
     return News(
@@ -60,7 +60,7 @@ def news_of(verdict: Verdict, decision: Decision) -> News:
 def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
     """When a window is printed.
 
-    Contention for CPUs comes and goes, and so do delays without a culprit: they are printed once they have lasted.
+    Contention for CPUs and delays without a suspect come and go: they are printed once they have lasted.
     """
     if decision.outcome == "capture" or verdict.label == "stalled":
         return "at_once"
@@ -84,15 +84,15 @@ def urgency_of(verdict: Verdict, decision: Decision) -> Urgency:
 
 
 class RecentLines:
-    """The line printed last, those of the last minute, and the first of the windows that are held until they last.
+    """The last printed line, those of the last minute, and the first of the windows held back until they last.
 
-    A change is printed at once, and what stays as it is is not repeated. What flickers is printed twice within a
-    minute, and of different things no more than six; what may pass is printed after a minute, if its windows have no
-    step in common with the first of them; that all is well again waits for a quiet minute. So a terminal is never
-    flooded, and is wrong for a minute at most.
+    A change is printed at once and not repeated. The same news is printed at most twice within a minute, and at most
+    six lines in total; news that may pass is printed after a minute, if its windows have no
+    step in common with the first of them; recovery is printed after a quiet minute. So a terminal is never
+    flooded, and is out of date for at most a minute.
 
     Args:
-        last: the standing of the line that was printed last, where there was one.
+        last: the standing of the line printed last, if any.
     """
 
     def __init__(self, last: Hashable = None) -> None:
@@ -102,11 +102,11 @@ class RecentLines:
         self._refused: set[Hashable] = set()
 
     def after(self, found: News) -> bool:
-        """Whether to print a window that comes next."""
+        """Whether to print the next window."""
         if found.urgency == "never":
             return False
         self._since = (self._since or found) if found.urgency == "lasting" else None
-        # (a clock that was set back keeps nobody silent)
+        # (a clock that was set back must not suppress lines)
         recent = [(one, at_s) for one, at_s in self._recent if 0.0 <= found.time_s - at_s < WITHIN_S]
         many = len(recent) >= MOST or sum(one == found.standing for one, _ in recent) >= MOST_TIMES
         lasted = self._since is not None and not 0.0 <= found.time_s - self._since.time_s < WITHIN_S
@@ -122,7 +122,7 @@ class RecentLines:
         return True
 
     def refusing(self, found: News, outcome: Outcome) -> bool:
-        """Whether to print why who was printed last is not captured: once a suspect."""
+        """Whether to print why the last printed suspect is not captured: once per suspect."""
         about = found.standing[:2], outcome
         if outcome == "capture" or found.standing != self._last or about in self._refused:
             return False
@@ -130,11 +130,11 @@ class RecentLines:
         return True
 
     def anew(self) -> None:
-        """Forget what was printed, but not which suspects were printed with why they are not captured."""
+        """Forget the printed lines, except for which suspects the reason for not capturing was printed."""
         self._last, self._recent, self._since = None, [], None
 
     def lacks(self, found: News) -> bool:
-        """Whether a window was not printed that should be where nothing follows it."""
+        """Whether the last window was not printed but should be, as nothing follows it."""
         return found.standing != self._last and (found.urgency != "lasting" or self._apart(found))
 
     def _apart(self, found: News) -> bool:

@@ -1,4 +1,4 @@
-"""How a run stands, and what to do; what would help against a straggler; and what else is on record of it; in words."""
+"""Sentences on the state of a run and what to do, on remedies against a straggler, and on the run's other events."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Face = Literal[
     "no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown"
 ]
-"""How a job stands, in a word."""
+"""The state of a job in a word."""
 
 FACES: Mapping[Face, str] = {
     "no_run": "No run yet",
     "warming_up": "Warming up",
     "healthy": "Healthy",
     "suspect": "Slow",
-    "captured": "Slow, and captured",
+    "captured": "Slow, captured",
     "held": "Undecided: held",
     "regressed": "Slower than its own best",
     "throttled": "Slow, capture throttled",
@@ -44,45 +44,45 @@ FACES: Mapping[Face, str] = {
 }
 
 LABEL_MEANINGS: Mapping[str, str] = {
-    "healthy": "nothing in the window's steps is over its threshold",
-    "needs_evidence": "the steps are slower, and nobody can be named from what was recorded; the reason is said",
-    "suspect": "one rank, or host, is why: mending it would make the job quicker",
+    "healthy": "no measure of the window exceeds its threshold",
+    "needs_evidence": "the steps are slower, but the recorded data does not show which rank; the reasons say why",
+    "suspect": "one rank or host is the cause: fixing it would make the job faster",
     "stalled": "the step in progress does not end",
 }
 
 OUTCOME_MEANINGS: Mapping[str, str] = {
-    "capture": "a profiler was started on the ranks that are named",
-    "hold": "nothing heavy was started, because nobody could be named, or a rule waits",
-    "throttle": "a rule matched, and one of its limits kept the profiler from being started",
+    "capture": "a profiler was started on the named ranks",
+    "hold": "no profiler was started, because no rank could be named or a rule waits",
+    "throttle": "a rule matched, but a limit prevented the capture",
     "ignore": "there was nothing to capture",
 }
 
 QUESTIONS: Mapping[str, str] = {
     "healthy": "Is the job healthy?",
     "since": "Since when?",
-    "who": "Who, and where?",
+    "who": "Which rank, and where?",
     "sure": "How sure is that?",
-    "cost": "What did it cost so far?",
+    "cost": "What has it cost so far?",
     "captured": "What was captured?",
 }
 
 HEALTH: Mapping[str, str] = {
     "healthy": "Yes",
-    "held": "It is slower, and nobody can be named",
-    "regressed": "It is slower than it has been, and nobody alone is why",
-    "stalled": "No: it stands still",
-    "unknown": "Unknown: nobody watches it any more",
+    "held": "It is slower, but no rank can be named",
+    "regressed": "It is slower than before, and no single rank is the cause",
+    "stalled": "No: it is stalled",
+    "unknown": "Unknown: it is no longer being watched",
     "off": "Unknown: triage is off",
 }
-"""The first answer, by the face; that of any other is `SLOW`."""
+"""The first answer, by the face; for any other face it is `SLOW`."""
 
 SLOW = "No: it is slow"
 
 
 OUTCOMES: Mapping[str, str] = {
     "capture": "Captured",
-    "hold": "Held, nothing heavy was started",
-    "throttle": "Throttled, nothing heavy was started",
+    "hold": "Held, no profiler was started",
+    "throttle": "Throttled, no profiler was started",
     "ignore": "Nothing was done",
 }
 
@@ -91,42 +91,42 @@ REPRODUCED: Mapping[str, str] = {
     "partly": "the fault is in some of its steps",
     "no": "the fault is not in it",
 }
-"""Of a suspect's capture: whether it holds what it was made for."""
+"""Whether a suspect's capture contains the fault."""
 
 REPRODUCED_BESIDE: Mapping[str, str] = {
-    "yes": "to compare with; the fault was in the suspect's steps meanwhile",
-    "partly": "to compare with; the fault was in some of the suspect's steps meanwhile",
-    "no": "to compare with; the fault was not in the suspect's steps meanwhile",
+    "yes": "for comparison; the fault was in the suspect's steps",
+    "partly": "for comparison; the fault was in some of the suspect's steps",
+    "no": "for comparison; the fault was not in the suspect's steps",
 }
-"""The same of the capture of a control rank, which has none."""
+"""The same for the capture of a control rank, which has no fault."""
 
 
 def reproduced_words(answer: str, role: str) -> str:
-    """Whether the fault was there while a rank in this role was captured."""
+    """Whether the fault was present while a rank in this role was captured."""
     return (REPRODUCED_BESIDE if role == "control" else REPRODUCED)[answer]
 
 
 LOOK_AT: Mapping[str | None, tuple[str, str]] = {
-    "data": ("the data loader", "the storage it reads from, its worker processes, and the CPUs that they have"),
+    "data": ("the data loader", "the storage it reads from, its worker processes, and their CPUs"),
     "h2d": ("the copies to the device", "whether the host's memory is pinned, and the link of that GPU"),
     "forward": ("the forward pass", "its device's clocks and temperature, its CPUs, and what only this rank computes"),
     "backward": (
         "the backward pass",
         "its device's clocks and temperature, its CPUs, and what only this rank computes",
     ),
-    "optimizer": ("the optimizer", "what this rank does there alone: logging, checkpoints, a hook"),
-    OTHER: ("the code outside the named stages", "what this rank does there alone: logging, checkpoints, evaluation"),
+    "optimizer": ("the optimizer", "what only this rank does there: logging, checkpoints, a hook"),
+    OTHER: ("the code outside the named stages", "what only this rank does there: logging, checkpoints, evaluation"),
     None: ("everything", "its device's clocks and temperature, its CPUs, and what else runs on its host"),
 }
-"""What to look at, by the stage that is slow; None is all local stages alike."""
+"""What to look at, by the slow stage; None: all local stages are slow alike."""
 
 AFTERWARDS: Mapping[str, str] = {
-    "sync_ambiguous": "The time was lost inside a stage where ranks wait for each other, and there they all tie. For "
-    "the next run, with DDP, monitor.watch(model) tells work from waiting there; under FSDP it cannot.",
-    "one_off": "It has passed: `sftriage explain` says in which steps it was.",
+    "sync_ambiguous": "The time was lost inside a stage where ranks wait for each other, so all look alike. For "
+    "the next run under DDP, monitor.watch(model) separates work from waiting there; under FSDP it cannot.",
+    "one_off": "It has passed: `sftriage explain` shows in which steps it was.",
     "descheduled": "See what else ran on its cores, or limited its CPU time.",
     "cgroup_throttled": "For the next run, raise the CPU limit of its cgroup.",
-    "stopped": "See who sent its process SIGSTOP and SIGCONT.",
+    "stopped": "Find what sent its process SIGSTOP and SIGCONT.",
     "page_faults": "For the next run, give its host more memory.",
     "memory_pressure": "For the next run, give its cgroup more memory.",
     "pending": "For the next run, lower the rule's `for`.",
@@ -136,31 +136,31 @@ AFTERWARDS: Mapping[str, str] = {
     "captures_per_hour": "For the next run, raise limits.captures_per_hour.",
     "captures_per_day": "For the next run, raise limits.captures_per_day.",
     "place_kept": "For the next run, raise limits.{place_of}.",
-    "already_captured": "Look at the trace that there is.",
+    "already_captured": "Look at the existing trace.",
     "cooldown": "For the next run, shorten the rule's cooldown.",
-    "after_failures": "`sftriage decisions` says why its captures failed.",
+    "after_failures": "`sftriage decisions` shows why its captures failed.",
     "rank_busy": "For the next run, make captures shorter.",
     "concurrent_ranks": "For the next run, raise limits.concurrent_ranks.",
     "no_such_rank": "",
     "captures_left": "For the next run, raise limits.",
-    "roaming": "A different rank led from step to step: look for what moves with the data or the clock (uneven "
+    "roaming": "The leading rank changed from step to step: look for causes in the data or the clock (uneven "
     "batches, garbage collection, a shared filesystem).",
     "low_coverage": "Ranks or steps are missing: check that every rank runs the recorder.",
-    "no_baseline": "Every rank was slower alike, or one of two, from the start: compare with a run that was quicker.",
-    "intermittent": "Too few steps were slow to tell it from chance: for the next run, lower min_persistence if short "
-    "bursts are what you are after.",
-    "self_inflicted": "The last windows were slowed by a capture: look at those before it.",
-    "not_arrived": "The other ranks waited for those that are named: look at what their stage reads from or calls; "
-    "where their stacks were captured, these say where they hung.",
-    "in_sync": "All ranks were inside the same sync stage: where their stacks were captured, these say which "
+    "no_baseline": "All ranks, or one of two, were slow from the start: compare with a faster run.",
+    "intermittent": "Too few steps were slow to rule out chance: for the next run, lower min_persistence to catch "
+    "short bursts.",
+    "self_inflicted": "A capture slowed the last windows: look at those before it.",
+    "not_arrived": "The other ranks waited for the named ranks: look at what their stage reads from or calls; "
+    "if their stacks were captured, these show where they hung.",
+    "in_sync": "All ranks were inside the same sync stage: if their stacks were captured, these show which "
     "collective some did not enter.",
-    "no_rank_waits": "No rank was in a sync stage: look at what those that got least far share with the others.",
-    "outside_steps": "No rank was in a step: see whether the job evaluated, saved or loaded.",
-    "unseen_ranks": "Some ranks of the job showed nothing: see whether they ran, and recorded.",
-    "died": "The process of a named rank was gone, and the others waited for it: look for its last words, and in the "
-    "kernel's log whether memory ran out.",
+    "no_rank_waits": "No rank was in a sync stage: look at what the ranks that got least far share with the others.",
+    "outside_steps": "No rank was in a step: check whether the job was evaluating, saving or loading.",
+    "unseen_ranks": "Some ranks of the job recorded nothing: check whether they ran and recorded.",
+    "died": "The process of a named rank had ended, and the others waited for it: check its last output, and the "
+    "kernel log for out-of-memory.",
 }
-"""What to do about a hold-off or a reason once the run has ended, where that is not what would have resolved it."""
+"""What to do about a hold or a reason once the run has ended, if that differs from what would have resolved it."""
 
 
 def decision_phrase(outcome: str, words: str) -> str:
@@ -169,7 +169,7 @@ def decision_phrase(outcome: str, words: str) -> str:
 
 
 def since_words(first_step: int, last_step: int | None) -> str:
-    """Since which step something is so, or between which ones that began."""
+    """The step at which a state began, or the steps between which it began."""
     between = f"a step between {first_step:,} and {last_step:,}"
     return f"step {first_step:,}" if last_step in (None, first_step) else between
 
@@ -180,7 +180,7 @@ def has_host(who_: str) -> bool:
 
 
 def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
-    """Where to look, of whom and what is named."""
+    """Where to look, by the suspect and its stage."""
     there = list(dict.fromkeys(filter(None, hosts)))
     on = f" on host {there[0]}" if len(there) == 1 else f" on hosts {', '.join(there)}" if there else ""
     thing, what = LOOK_AT.get(stage, (stage or "", "what only it does there"))
@@ -188,7 +188,7 @@ def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
 
 
 def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:
-    """What to do about a decision not to capture, or a stall, once the run has ended and nothing is waited for."""
+    """What to do about a decision not to capture, or a stall, once the run has ended."""
     codes = (reason,) if reason in RESOLUTIONS else tuple(reasons)
     known = {**RESOLVES, **AFTERWARDS, **({"sync_ambiguous": AFTER_GRADIENTS} if parameters.get("split") else {})}
     said = (known.get(code, "") for code in codes)
@@ -199,42 +199,42 @@ def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[s
 
 TITLES = {
     "take_out": "Take it out",
-    "rebalance": "Give it less to do",
+    "rebalance": "Give it less work",
     "stragglar": "All-reduce around it (StragglAR)",
     "pipeline": "Run stages further ahead (Adaptra)",
     "host_transfers": "Send activations from the host",
 }
 ASSUMPTIONS = {
-    "take_out": "the others share its work evenly, all of a step grows with the work, and no spare takes its place",
-    "rebalance": "all of a step grows with the work, and work can be shared out unevenly",
-    "stragglar": "every rank is in one all-reduce of that size a step, as a ring, after the straggler's last gradient; "
-    "any two ranks have the same link to themselves",
-    "pipeline": "every microbatch takes its stage's median, links delay and do not limit, and activations fit",
-    "host_transfers": "transfers hold up what the device computes next, which the recording does not show",
+    "take_out": "the others share its work evenly, the whole step scales with the work, and no spare replaces it",
+    "rebalance": "the whole step scales with the work, and work can be divided unevenly",
+    "stragglar": "all ranks take part in one ring all-reduce of that size a step, after the straggler's last gradient; "
+    "every pair of ranks has an equal link of its own",
+    "pipeline": "every microbatch takes its stage's median time, links only add delay, and activations fit in memory",
+    "host_transfers": "transfers delay what the device computes next, which the recording does not show",
 }
 REMEDIES = {
-    "take_out": "{saves}, with a spare in its place {with_a_spare_s}; {pays}.",
-    "rebalance": "{saves} with {its_share:.0%} of its work for it, and more for the others; pays wherever it can be "
-    "done.",
-    "rebalance, unknown": "{saves}; pays wherever it can be done.",
-    "stragglar": "{saves}: {after_s} once it is there, and not {ring_s}; {pays}.",
-    "stragglar, unknown": "Saves up to {most_of_ring:.0%} of an all-reduce, and pays where the straggler is late by "
-    "more than {break_even_of_ring:.0%} of one. Name --gradients and --bandwidth to have it in seconds.",
-    "pipeline": "{saves} with stages {ahead} microbatches ahead: {adapted_s}, and {ideal_s} without delays.",
-    "host_transfers, unknown": "Where transfers hold up what is computed next, a step is {held_up_s} even so; sent "
+    "take_out": "{saves} ({with_a_spare_s} with a spare in its place); {pays}.",
+    "rebalance": "{saves} if it keeps {its_share:.0%} of its work and the others take the rest; pays off wherever "
+    "possible.",
+    "rebalance, unknown": "{saves}; pays off wherever possible.",
+    "stragglar": "{saves}: {after_s} after the straggler arrives instead of {ring_s}; {pays}.",
+    "stragglar, unknown": "Saves up to {most_of_ring:.0%} of an all-reduce; pays off if the straggler is late by "
+    "more than {break_even_of_ring:.0%} of one. For seconds, give --gradients and --bandwidth.",
+    "pipeline": "{saves} with stages {ahead} microbatches ahead: {adapted_s} ({ideal_s} without delays).",
+    "host_transfers, unknown": "If transfers delay the next computation, a step still takes {held_up_s}; sent "
     "from the host, {not_held_up_s}.",
 }
-"""What a remedy saves, and from where on; "unknown" where what it saves is not known in seconds."""
+"""What a remedy saves, and when it pays off; "unknown": the saving is not known in seconds."""
 SHOWN_S = 5e-5
 """Less than this is written as 0.0 ms."""
-NOTHING = "Nothing that is known here is worth the trouble."
-NOBODY = "Nobody has been slow for long enough to be lived with."
+NOTHING = "No known remedy is worthwhile here."
+NOBODY = "No rank has been slow for long enough to need a remedy."
 
 
 def straggler_sentence(one: Straggler) -> str:
-    """Who the advice is about."""
-    who, late = f"{one.who[:1].upper()}{one.who[1:]}", f"{milliseconds(one.late_s)} of the {milliseconds(one.step_s)}"
-    return f"{who} holds up {one.n_ranks} ranks in {one.where}, by {late} of a step."
+    """The straggler that the advice is about."""
+    who, late = f"{one.who[:1].upper()}{one.who[1:]}", f"{milliseconds(one.late_s)} of each {milliseconds(one.step_s)}"
+    return f"{who} delays {one.n_ranks} ranks in {one.where} by {late} step."
 
 
 def link_name(link: int) -> str:
@@ -243,37 +243,37 @@ def link_name(link: int) -> str:
 
 
 def remedy_sentence(remedy: Remedy) -> str:
-    """What a remedy saves, and from where on."""
+    """What a remedy saves, and when it pays off."""
     saves_s, pays_from_s = remedy.saves_s, remedy.pays_from_s
     saves = "Saves nothing"
     if saves_s is None:
-        saves = "Saves what cannot be said from here"
+        saves = "Saves an unknown amount"
     elif abs(saves_s) >= SHOWN_S:
-        more = f"Costs {milliseconds(-saves_s)} a step more"
+        more = f"Costs {milliseconds(-saves_s)} more a step"
         saves = f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else more
-    late = "" if pays_from_s is None else f"pays where it is late by more than {milliseconds(pays_from_s)}"
+    late = "" if pays_from_s is None else f"pays off if it is late by more than {milliseconds(pays_from_s)}"
     shown = {name: milliseconds(one) if name.endswith("_s") else one for name, one in remedy.numbers.items()}
     template = REMEDIES[remedy.code if saves_s is not None else f"{remedy.code}, unknown"]
     ahead = ", ".join(map(str, remedy.ahead))
-    return template.format(saves=saves, pays=late or "never pays here", ahead=ahead, **shown)
+    return template.format(saves=saves, pays=late or "never pays off here", ahead=ahead, **shown)
 
 
 REMEDY_REASONS: Mapping[RemedyReason, str] = {
-    "worthwhile": "it is worth the trouble by its model",
+    "worthwhile": "its model predicts a worthwhile saving",
     "helps": "it helps",
     "no_help": "it does not help",
-    "moved": "another one is the straggler now",
-    "gone": "there is no straggler any more",
+    "moved": "another rank is the straggler now",
+    "gone": "there is no longer a straggler",
     "not_allowed": "the policy does not allow it",
     "no_room": "stages have no room for more activations",
     "not_switched": "not all ranks switched",
-    "restarted": "the ranks began anew",
-    "interrupted": "its trial was cut off",
+    "restarted": "the ranks restarted",
+    "interrupted": "its trial was interrupted",
 }
 
 
 def event_sentence(event: Event | DiskFailed) -> str:
-    """What is on record beside windows, captures and policies, in a sentence; "" of what has none."""
+    """An event other than windows, captures and policies, in a sentence; "" if it has none."""
     match event:
         case CauseFound(code=code) if code != "unknown":
             return caused(event)
@@ -284,11 +284,11 @@ def event_sentence(event: Event | DiskFailed) -> str:
             return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."
         case JournalCompacted():
             windows = f"{event.dropped:,} windows up to step {event.dropped_step:,}"
-            return f"The journal is bounded: {windows} that led to no capture are gone."
+            return f"The journal reached its size limit: {windows} that led to no capture were dropped."
         case RingGivenUp():
-            return f"Rank {event.rank} counts as missing: what it records cannot be read ({event.reason})."
+            return f"Rank {event.rank} counts as missing: its records cannot be read ({event.reason})."
         case DiskFailed():
-            return f"{disk_now(event.problem)} Training goes on."
+            return f"{disk_now(event.problem)} Training continues."
         case DiskRecovered():
             return _disk_recovered(event)
     return ""
@@ -299,39 +299,39 @@ def _remedy_changed(seen: RemedyChanged) -> str:
     late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
     what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
     if seen.state == "advised" and seen.reason != "not_allowed":
-        return f"{what}: not tried, for {why}."
+        return f"{what}: not tried, because {why}."
     if seen.state in ("advised", "trying"):
-        done = "is tried" if seen.state == "trying" else f"not tried, for {why}"
-        return f"{what}: {done}; it would save {numbers.get('expected_s', 'something')} a step by its model."
+        done = "on trial" if seen.state == "trying" else f"not tried, because {why}"
+        return f"{what}: {done}; predicted saving: {numbers.get('expected_s', 'unknown')} a step."
     measured = ""
     if "on_s" in numbers:
-        measured = "; a step is {on_s} with it, and {off_s} without, give or take {error_s}".format_map(numbers)
-    return f"{what}: {seen.state}, for {why}{measured}."
+        measured = "; a step takes {on_s} with it and {off_s} without (± {error_s})".format_map(numbers)
+    return f"{what}: {seen.state}, because {why}{measured}."
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
-    """What is no longer there of a run's steps: those before one are thinned, and those before another have gone."""
-    gone = f" Of those before {first_step:,} none are." if first_step else ""
+    """Which of a run's older steps are thinned or removed."""
+    gone = f" Steps before {first_step:,} are removed." if first_step else ""
     of = f"the first {block_steps} of every {period_steps:,}"
-    return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+    return f"Of the steps before {whole_from_step:,}, {of} are kept, plus those around captures.{gone}"
 
 
 def triage_off(problem: str) -> str:
-    """That nothing is judged or captured now, and why."""
-    return f"Triage is off: {problem}. It is tried again; training goes on. See failures.log in the run directory."
+    """The sentence that nothing is judged or captured now, and why."""
+    return f"Triage is off: {problem}. sftriage retries; training continues. See failures.log in the run directory."
 
 
 def disk_now(problem: str) -> str:
-    """That the run directory takes nothing now."""
+    """The sentence that the run directory cannot be written now."""
     return (
-        f"The run directory cannot be written ({problem}). What is judged meanwhile waits in memory, and is on record "
-        "once it can."
+        f"The run directory cannot be written ({problem}). New records wait in memory and are written "
+        "as soon as possible."
     )
 
 
 def _disk_recovered(seen: DiskRecovered) -> str:
     lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
-    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written for the run's last {lasted}"
     late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
     lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
     return f"The run directory {begin} ({seen.problem}).{late} {lost}"

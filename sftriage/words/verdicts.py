@@ -1,6 +1,6 @@
-"""Verdicts in words, and the times, sizes and numbers that all sentences are made of.
+"""Sentences on verdicts, and the formats of times, sizes and numbers in all sentences.
 
-A verdict has everything that decided, so that a recorded one is explained without its window.
+A verdict holds every number that decided, so a recorded one can be explained without its window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_RANKS = 8
 
 
 def every(period_steps: int) -> str:
-    """How often something comes back."""
+    """How often something recurs."""
     return "every second step" if period_steps == 2 else f"every {period_steps} steps"
 
 
@@ -38,7 +38,7 @@ _FIRST_S, _LAST_S = -62_135_596_800.0, 253_402_300_799.0
 
 
 def moment(time_s: float) -> datetime:
-    """Seconds since the epoch as a date, in UTC; by addition, for the C library's conversion has a narrower range."""
+    """Seconds since the epoch as a date, in UTC; by addition, as the C library's conversion has a narrower range."""
     return _EPOCH + timedelta(seconds=min(max(_FIRST_S, time_s), _LAST_S))
 
 
@@ -48,22 +48,22 @@ def clock(time_s: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration as people say it here."""
+    """A duration in milliseconds."""
     return f"{seconds * 1e3:.1f} ms"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something: one step, two steps."""
+    """A count with its noun: one step, two steps."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def span(first_step: int, last_step: int) -> str:
-    """Some steps that follow one another, both ends included."""
+    """A range of steps, both ends included."""
     return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
 def numbers(first_step: int, last_step: int) -> str:
-    """The same where steps are named already, as in a column of a table."""
+    """The range without the word "steps", as in a column of a table."""
     return f"{first_step}" if first_step == last_step else f"{first_step} to {last_step}"
 
 
@@ -77,7 +77,7 @@ def size(size_bytes: float) -> str:
 
 
 def place(path: Path) -> str:
-    """A path as one would type it here: relative where that is shorter."""
+    """A path as a user would type it: relative to the current directory if it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -104,88 +104,88 @@ def lasted(seconds: float) -> str:
 
 
 def hours_of_ranks(rank_s: float, *, on_devices: bool) -> str:
-    """Seconds of ranks in hours: of GPUs, where they run on some."""
+    """Seconds of ranks in hours: GPU-hours if the ranks run on GPUs."""
     hours, unit = rank_s / 3600.0, "GPU-hours" if on_devices else "rank-hours"
     return f"{hours:.2g} {unit}" if hours < 10 else f"{hours:,.0f} {unit}"
 
 
 REASONS: Mapping[str, str] = {
-    "co_critical": "several ranks are late together, so mending one alone would save little",
+    "co_critical": "several ranks are late together, so fixing one alone would save little",
     "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
-    "no_sync": "no exchange between the ranks is known, so waiting cannot be told from work",
-    "roaming": "the rank that comes last changes from step to step",
+    "no_sync": "no exchange between the ranks is known, so waiting looks like work",
+    "roaming": "the rank that is last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
-    "no_baseline": "all ranks became slower alike, or one of two is slower, and what is normal is not known",
-    "intermittent": "one rank causes most of the delay, but not often enough yet to tell that from chance",
-    "mixed_roles": "the ranks do different work, and which of them do the same (cohorts) is not declared",
-    "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
-    "self_inflicted": "a capture was running, and it slows the job itself",
-    "regressed": "the job is slower than its own best, and nobody alone is why",
+    "no_baseline": "all ranks became slower alike, or one of two is slower, and the normal step time is not known",
+    "intermittent": "one rank causes most of the delay, but not yet often enough to rule out chance",
+    "mixed_roles": "the ranks do different work, and their cohorts (ranks that do the same work) are not declared",
+    "clock_limited": "the ranks run on devices, and by the host's clock a wait for a device can show in any stage",
+    "self_inflicted": "a capture was running, which itself slows the job",
+    "regressed": "the job is slower than its own best, and no single rank is the cause",
 }
 
 CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
-"""Which clock a verdict stands on, where that has to be said."""
+"""The clock that a verdict is based on, if it is not the host's."""
 
 STALLS: Mapping[str, str] = {
     "not_arrived": "the others wait for ranks that have not arrived",
     "died": "the others wait for ranks whose process has ended",
     "left_early": "the others wait for ranks that have stopped recording",
     "in_sync": "every rank is inside the same sync stage, where all of them look alike",
-    "no_rank_waits": "no rank waits in a sync stage, and these have got least far",
+    "no_rank_waits": "no rank waits in a sync stage, and these ranks got least far",
     "outside_steps": "no rank is in a step",
-    "unseen_ranks": "some ranks show nothing",
+    "unseen_ranks": "some ranks record nothing",
 }
-"""Why a job stands still; where ranks are named, they follow."""
+"""Why a job is stalled; named ranks follow."""
 
 RESOLVES: Mapping[str, str] = {
-    "co_critical": "Several ranks are late together, so mending one of them alone would save little: "
+    "co_critical": "Several ranks are late together, so fixing one of them alone would save little: "
     "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
-    "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
-    "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
-    "after the exchange: there, capture some ranks (`sftriage capture`) and compare.",
-    "no_sync": "No exchange between the ranks is known, and a rank that waits for another then looks as if it worked: "
+    "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, so all look alike. "
+    "Under DDP, monitor.watch(model) separates work from waiting there. Under FSDP it cannot (gradients are ready "
+    "only after the exchange): capture some ranks there (`sftriage capture`) and compare.",
+    "no_sync": "No exchange between the ranks is known, so a rank that waits for another looks as if it worked: "
     "name the stages in which the ranks wait (`sync` of Monitor, or of a --map).",
-    "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
+    "roaming": "The leading rank changes from step to step: look for causes in the data or the clock "
     "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
     "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
     "and that its ring can be read, then wait for a complete window.",
-    "no_baseline": "Every rank is slower alike, or one of two is slower than the other, and there is nothing yet to "
-    "compare with: let the job run through its warm-up, so that its own normal step is known.",
-    "intermittent": "Too few steps of the window are slow: wait for the delay to come back more often, "
-    "or lower min_persistence if short bursts are what you are after.",
+    "no_baseline": "All ranks are slower alike, or one of two is slower than the other, and there is nothing yet to "
+    "compare with: let the job finish its warm-up, so that its normal step time is known.",
+    "intermittent": "Too few steps of the window are slow: wait for the delay to recur more often, "
+    "or lower min_persistence to catch short bursts.",
     "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
     "declare cohorts, so that each rank is compared with ranks of its own role.",
-    "clock_limited": "Only the host's clock can be judged by and the device runs asynchronously, so time may show in "
-    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). Where it is recorded, "
-    "`sftriage explain` says whether too few steps have theirs or the two clocks contradict each other.",
-    "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
-    "regressed": "The job has been quicker, and nobody alone is why it no longer is: look for what changed when that "
+    "clock_limited": "Only the host's clock can be used and the device runs asynchronously, so time may show in "
+    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). If it is recorded, "
+    "`sftriage explain` shows whether too few steps have device times or the two clocks disagree.",
+    "self_inflicted": "A profiler ran during this window and slowed it: wait for a window without a capture.",
+    "regressed": "The job was faster before, and no single rank is the cause: look for what changed when the slowdown "
     "began (the data and its lengths, neighbours on the machines, clocks and temperatures, a file system that fills).",
-    "not_arrived": "The other ranks wait for the ranks that are named: "
+    "not_arrived": "The other ranks wait for the named ranks: "
     "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
-    "died": "The process of a named rank is gone, and the others wait for it: "
-    "look for its last words, and in the kernel's log whether memory ran out; then restart the job.",
+    "died": "The process of a named rank has ended, and the others wait for it: "
+    "check its last output, and the kernel log for out-of-memory; then restart the job.",
     "left_early": "A named rank has stopped recording while the others wait in a step: "
     "check that every rank takes the same number of steps (uneven data, a `break` on one rank).",
     "in_sync": "All ranks are inside the same sync stage, where they look alike: compare their stacks "
     "(py-spy dump --pid) or the flight recorder of torch.distributed, to find a collective that some did not enter.",
-    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that have got least far, "
+    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that got least far, "
     "and at what the others share with them (a file system, a collective in a stage that is not declared as sync).",
-    "outside_steps": "No rank is in a step: see whether the job still evaluates, saves or loads, "
+    "outside_steps": "No rank is in a step: check whether the job is evaluating, saving or loading, "
     "or look at the stacks of its ranks (py-spy dump --pid).",
-    "unseen_ranks": "Some ranks of the job show nothing here: see whether they run, and record.",
+    "unseen_ranks": "Some ranks of the job record nothing here: check whether they run and record.",
 }
-"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one plain sentence on what would resolve it."""
+"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one sentence on what would resolve it."""
 
 AFTER_GRADIENTS = (
-    "The time is lost after the last gradient is ready on every rank, and there all of them tie: look at the network "
-    "between them and at who waits for a CPU, or capture some ranks (`sftriage capture`) and compare."
+    "The time is lost after the last gradient is ready on every rank, where all look alike: look at the network "
+    "between them and at ranks that wait for a CPU, or capture some ranks (`sftriage capture`) and compare."
 )
-"""The same of ``sync_ambiguous`` where the last gradient of each step is on record."""
+"""The advice on ``sync_ambiguous`` if the last gradient of each step is on record."""
 
 
 def who(suspect: Suspect) -> str:
-    """A suspect's scope; of a rank with its host, where the job has several."""
+    """A suspect's scope; a rank with its host, if the job has several."""
     if suspect.scope == "rank":
         return f"rank {suspect.ranks[0]}" + (f" on {suspect.on_host}" if suspect.on_host else "")
     if suspect.scope == "host":
@@ -195,7 +195,7 @@ def who(suspect: Suspect) -> str:
 
 
 def when(suspect: Suspect) -> str:
-    """Since when a suspect has been there, and whether it comes back."""
+    """When a suspect's fault began, and whether it recurs."""
     since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
     if suspect.pattern == "recurring":
         return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'at no fixed period'}{since}"
@@ -205,42 +205,42 @@ def when(suspect: Suspect) -> str:
 
 
 def onset(suspect: Suspect) -> str:
-    """The step that a suspect's fault began at, and between which ones that may have been."""
+    """The step at which a suspect's fault began, and the range that it may have begun in."""
     earliest, latest = suspect.onset_range or (suspect.onset_step, suspect.onset_step)
     sure = earliest == latest
     return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
 
 
 BY_SYSTEM: Mapping[SystemCode, tuple[str, str]] = {
-    "descheduled": ("waiting for a CPU", "see what else runs on its cores, or limits its CPU time"),
+    "descheduled": ("waiting for a CPU", "check what else runs on its cores, or limits its CPU time"),
     "cgroup_throttled": (
-        "being kept from running by its cgroup's CPU limit",
+        "throttling by its cgroup's CPU limit",
         "raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads under it",
     ),
     "stopped": (
-        "standing still, stopped as a whole (SIGSTOP)",
-        "see who sends its process SIGSTOP and SIGCONT (cpulimit, a tool that freezes processes)",
+        "being stopped as a whole (SIGSTOP)",
+        "find what sends its process SIGSTOP and SIGCONT (cpulimit, a tool that freezes processes)",
     ),
     "page_faults": (
         "waiting for pages of its memory to be read from disk",
-        "see whether its host swaps (vmstat 1), and give it more memory",
+        "check whether its host swaps (vmstat 1), and give it more memory",
     ),
     "memory_pressure": (
         "waiting for memory",
         "give its cgroup more memory (memory.high, memory.max), or run less in it",
     ),
 }
-"""What the system can do to a rank that is why it is late, as its lateness "was" that, and what to do about it."""
+"""How the system makes a rank late, worded to follow "its lateness was", and what to do about it."""
 
 
 def by_system(suspect: Suspect) -> str:
-    """What of a suspect's lateness was the system's doing; "" where that is not known."""
+    """How much of a suspect's lateness the system caused; "" if unknown."""
     code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction)
     return "" if fraction is None else f"{fraction:.0%} of its lateness was {BY_SYSTEM[code][0]}"
 
 
 def system_sentence(verdict: Verdict) -> str:
-    """What the system did to the first suspect; "" where that is not known."""
+    """What the system did to the first suspect; "" if unknown."""
     if not verdict.suspects or not (said := by_system(verdict.suspects[0])):
         return ""
     numbers, suspect = verdict.numbers, verdict.suspects[0]
@@ -255,15 +255,15 @@ def system_sentence(verdict: Verdict) -> str:
 
 
 _EACH = {
-    "throttled_s": "was kept from running for {}",
-    "stopped_s": "stood still for {}",
-    "major_faults": "had {} pages read",
+    "throttled_s": "was throttled for {}",
+    "stopped_s": "was stopped for {}",
+    "major_faults": "read {} pages from disk",
     "disk_s": "waited {} for disks",
     "memory_s": "waited {} for memory",
     "queued_s": "waited {} for a CPU",
-    "preempted": "lost one {} times",
+    "preempted": "was preempted {} times",
 }
-"""What a number of the verdict says the system did in each step."""
+"""What the system did in each step, by the number of the verdict."""
 
 
 def where(suspect: Suspect) -> str:
@@ -272,7 +272,7 @@ def where(suspect: Suspect) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """The verdict in one sentence, with its clock where that is not the host's."""
+    """The verdict in one sentence, with its clock if that is not the host's."""
     steps, clock = span(verdict.first_step, verdict.last_step), CLOCKS[verdict.clock]
     match verdict.label:
         case "healthy":
@@ -293,11 +293,11 @@ def verdict_sentence(verdict: Verdict) -> str:
 
 
 def regression_phrase(regression: Regression) -> str:
-    """By how much the job is slower than it has been, since about when, and where; or that this has ended."""
+    """How much slower the job is than its best, since when and where; or that this has ended."""
     subject = f"steps of kind {regression.kind} are" if regression.kind else "the job is"
     since = f"about step {regression.since_step}"
     if regression.until_step is not None:
-        as_good = f"{subject} as good as {'their' if regression.kind else 'its'} best again"
+        as_good = f"{subject} as fast as {'their' if regression.kind else 'its'} best again"
         return (
             f"{as_good} since about step {regression.until_step}, "
             f"after being slower by {regression.fraction:.0%} from {since} on"
@@ -312,17 +312,17 @@ def regression_phrase(regression: Regression) -> str:
 
 
 ALONE: Mapping[str, str] = {"compilation": "compiles", "evaluation": "evaluates", "checkpoint": "saves a checkpoint"}
-"""What a rank does alone, by the kind that it notes."""
+"""What a rank does alone, by the kind of step that it declares."""
 
 
 def alone_phrase(work: OwnWork) -> str:
-    """What a rank does alone by its own note."""
+    """What a rank does alone, as it declares."""
     doing = [ALONE.get(kind, "") for kind in work.kind.replace("eval+", "evaluation+").split("+")]
     return f"{' and '.join(doing) if all(doing) else f'takes steps of kind {work.kind}'} alone"
 
 
 def alone_so_far(work: OwnWork) -> str:
-    """What it has cost, and how often."""
+    """What this has cost, and how often it happened."""
     return f"{work.lost_s:.1f} s in {counted(work.times, 'step')} so far"
 
 
@@ -332,7 +332,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     slow = f"{who(suspect)[:1].upper()}{who(suspect)[1:]} {'was' if over else 'is'} slow in {where(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     without_s = verdict.numbers.get("without_s")
-    # (where a step takes less than is shown, there is nothing to say)
+    # (left out if it would show as 0.0 ms)
     left = "" if without_s is None or over or without_s < 5e-5 else milliseconds(without_s)
     without = f", which would take {left} without it" if left else ""
     system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
@@ -373,7 +373,7 @@ def _missing(suspect: Suspect) -> str:
 
 
 def explained(codes: Iterable[str]) -> tuple[str, ...]:
-    """What a verdict's reasons mean, each with its code, for whoever meets that elsewhere."""
+    """What a verdict's reasons mean, each with its code."""
     meanings = {**REASONS, **STALLS}
     return tuple(f"{meanings[code]} ({code})" if code in meanings else code for code in codes)
 
@@ -398,7 +398,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The checks that were made, the runner-up, and what would have changed the label."""
+    """The checks, the runner-up, and what would have changed the label."""
 
     checks: tuple[Check, ...]
     runner_up: Suspect | None
@@ -406,9 +406,9 @@ class Explanation:
 
 
 EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
-    ("coverage", "steps of all ranks that came in", "min_coverage", "fraction"),
-    ("single_gain_s", "what one rank or host alone adds to a step", "min_gain_s", "s"),
-    ("late_excess_s", "how much later than usual the last rank comes", "min_lateness_s", "s"),
+    ("coverage", "steps received from all ranks", "min_coverage", "fraction"),
+    ("single_gain_s", "time that one rank or host alone adds to a step", "min_gain_s", "s"),
+    ("late_excess_s", "how much later than usual the last rank arrives", "min_lateness_s", "s"),
     ("shared_excess_s", "how much longer than usual the step is for all ranks alike", "min_group_s", "s"),
 )
 AGAINST_ITSELF: tuple[tuple[str, str, str, Unit], ...] = (
@@ -417,21 +417,21 @@ AGAINST_ITSELF: tuple[tuple[str, str, str, Unit], ...] = (
 )
 CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
     ("device_coverage", "steps whose device times are known", "min_device_coverage", "fraction"),
-    ("clock_agreement", "how far the two clocks agree on the length of a step", "min_clock_agreement", "fraction"),
-    ("longer_s", "how much longer than a healthy step it is, by the hosts' clock", "min_longer_s", "s"),
+    ("clock_agreement", "how well the two clocks agree on the length of a step", "min_clock_agreement", "fraction"),
+    ("longer_s", "how much longer the step is than a healthy step, by the hosts' clock", "min_longer_s", "s"),
 )
-"""Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
+"""For ranks on devices: what is required to judge by the devices' clock, or else to trust the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "evidence that the likeliest is not last by chance, in log odds", "min_log_odds", "log odds"),
+    ("first_log_odds", "evidence that the likeliest suspect is not chance, in log odds", "min_log_odds", "log odds"),
     (
         "first_own_fraction",
-        "steps that the likeliest alone held up, of those that it or the next one did",
+        "steps delayed by the likeliest suspect alone, of those delayed by it or the runner-up",
         "min_own_fraction",
         "fraction",
     ),
-    ("first_persistence", "steps that the likeliest was there in", "min_persistence", "fraction"),
-    ("first_share", "what the likeliest adds to a step, as a share of it", "min_share", "fraction"),
-    ("first_explained_s", "how much of the delay the likeliest explains", "wanted_s", "s"),
+    ("first_persistence", "steps in which the likeliest suspect was slow", "min_persistence", "fraction"),
+    ("first_share", "time that the likeliest suspect adds to a step, as a share of it", "min_share", "fraction"),
+    ("first_explained_s", "how much of the delay the likeliest suspect explains", "wanted_s", "s"),
 )
 
 
@@ -454,31 +454,31 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
     of_excess = [check for check in checks if check.name in {name for name, *_ in EXCESS}]
     of_first = [check for check in checks if check.name.startswith("first_")]
     if verdict.label == "suspect":
-        # The check that was passed by the least is the one that would fail first.
+        # The check with the smallest margin would fail first.
         passed = (check for check in of_first if check.threshold > 0.0)
         close = min(passed, key=lambda check: check.value / check.threshold, default=None)
         return (f"held if this fell below its threshold: {close.what}",) if close is not None else ()
     if "low_coverage" in verdict.reasons:
-        return ("looked into once enough of its steps have come in from all ranks",)
+        return ("judged once enough of its steps have arrived from all ranks",)
     if "clock_limited" in verdict.reasons:
         missed = [check.what for check in of_clock if not check.met and check.unit == "fraction"]
         return _once_all("judged by the devices' clock", missed)
     if "self_inflicted" in verdict.reasons:
-        return ("looked into if no capture had run in it",)
+        return ("judged if no capture had run in it",)
     if verdict.reasons == ("regressed",):
-        return ("healthy once its steps are as good as the job's best again",)
+        return ("healthy once its steps are as fast as the job's best again",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
         found = [check.what for check in of_excess[1:] if not check.met]
         several = "any of these reached its threshold" if len(found) > 1 else "this reached its threshold"
         return (f"unhealthy if {several}: {'; '.join(found)}",) if found else ()
     if not of_first:
-        return ("a suspect if mending one alone would save a good part of the delay",)
+        return ("a suspect if fixing one rank alone would save a good part of the delay",)
     return _once_all("a suspect", missed)
 
 
 def _once_all(what: str, missed: list[str]) -> tuple[str, ...]:
-    """What a window would be once nothing that it misses is missed any more: one of several is not enough."""
+    """What a window would be if it met all the checks that it misses: one of several is not enough."""
     if len(missed) == 1:
         return (f"{what} if this reached its threshold: {missed[0]}",)
     return (f"{what} if all of these reached their thresholds: {'; '.join(missed)}",) if missed else ()

@@ -246,8 +246,8 @@ STATES: dict[str, tuple[State, ...]] = {
     "watched from elsewhere, rings elsewhere": (window(100), of_info(ended_at=""), over, NO_PROCESS),
     "watched, judging nothing for long": (window(100), os.getpid()),
     "taken over": (window(100), lambda run: note_launcher(run.directory.path / "rings", os.getppid()), os.getpid()),
-    "nothing recorded": (of_info(not_recorded="no sftriage.Monitor was made"), os.getpid()),
-    "nothing was recorded": (of_info(not_recorded="no sftriage.Monitor was made", ended_at=ENDED_AT), over),
+    "nothing recorded": (of_info(not_recorded="the script creates no sftriage.Monitor"), os.getpid()),
+    "nothing was recorded": (of_info(not_recorded="the script creates no sftriage.Monitor", ended_at=ENDED_AT), over),
     "a person asked": (
         window(90),
         note(
@@ -267,7 +267,7 @@ STATES: dict[str, tuple[State, ...]] = {
     ),
     "a capture hung, and led to another": (
         judged(HUNG, "capture", "rule hang", "c-1"),
-        result("c-1", "failed", "no answer long past its time-box"),
+        result("c-1", "failed", "no answer long after its time-box"),
         note(FollowUpDecided("c-1", decision(HUNG, "capture", "it hangs", requests=(request_of("c-10"),)))),
     ),
     "policies": (

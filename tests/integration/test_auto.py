@@ -47,7 +47,7 @@ def test_of_a_loader_that_sleeps_stacks_alone_are_taken_and_name_the_line(traine
     assert manifest.reproduced.answer == "yes"
     decided = next(one for one in decisions_of(RunDirectory(run)) if one["requests"])
     assert (decided["parameters"]["profiler"], decided["parameters"]["chosen"]) == ("stacks", "host_stage")
-    assert "auto chose the stack sampler: data is the host's own work" in decided["words"]
+    assert "auto chose the stack sampler: data is host work" in decided["words"]
     # AND the cause is the line, which is told
     assert manifest.findings is not None
     cause = manifest.findings.cause

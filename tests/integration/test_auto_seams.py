@@ -154,7 +154,7 @@ def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start,
     job = start("doctor", "--", *TORCHRUN, UNEDITED / "own_way.py")
     said, told = job.communicate(timeout=240)
     assert job.returncode == 1, told
-    assert "missing: no step of a torch.optim.Optimizer was seen: no step is recorded" in said
+    assert "missing: no torch.optim.Optimizer has made a step: no step is recorded" in said
     assert "monitor = sftriage.Monitor()" in said
 
 
@@ -162,15 +162,15 @@ def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start,
 WRONG = {
     "seams": (
         "no batch came from a torch DataLoader",
-        "no call of the model that is trained was seen (`model.forward(...)` is none",
-        "no call of backward() was seen (`torch.autograd.grad` is none)",
+        "no call of the trained model was detected (`model(...)`, not `model.forward(...)`)",
+        "no call of backward() was detected (`torch.autograd.grad` is not one)",
     ),
     "monitor": (
-        "calls made no sense to the recorder",
-        "the stage data was declared, and never entered",
-        "the stage h2d was declared, and never entered",
-        "of the steps is in no stage (other)",
-        "no stage is said to wait for the other ranks",
+        "invalid calls of the recorder",
+        "the stage data was declared but never entered",
+        "the stage h2d was declared but never entered",
+        "of the steps is outside all stages (other)",
+        "no stage is declared to wait for the other ranks",
     ),
 }
 
@@ -197,7 +197,7 @@ def test_doctor_says_that_a_script_failed(start, tmp_path):
     said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
     # THEN that is what is said first
     assert json.loads(said)["missing"][0]["what"].startswith(
-        "the job ended by itself with exit status 3, before any step was recorded"
+        "the job exited with status 3 before any step was recorded"
     ), told
     assert "words of its own" in told
 
@@ -225,7 +225,7 @@ def test_a_rank_that_hangs_where_ptrace_is_denied_says_itself_where_it_stands(tm
     (stall,) = [one for one in verdicts(run) if one["label"] == "stalled"][:1]
     assert (stall["suspects"][0]["rank"], stall["suspects"][0]["stage"]) == (1, "data")
     assert manifest.capture.rank == 1
-    assert manifest.capture.detail.startswith("taken by the trainer itself, of Python alone: process ")
+    assert manifest.capture.detail.startswith("taken by the trainer itself, Python frames only: process ")
     assert "ptrace denied" in manifest.capture.detail
     stacks = json.loads((run / "captures" / manifest.capture_id / "stacks.json").read_text())
     assert stacks["pid"] == int((tmp_path / "hangs").read_text())

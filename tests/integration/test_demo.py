@@ -63,7 +63,7 @@ def test_a_person_is_told_what_happened(demonstrated, start, tmp_path):
     *_, why, judged = demonstrated.said.splitlines()
     assert "in pause_for (train.py:" in why
     assert "time.sleep(fault.delay_s)), which sleeps" in why
-    assert judged.startswith("That is     right: ")
+    assert judged.startswith("Result      correct ")
     # AND the command that it names works as it was printed
     line = next(line for line in demonstrated.said.splitlines() if "sftriage traces get" in line)
     fetched = start(*line.split("sftriage ")[1].split(), cwd=tmp_path)

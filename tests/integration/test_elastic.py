@@ -213,7 +213,7 @@ def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environmen
         # THEN the job goes on alone, and the capture has failed
         wait_until(lambda: len(job.starts[-1]) == 1)
         job.judged(len(job.starts) - 1)
-        assert job.ended(asked) == ("failed", "its host is gone, and the job has started again without it")
+        assert job.ended(asked) == ("failed", "its host is gone, and the job restarted without it")
         # WHEN another host takes its place, whose address comes first
         job.start(A)
         wait_until(lambda: len(job.starts[-1]) == 2)

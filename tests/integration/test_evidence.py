@@ -138,7 +138,7 @@ def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
     # THEN what was said before stays, and the one that hangs is named
     assert found.problem == "NVML did not answer in time"
     assert found.of(0).sm_clock_mhz == 1125
-    assert "GPU 1 does not answer: a question to it did not come back" in found.remarks
+    assert "GPU 1 does not answer: a query to it did not return" in found.remarks
 
 
 def test_gpus_after_one_that_hangs_at_once_are_there_but_not_asked(driver):
@@ -161,7 +161,7 @@ def test_a_gpu_or_a_driver_that_will_not_answer_gives_its_reason(driver, trainer
     found = gather([info_of(0, trainer())], deadline_s=DEADLINE_S)
     assert (problem in found.problem, bool(found.problem)) == (True, bool(problem))
     assert found.remarks == remarks
-    assert bool(found.gpus) or found.ranks[0].how == "no GPU was seen"
+    assert bool(found.gpus) or found.ranks[0].how == "no GPU was found"
 
 
 def test_rights_that_are_missing_are_no_news_of_the_gpu(driver, trainer):

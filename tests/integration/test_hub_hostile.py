@@ -56,17 +56,17 @@ CAPTURE = manifest_of("c-1", ARTEFACT, rank=3)
 LIES = {
     "nothing": (b"", "not a manifest: document: Invalid JSON"),
     "no manifest": (b"\x1b[31m{", "not a manifest"),
-    "of another capture": (changed(CAPTURE, capture_id="c-2"), "its manifest is another's"),
-    "of another rank": (manifest_of("c-1", ARTEFACT, rank=2).to_json(), "its manifest is another's"),
+    "of another capture": (changed(CAPTURE, capture_id="c-2"), "its manifest is of another capture"),
+    "of another rank": (manifest_of("c-1", ARTEFACT, rank=2).to_json(), "its manifest is of another capture"),
     "a path": (CAPTURE.to_json().replace(b'"trace.json"', b'"../../trace"'), "not a manifest: artefacts.0.name"),
-    "a manifest of gigabytes": (b" " * (5 << 20), "more comes than its manifest says"),
+    "a manifest of gigabytes": (b" " * (5 << 20), "more data than its manifest says"),
     "smaller than it is": (
         changed(CAPTURE, artefacts=(ARTEFACT.model_copy(update={"size_bytes": 3}),)),
         "trace.json has 7 bytes; its manifest says 3",
     ),
     "other bytes": (changed(CAPTURE, artefacts=(ARTEFACT.model_copy(update={"sha256": "0" * 64}),)), "damaged"),
-    "a link": (CAPTURE.to_json(), "another one's name"),
-    "more than it says": (CAPTURE.to_json(), "more comes than its manifest says"),
+    "a link": (CAPTURE.to_json(), "another name"),
+    "more than it says": (CAPTURE.to_json(), "more data than its manifest says"),
     "garbage about it": (CAPTURE.to_json(), "could not be fetched"),
 }
 
@@ -133,12 +133,12 @@ def flooded(hosts, count):
     said = hosts.said.splitlines()
     assert all(line.isprintable() for line in said)
     who = Counter(
-        line.split(" is not taken: ")[0].rpartition(" host ")[2] for line in said if " is not taken: " in line
+        line.partition(" a message of host ")[2].split(": ")[0] for line in said if "refused a message of host " in line
     )
     assert who == dict.fromkeys(("host-0", "host-1", "nobody", "x-controller", "other names"), 1)
-    assert len([line for line in said if "cannot be read" in line]) == 4
+    assert len([line for line in said if "cannot read" in line]) == 4
     # AND how many there were, at the end
-    (line,) = [line for line in said if "not taken: " in line and " messages of host " in line]
+    (line,) = [line for line in said if "refused: " in line and " messages of host " in line]
     counts = [int(number.replace(",", "")) for number in re.findall(r"([0-9,]+) messages", line)]
     assert sent / 4 < sum(counts) < sent
 
@@ -152,7 +152,7 @@ def test_an_agent_says_once_that_its_controller_is_of_another_version(hub, tmp_p
     # THEN it takes what is of its own, and says of the others once, in a line, what is wrong
     assert end._orders == decode_orders(whole)
     apart = f"messages of version {VERSION + 1}, where this sftriage ({__version__}) reads version {VERSION}"
-    assert caplog.messages == [f"host node-a: what the controller wants cannot be read: {apart}"]
+    assert caplog.messages == [f"host node-a: cannot read the controller's orders: {apart}"]
     # AND what is another agent's it does not take
     hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
     assert end._orders.epoch == 7
@@ -190,4 +190,4 @@ def test_what_the_client_cannot_read_ends_nothing(hub, caplog):
 
     # WHEN they are read THEN all that is whole comes, on the same connection, and it is said once
     assert hub.call(read(), LONG_S).count(b"whole") == len(POISON)
-    assert len([said for said in caplog.messages if "cannot be read" in said]) == 1
+    assert len([said for said in caplog.messages if "cannot read" in said]) == 1

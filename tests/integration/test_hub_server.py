@@ -65,10 +65,10 @@ def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherw
 def test_a_port_that_is_taken_is_said(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        not_started(port, tmp_path, rf"cannot be started on 127.0.0.1:{port}: .*in use")
+        not_started(port, tmp_path, rf"cannot start the hub on 127.0.0.1:{port}: .*in use")
     # AND where another job's hub has it, which answers as ours would
     with own_hub(tmp_path) as (_, port):
-        not_started(port, tmp_path, "by another job's hub maybe")
+        not_started(port, tmp_path, "perhaps by another job's hub")
 
 
 def not_started(port, directory, why):
@@ -83,7 +83,7 @@ def test_a_second_job_of_a_name_leaves_the_first_ones_password_and_nothing_else(
     server = options.start(options.secret.with_name("job"))
     try:
         before = sorted(options.secret.parent.iterdir())
-        with pytest.raises(UsageError, match="give this one a --job-id and a port"):
+        with pytest.raises(UsageError, match="choose another port with --hub HOST:PORT"):
             options.start(options.secret.with_name("job-2"))
         assert sorted(options.secret.parent.iterdir()) == before
     finally:
@@ -146,7 +146,7 @@ def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path):
         with connection(port, tmp_path / "secret", tls / "ca.pem", "tls") as hub:
             assert hub.connected_s is not None
         # AND whoever does not know who signed the certificate tells it nothing
-        why = r"CERTIFICATE_VERIFY_FAILED.*: ca\.pem in the directory of --tls"
+        why = r"CERTIFICATE_VERIFY_FAILED.*: ca\.pem in the --tls directory"
         with stranger(f"tls://127.0.0.1:{port}", tmp_path / "secret") as hub, pytest.raises(HubError, match=why):
             hub.call(hub.connect(), 3.0)
 

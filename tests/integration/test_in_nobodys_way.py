@@ -108,13 +108,13 @@ def taken():
 
 # where the hub is said to be, and what is said of that
 HUBS = {
-    "a name that is none": (["--hub", "no-such-host.invalid"], "--hub no-such-host.invalid: the name"),
-    "a port that is taken": (["--hub", "127.0.0.1:TAKEN"], "the hub cannot be started on 127.0.0.1:TAKEN"),
-    "a server that is away": (["--nats", "nats://127.0.0.1:1"], "--nats nats://127.0.0.1:1: no server answers there"),
-    "a server without a name": (["--nats", "tls://no-such-host.invalid"], "the name no-such-host.invalid is not known"),
+    "a name that is none": (["--hub", "no-such-host.invalid"], "--hub no-such-host.invalid: cannot resolve"),
+    "a port that is taken": (["--hub", "127.0.0.1:TAKEN"], "cannot start the hub on 127.0.0.1:TAKEN"),
+    "a server that is away": (["--nats", "nats://127.0.0.1:1"], "--nats nats://127.0.0.1:1: no server answers"),
+    "a server without a name": (["--nats", "tls://no-such-host.invalid"], "cannot resolve no-such-host.invalid"),
     "credentials that are not there": (
         ["--nats", "nats://127.0.0.1:TAKEN", "--creds", "mistyped"],
-        "--creds mistyped: there is no such file",
+        "--creds mistyped: no such file",
     ),
 }
 

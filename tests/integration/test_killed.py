@@ -147,14 +147,14 @@ def test_whoever_took_a_job_over_can_let_go_of_it(job, environment):
         # AND nobody else can take it over meanwhile
         second = attached(running, environment)
         _, said = second.communicate(timeout=DEADLINE_S)
-        assert (second.returncode, f"is watched already, by process {watching.pid}" in said) == (2, True)
+        assert (second.returncode, f"is already being watched by process {watching.pid}" in said) == (2, True)
         # WHEN it is told to end
         judged = len(running.entries("window"))
         wait_until(lambda judged=judged: len(running.entries("window")) > judged)
         watching.send_signal(signum)
         _, said = watching.communicate(timeout=DEADLINE_S)
         # THEN it says that the job goes on, and the job does
-        assert (watching.returncode, "let go of the job" in said) == (130, True)
+        assert (watching.returncode, "stopped watching, the job continues" in said) == (130, True)
         before = running.steps()
         wait_until(lambda before=before: running.steps() > before + 20)
         # AND the next one takes it over

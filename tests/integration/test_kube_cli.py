@@ -97,24 +97,24 @@ def test_a_trace_that_was_changed_is_not_given_out(server, namespace, laptop, st
     # (a store that is damaged says so; one that was forged whole is what the cluster's word is for)
     forged = manifest.artefacts[0].model_copy(update={"sha256": hashlib.sha256(file.read_bytes()).hexdigest()})
     store.put_manifest(manifest.model_copy(update={"artefacts": (forged,)}))
-    assert "are others than the cluster says" in laptop("get", "c", code=1).stderr
+    assert "differ from those of the TraceCapture" in laptop("get", "c", code=1).stderr
     assert list(laptop.home.glob("*.json")) == []
 
 
 def test_a_directory_of_the_cluster_is_reached_by_another_name(server, namespace, laptop, stored):
     captured(server, namespace, *stored, place="file:///not-here/traces")
-    assert "no such directory: it is one of the cluster; --store URL" in laptop("get", "c", code=2).stderr
+    assert "no such directory: the store is in the cluster" in laptop("get", "c", code=2).stderr
     assert laptop("get", "c", "--store", stored[0].place).stdout.endswith(".json.gz\n")
 
 
 WRONG = {
-    "neither": ((), "name a capture, or --job"),
-    "both": (("c", "--job", "resnet"), "name a capture, or --job"),
-    "a step of a capture": (("c", "--step", "1"), "choose among the captures of --job"),
+    "neither": ((), "give either a capture or --job"),
+    "both": (("c", "--job", "resnet"), "give either a capture or --job"),
+    "a step of a capture": (("c", "--step", "1"), "--step and --rank need --job"),
     "one that is not there": (("c",), "no capture c in namespace"),
     "one that is somewhere else": (("a/../b",), "no capture a/../b in namespace"),
     "a job of which there is none": (("--job", "resnet"), "no trace is stored"),
-    "all and one": (("c", "--all", "--artefact", "x"), "--all is every artefact"),
+    "all and one": (("c", "--all", "--artefact", "x"), "give either --all or --artefact"),
 }
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_fetched_is_said(laptop, arguments, says):
 
 def test_one_whose_trace_is_not_there_yet(server, namespace, laptop):
     server.create(made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow"}), namespace)
-    assert "c has no trace in a store: requested. Nobody has answered yet." in laptop("get", "c", code=2).stderr
+    assert "c has no trace in a store: requested. No controller has answered yet." in laptop("get", "c", code=2).stderr
 
 
 def test_a_trace_is_opened(server, namespace, laptop, stored):
@@ -187,7 +187,7 @@ def test_whoever_does_not_wait_is_told_its_name(server, namespace, laptop):
     assert (asked["spec"]["warmup_steps"], asked["spec"]["max_seconds"]) == (2, 30)
     assert "no report on job resnet" in done.stderr
     waited = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--timeout", 1, code=1)
-    assert "is requested, and is waited for no longer" in waited.stderr
+    assert "is requested (timed out waiting)" in waited.stderr
 
 
 def test_what_makes_no_sense_is_not_asked_for(server, namespace, laptop):
@@ -202,7 +202,7 @@ def test_ctrl_c_ends_only_the_waiting(server, namespace, laptop):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 130
-    assert f"{name} goes on; `kubectl delete tcap {name} -n {namespace}`" in err
+    assert f"{name} continues; cancel it with `kubectl delete tcap {name} -n {namespace}`" in err
     assert the_one(server, namespace)["metadata"]["name"] == name
 
 
@@ -211,7 +211,7 @@ def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
         server.kubectl("delete", "tcap", the_one(server, namespace)["metadata"]["name"], "-n", namespace)
         _, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 1
-    assert "Somebody has deleted it." in err
+    assert "The TraceCapture was deleted." in err
 
 
 def test_kubectl_has_it_as_a_plugin(server, namespace, laptop):

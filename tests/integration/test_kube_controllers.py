@@ -170,7 +170,7 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     asked = wait_until(
         lambda: job.server.get("tracecapture", "look", namespace=job.ref.namespace)["status"].get("stored")
     )
-    assert RemoteStore.open(asked["store"]).manifest(asked["reference"]).trigger.why == "jane asked for it: why?"
+    assert RemoteStore.open(asked["store"]).manifest(asked["reference"]).trigger.why == "requested by jane: why?"
     # WHEN the controller is killed, and started again
     controller.kill()
     controller.wait(DEADLINE_S)
@@ -188,7 +188,7 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     job.server.create(other, job.ref.namespace)
     wait_until(lambda: job.training.policies() == ["input", "other"])
     job.bring_policies()
-    wait_until(lambda: "the policy has changed: now under input, other" in job.said)
+    wait_until(lambda: "the policy has changed; now in force: input, other" in job.said)
     assert {one["metadata"]["name"] for one in job.captures()} <= before.keys() - {stored["metadata"]["name"]}
     # WHEN the job ends THEN its report says so
     job.release.touch()

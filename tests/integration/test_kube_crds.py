@@ -58,10 +58,10 @@ def test_the_server_says_that_the_schema_is_structural(server, kind):
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("triagepolicy", "the file of `sftriage run --policy`"),
+        ("triagepolicy", "The format is that of `sftriage run --policy`"),
         ("triagepolicy.spec.detection.window_steps", "down to 10. Default: `50`."),
         ("tracecapture.spec.rank", "The rank to capture."),
-        ("tracecapture.status.conditions.reason", "Why, as one word for programs."),
+        ("tracecapture.status.conditions.reason", "The reason, as one word for programs."),
         ("triagereport.status.holds.resolves", "What would resolve it."),
     ],
 )

@@ -29,7 +29,7 @@ def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
     assert {"operator", "webhook", "webhook_configuration"} <= set(found)
     # WHEN a job trains without a label, and then with one, put on it while it runs
     server.create(trainer("train-0"), namespace)
-    assert wrong(laptop)["label"].startswith("train-0 trains, without the label")
+    assert wrong(laptop)["label"].startswith("train-0 trains without the label")
     server.let_age("pods", namespace)
     server.kubectl("label", "pod", "train-0", "-n", namespace, "sftriage.dev/inject=enabled")
     found = wrong(laptop)
@@ -45,7 +45,7 @@ def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
     }
     server.create(quota, namespace)
     table = laptop("doctor", code=1).stdout
-    assert "do: create the pods anew" in table or "do: see above" in table
+    assert "do: recreate the pods" in table or "do: see above" in table
 
 
 WEBHOOK = ("mutatingwebhookconfiguration", "sftriage")
@@ -75,10 +75,10 @@ def test_an_installation_that_does_not_work_is_looked_through(server, namespace,
     """GIVEN all of it installed, and nothing running THEN what is missing is found, and each again as it is mended."""
     found = wrong(laptop)
     assert "has no caBundle (pods.sftriage.dev" in found["ca_bundle"]
-    assert "the webhook does not run" in found["webhook"]
-    assert "nobody answers" in found["webhook_service"]
+    assert "the webhook is not running" in found["webhook"]
+    assert "has no ready pod" in found["webhook_service"]
     assert "operator_rights" not in found
-    for days, says in ((9, "ended at"), (12, "is good for 4"), (400, "")):
+    for days, says in ((9, "expired at"), (12, "expires in 4"), (400, "")):
         made_of = signed(days)
         bundle = [
             {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": made_of["ca.crt"]}
@@ -94,7 +94,7 @@ def test_an_installation_that_does_not_work_is_looked_through(server, namespace,
     # WHEN the certificate is one of somebody else
     patch = json.dumps({"data": {"tls.crt": signed(400)["tls.crt"]}})
     server.kubectl("patch", "secret", "sftriage-webhook-tls", "-n", "sftriage-system", "--type=merge", "-p", patch)
-    assert "signed by none whom" in wrong(laptop)["certificate"]
+    assert "not signed by an authority" in wrong(laptop)["certificate"]
 
 
 def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):

@@ -227,21 +227,21 @@ def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, n
     first = operators.start("first", "--lease", LEASE)
     wait_until(lambda: "leading as" in operators.said("first"), SOON_S)
     second = operators.start("second", "--lease", LEASE)
-    wait_until(lambda: "leads; waiting" in operators.said("second"), SOON_S)
+    wait_until(lambda: "waiting for the lease" in operators.said("second"), SOON_S)
     job = TrainingJob(server, namespace)
     job.add_pod(0)
     wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
-    assert "its controller is" not in operators.said("second")
+    assert "its controller" not in operators.said("second")
     # WHEN the one that works is killed THEN the other one does
     first.kill()
     first.wait(DEADLINE_S)
     other = TrainingJob(server, namespace, "other")
     other.add_pod(0)
     wait_until(lambda: len(other.objects()) == len(OBJECTS), SOON_S)
-    assert "other: its controller is started" in operators.said("second")
+    assert "other: started its controller" in operators.said("second")
     # WHEN one ends that is told to THEN nobody waits for its lease to go by itself
     third = operators.start("third", "--lease", LEASE)
-    wait_until(lambda: "leads; waiting" in operators.said("third"), SOON_S)
+    wait_until(lambda: "waiting for the lease" in operators.said("third"), SOON_S)
     second.terminate()
     assert second.wait(DEADLINE_S) == 0, operators.said("second")
     namespaced, _, name = LEASE.partition("/")
@@ -252,4 +252,4 @@ def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, n
     lease = {"spec": {"holderIdentity": "somebody-else", "renewTime": "2100-01-01T00:00:00.000000Z"}}
     server.kubectl("patch", "lease", name, "-n", namespaced, "--type=merge", "-p", json.dumps(lease))
     assert third.wait(DEADLINE_S) == 1
-    assert "the operator has ended: another one leads" in operators.said("third")
+    assert "the operator has stopped: another replica leads" in operators.said("third")

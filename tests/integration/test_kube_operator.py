@@ -162,7 +162,7 @@ def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "sftriage: the operator has ended: the cluster does not take its credentials\n" in done.stderr
+    assert "sftriage: the operator has stopped: the cluster rejected its credentials\n" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -180,7 +180,7 @@ def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, 
     shown = [line.split()[:5] for line in server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()]
     assert shown[1:] == [["bad", "resnet", "2", "auto", "refused"], ["good", "resnet", "2", "auto", "requested"]]
     message = server.get("tracecapture", "bad", namespace=namespace)["status"]["conditions"][0]["message"]
-    assert "options of torch do nothing where the profiler is nsys" in message
+    assert "options of torch have no effect with the profiler nsys" in message
 
 
 def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(
@@ -199,10 +199,10 @@ def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_
     assert [[one.strip() for one in line[2:5]] for line in lines if line[2].strip()] == [
         ["a", "1", "yes"],
         ["b", "1", "no"],
-        ["c", "", "not known"],
+        ["c", "", "unknown"],
     ]
     assert "a second rule named 'slow-rank'; the first is spec.rules[0] of a" in table.stdout
-    assert "nobody has looked at some of them as they are now" in table.stderr
+    assert "some of them were not checked since they changed" in table.stderr
     rows = laptop.json("policy")
     assert [(one["policy"], one["accepted"]["reason"], one["conflicted"]["reason"]) for one in rows] == [
         ("a", "Valid", "InForce"),
@@ -232,7 +232,7 @@ def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, na
 
         def said() -> bool:
             status = server.get("tracecapture", name, namespace=namespace)["status"]
-            return any("is no store of this operator" in one["message"] for one in status["conditions"])
+            return any("is not a store of this operator" in one["message"] for one in status["conditions"])
 
         wait_until(said, SOON_S)
     assert len(stored[0].ids()) == 1

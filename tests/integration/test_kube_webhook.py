@@ -105,7 +105,7 @@ def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
             job = job_of(body, namespace)
             if expected is None or job is None:
                 assert "initContainers" not in found["spec"]
-                assert "sftriage: not injected: no training job is known" in said
+                assert "sftriage: not injected: its labels name no known training job" in said
                 continue
             assert found["metadata"]["labels"]["sftriage.dev/job"] == job.object_name
             assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
@@ -208,22 +208,22 @@ def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(s
         return done.stdout + done.stderr
 
     try:
-        assert "a new certificate is in the Secret" in run()
+        assert "wrote a new certificate to the Secret" in run()
         data = server.get("secret", "sftriage-webhook-tls", namespace="sftriage-system")["data"]
         webhooks = server.get("mutatingwebhookconfiguration", "sftriage", namespace="default")["webhooks"]
         assert {one["clientConfig"]["caBundle"] for one in webhooks} == {data["ca.crt"]}
         assert len(webhooks) == 4
-        assert "the certificate is good" in run()
+        assert "the certificate is valid" in run()
         assert server.get("secret", "sftriage-webhook-tls", namespace="sftriage-system")["data"] == data
         # WHEN somebody applies the manifests anew, which may take the trust away
         server.kubectl("replace", "-f", str(K8S / "webhook" / "webhook.yaml"))
-        assert "its authority is trusted now" in run()
+        assert "its authority is now trusted" in run()
         # AND one for a Service of another name
-        assert "a new certificate is in the Secret" in run("--service", "hook")
+        assert "wrote a new certificate to the Secret" in run("--service", "hook")
     finally:
         server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
     for option in ("--secret", "--configuration"):
         refused = run(option, "another", code=1)
         assert re.search(
-            'the cluster refuses: (secrets|mutatingwebhookconfigurations.*) "another" is forbidden', refused
+            'the cluster refused the request: (secrets|mutatingwebhookconfigurations.*) "another" is forbidden', refused
         )

@@ -142,7 +142,7 @@ def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
     suspect, control = watcher.results[:2]
     assert (suspect.rank, suspect.state) == (2, "refused")
     assert control.rank != 2
-    assert "cancelled: nothing to compare it with, the capture of rank 2 was refused" in control.detail
+    assert "cancelled: nothing to compare it with: the capture of rank 2 was refused" in control.detail
     # AND it is on record so, and nothing is stored
     decision = next(one for one in decisions_of(started.directory) if one["outcome"] == "capture")
     assert [one["detail"] for one in decision["results"]] == [suspect.detail, control.detail]

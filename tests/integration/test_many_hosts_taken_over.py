@@ -41,7 +41,7 @@ def test_a_controller_that_is_killed_under_sftriage_run_is_started_again(tmp_pat
         # AND the job ends as it would have
         assert job.wait(DEADLINE_S) == 0, log.read_text()
     text = log.read_text()
-    assert text.count("the controller was killed, and is started again") == text.count("took over the job") == 1
+    assert text.count("the controller was killed; restarting it") == text.count("took over the job") == 1
     # AND no step was left out
     steps = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
     assert steps == set(range(min(steps), max(steps) + 1))

@@ -345,5 +345,5 @@ def test_a_receiver_that_is_away_costs_the_job_nothing_but_a_line(start, tmp_pat
     _, err = run.communicate(timeout=120)
     assert run.returncode == 5
     said = [line for line in err.splitlines() if "OpenTelemetry" in line]
-    assert said == ["sftriage: OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert said == ["sftriage: OpenTelemetry: cannot deliver spans, they are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"]
     assert "Traceback" not in err

@@ -62,8 +62,8 @@ CALLS = {one: lambda number: [] for one in (*_SENDS, *_RECEIVES)}
 @pytest.mark.parametrize(
     ("lacks", "message"),
     [
-        ("get_fwd_send_ops", "sends activations in another way"),
-        ("get_bwd_recv_ops", "sends activations in another way"),
+        ("get_fwd_send_ops", "sends activations in an unknown way"),
+        ("get_bwd_recv_ops", "sends activations in an unknown way"),
         (None, "a stage on cuda:0"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, o
     # THEN nothing is taken in, and where a schedule is asked for that is said
     assert not is_known()
     if name != "_ComputationType":
-        with pytest.raises(UsageError, match="runs pipelines in another way"):
+        with pytest.raises(UsageError, match="runs pipelines in an unknown way"):
             adapted_schedule(None, 4, lambda *_: None, (1,))
 
 

@@ -193,7 +193,7 @@ def test_without_nvtx_the_steps_are_told_from_the_ring(rank, no_nvtx):
     # THEN the capture is made, of at least as many steps as were asked for, and says how they were told
     assert result.state == "stored"
     assert result.last_step - result.first_step + 1 >= 3
-    assert "told from the ring: no NVTX in the trainer" in result.detail
+    assert "taken from the ring: no NVTX in the trainer" in result.detail
     # AND an export that nobody asked for is not kept
     assert [one.name for one in capture.products()] == ["trace.nsys-rep"]
     assert [path.name for path in rank.spool.iterdir()] == ["c-1.nsys-rep"]
@@ -201,7 +201,7 @@ def test_without_nvtx_the_steps_are_told_from_the_ring(rank, no_nvtx):
 
 
 FAULTS = {
-    "a version that cannot be read": ({"--version": "echo Hello"}, "says no version"),
+    "a version that cannot be read": ({"--version": "echo Hello"}, "cannot parse the version"),
     "a version that is too old": ({"--version": "echo version 2021.3.2"}, "nsys 2021.3 is too old: 2021.4 is needed"),
     "sessions cannot be listed": ({"sessions": "echo no agent; exit 3"}, "no sessions: no agent"),
     "the session has vanished": ({"sessions": "echo nothing"}, "the session vanished"),
@@ -320,7 +320,7 @@ def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch)
         rank.trains = False
         result = rank.result(capture)
     assert (result.state, result.first_step, result.last_step) == ("stored", first, first + 1), result.detail
-    assert "told from the ring" in result.detail
+    assert "taken from the ring" in result.detail
     capture.close()
 
 
@@ -395,11 +395,11 @@ def test_an_armed_rank_without_a_report_is_a_failed_capture(armed, nvtx, monkeyp
 
 
 def test_an_armed_rank_without_nvtx_is_a_failed_capture(armed, no_nvtx):
-    assert "an armed rank is captured by ranges that it opens: no NVTX in the trainer" in armed.fails()
+    assert "an armed rank must open NVTX ranges itself: no NVTX in the trainer" in armed.fails()
 
 
 def test_an_armed_rank_is_not_sampled(armed):
-    with pytest.raises(CaptureError, match="option sample: an armed rank is not sampled"):
+    with pytest.raises(CaptureError, match="option sample: an armed rank cannot be sampled"):
         armed.capture(options={"sample": "cpu"})
 
 

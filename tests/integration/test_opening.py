@@ -230,7 +230,7 @@ def test_offline_a_capture_of_a_store_is_fetched_whole_and_shown_from_here(start
     trace.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     process = start(*command, "--out", tmp_path / "again")
     out, err = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out, "it was put as sha256" in err) == (1, "", True)
+    assert (process.returncode, out, "it was stored as sha256" in err) == (1, "", True)
     assert not list(temporary.iterdir())
     assert not (tmp_path / "again").exists()
 

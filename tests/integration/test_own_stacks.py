@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_says_where_it_stands(trainer, tmp_path, hangs):
         # THEN they are of all its threads but the one that answers, and it is said how they were taken
         assert (found.state, found.detail.partition(";")[0]) == (
             "stored",
-            "taken by the trainer itself, of Python alone: py-spy is not installed: pip install 'sftriage[stacks]'",
+            "taken by the trainer itself, Python frames only: py-spy is not installed: pip install 'sftriage[stacks]'",
         )
         document = json.loads(capture.products()[0].path.read_text(encoding="utf-8"))
         assert (document["taken_by"], document["pid"]) == ("the trainer", process.pid)

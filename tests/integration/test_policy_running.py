@@ -41,7 +41,7 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
     assert (refused["kind"], changed["kind"]) == ("refused", "changed")
     assert [one["name"] for one in changed["policies"]] == ["first", "third"]
     assert f"{second}:7:" in err
-    assert "now under first, third" in err
+    assert "now in force: first, third" in err
 
 
 def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):

@@ -140,7 +140,7 @@ def test_what_others_have_in_the_database_is_left_alone(url, store_of):
 
 def test_a_table_of_somebody_else_that_has_our_name_is_not_touched(url, store_of):
     ask(url, "CREATE TABLE sftriage_captures (mine TEXT); INSERT INTO sftriage_captures VALUES ('kept')")
-    with pytest.raises(CatalogueError, match="its tables are not as they were made"):
+    with pytest.raises(CatalogueError, match="its tables were changed"):
         Catalogue(url, store_of("run", "a")).reindex()
     assert ask(url, "SELECT mine FROM sftriage_captures") == [("kept",)]
 
@@ -258,7 +258,7 @@ def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start,
     assert sftriage("get", "of-t").strip() == "of-two-trace.json.gz"
     assert (tmp_path / "of-two-trace.json.gz").stat().st_size > 0
     # AND a name that two have is said to be so, and which they are
-    assert "2 captures are called w-1: resnet/one/w-1, resnet/two/w-1" in sftriage("show", "w-1", code=2)
+    assert "2 captures match w-1: resnet/one/w-1, resnet/two/w-1" in sftriage("show", "w-1", code=2)
     assert sftriage("show", "resnet/two/w-1").splitlines()[1] == "job, run    resnet, two"
 
 

@@ -35,16 +35,16 @@ def cluster(tmp_path_factory):
 ID, APART = '--job-id "$SLURM_JOB_ID"', "--chdir={apart}"
 MISTAKES = {
     # options of sftriage run, and of sbatch; what is said
-    "no job": ('--job-id "$NONE" --hub "$HEAD:7610"', "", r"--job-id is missing: .* as \$SLURM_JOB_ID"),
-    "no head": (f'{ID} --hub "$NONE"', "", "--hub is empty: it is the name of the job's first host"),
+    "no job": ('--job-id "$NONE" --hub "$HEAD:7610"', "", r"--job-id is missing; .* as \$SLURM_JOB_ID"),
+    "no head": (f'{ID} --hub "$NONE"', "", "--hub is empty; give the name of the job's first host"),
     "another host": (
         f"{ID} --hub node-c",
         "",
-        "node-c is none of this job's hosts, which are node-a, node-b: give it the",
+        r"node-c is not a host of this job \(node-a, node-b\); give the",
     ),
-    "port taken": (f'{ID} --hub "$HEAD:6818"', "", "on node-a:6818: address already in use, .*: --hub HOST:PORT"),
-    "tasks": (f'{ID} --hub "$HEAD:7620"', "--ntasks-per-node=2", "one `sftriage run` a host, .* --ntasks-per-node=1"),
-    "not shared": (f'{ID} --hub "$HEAD:7630"', APART, r"\d\.hub-7630 is not there: node-a makes it, .* with --creds"),
+    "port taken": (f'{ID} --hub "$HEAD:6818"', "", "on node-a:6818: address already in use, .* --hub HOST:PORT"),
+    "tasks": (f'{ID} --hub "$HEAD:7620"', "--ntasks-per-node=2", "one `sftriage run` per host, .* --ntasks-per-node=1"),
+    "not shared": (f'{ID} --hub "$HEAD:7630"', APART, r"\d\.hub-7630 is missing: node-a creates it .* with --creds"),
     "": (f'{ID} --hub "$HEAD:7640" --creds "$SECRET"', APART, "0 captures stored"),
 }
 """Mistakes, and the way out of the last one."""

@@ -58,7 +58,7 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     live(page, serve("--run", recorded)[1])
     # THEN one look answers: not healthy, since when, who and where, what it cost, and what was done
     answers = page.inner_text(".answers")
-    assert page.inner_text("#headline") == "Slow, and captured"
+    assert page.inner_text("#headline") == "Slow, captured"
     assert re.search(r"step (\d+)", page.inner_text("#answer-since dd"))[1] in onsets_of(recorded)
     for words in ("rank 2 in data", "on host ", "rank-hours (4 ranks)", "Capture of rank 2 done"):
         assert words in answers
@@ -115,7 +115,7 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     captures.rename(kept)
     run.joinpath("decisions.jsonl").write_bytes(lines[0])
     live(page, serve("--run", run)[1])
-    assert page.inner_text("#headline") != "Slow, and captured"
+    assert page.inner_text("#headline") != "Slow, captured"
     # AND somebody has opened the table, and is about to type
     page.click("#timeline-table summary")
     page.fill("input[name=from]", "17")
@@ -125,11 +125,11 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
         file.write(b"".join(lines[1:]))
     kept.rename(captures)
     # THEN the page says so by itself, without being loaded again
-    expect(page.locator("#headline")).to_have_text("Slow, and captured")
-    expect(page).to_have_title("Slow, and captured: demo - sftriage")
+    expect(page.locator("#headline")).to_have_text("Slow, captured")
+    expect(page).to_have_title("Slow, captured: demo - sftriage")
     assert page.evaluate("window.same")
     # AND to whoever listens rather than looks
-    expect(page.locator("#spoken")).to_have_text("Slow, and captured")
+    expect(page.locator("#spoken")).to_have_text("Slow, captured")
     # AND what was open is open, and what was typed is there
     assert page.evaluate("document.getElementById('timeline-table').open")
     assert page.input_value("input[name=from]") == "17"
@@ -152,11 +152,11 @@ def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, reco
     process, url = serve("--run", tmp_path / "run")
     live(page, url)
     assert page.inner_text("#headline") == "No run yet"
-    assert f"There is no run in {tmp_path / 'run'} yet." in page.inner_text("#outlook")
+    assert f"No run in {tmp_path / 'run'} yet." in page.inner_text("#outlook")
     # WHEN it is there THEN the page shows it by itself, and the terminal says so
     shutil.copytree(recorded, tmp_path / "run")
     page.wait_for_selector("#timeline-cursor")
-    expect(page.locator("#headline")).to_have_text("Slow, and captured")
+    expect(page.locator("#headline")).to_have_text("Slow, captured")
     # (a page that is still open would say that its server has gone)
     page.close()
     process.send_signal(signal.SIGINT)
@@ -215,10 +215,10 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
         page.goto(serve("--run", running.directory.path)[1])
         state = page.locator("#run .pill")
         expect(state).to_have_text("running")
-        # WHEN sftriage is killed THEN the page says that nobody watches, and what to do
+        # WHEN sftriage is killed THEN the page says that the job is not watched, and what to do
         running.process.kill()
         running.process.wait(DEADLINE_S)
-        expect(state).to_have_text("nobody watches")
+        expect(state).to_have_text("not watched")
         assert f"sftriage attach --run {running.directory.path}" in page.inner_text("#outlook .next")
         # AND how the job stands is not known, whatever it was
         expect(page.locator("#headline")).to_have_text(re.compile("Unknown"))

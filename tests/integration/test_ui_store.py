@@ -155,7 +155,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     page.goto(url)
     # THEN which rank and stage, what it costs, and whether the fault was there, are seen without scrolling sideways
     row = page.locator("table.list tbody tr")
-    for cell, words in enumerate(("rank 2", "data", "20.0 ms", "not told")):
+    for cell, words in enumerate(("rank 2", "data", "20.0 ms", "unknown")):
         box = row.locator("th, td").nth(cell).bounding_box()
         assert words in row.locator("th, td").nth(cell).inner_text()
         assert box["x"] >= 0
@@ -181,7 +181,7 @@ def test_without_scripts_it_is_all_there(browser, through, put, serve):
     wait_until(listed)
     page.fill("input[name=rank]", "7")
     page.click("text=Show")
-    assert "No such capture" in page.inner_text("main")
+    assert "None of the" in page.inner_text("main")
     page.click("text=all captures")
     page.click("table.list tbody a")
     assert "sha256" in page.inner_text("#manifest")
@@ -211,7 +211,7 @@ def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, mo
         # AND while the catalogue is away, that is said
         page.goto(url)
         server.kill()
-        expect(page.locator("#headline")).to_have_text("The store is away")
+        expect(page.locator("#headline")).to_have_text("The store is unreachable")
         page.close()
         process.terminate()
     finally:

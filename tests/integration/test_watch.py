@@ -49,7 +49,7 @@ def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_
     options = ["--policy", tmp_path / "policy.yaml", "--out", path]
     job = start("run", *options, "--", *FORKED, 2, IN_TURN, tmp_path, "data:1")
     # THEN the terminal follows it
-    terminal.wait_for("Warming up", "2 of 2 ranks record")
+    terminal.wait_for("Warming up", "2 of 2 ranks are recording")
     terminal.wait_for("Frontier", "backward", "Telemetry")
     (tmp_path / "next-0").touch()
     seen = terminal.wait_for("Slow", "rank 1, data", "Captures")
@@ -90,7 +90,7 @@ def test_it_follows_what_is_written_and_the_size_of_the_terminal(watch, run):
     # WHEN a window comes in that is not, and its capture begins
     run.decide(verdict(70, "suspect", onset=90), "capture", "rule slow-rank", requests=(request_of("c-1"),))
     # THEN it is there, with all of its parts
-    terminal.wait_for("Slow, and captured", "since step 90", "rank 2, data", "running", "c-1", "Decisions", "Telemetry")
+    terminal.wait_for("Slow, captured", "since step 90", "rank 2, data", "running", "c-1", "Decisions", "Telemetry")
     # WHEN the terminal becomes narrow THEN nothing is cut that has to be there, and nothing wraps
     terminal.resize(40, 20)
     terminal.wait_for("rank 2, data", "Captures", "Ctrl-C or q")

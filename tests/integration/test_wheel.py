@@ -42,7 +42,7 @@ def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path)
     said = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert said.stdout.startswith("Python the form in C is not there: ")
+    assert said.stdout.startswith("Python the form in C is missing: ")
 
 
 def test_it_holds_the_package_the_policies_and_the_licence_and_nothing_else(wheel):

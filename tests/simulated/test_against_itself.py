@@ -60,7 +60,7 @@ def test_its_end_is_told_once_and_the_job_is_healthy_again():
     assert [one.label for one in ended] == ["healthy"]
     assert ended[0].regression.until_step == pytest.approx(500, abs=3)
     assert ended[0].last_step <= 530
-    assert "as good as its best again since about step 500" in verdict_sentence(ended[0])
+    assert "as fast as its best again since about step 500" in verdict_sentence(ended[0])
     assert verdicts[-1].regression is None
 
 

@@ -73,7 +73,7 @@ def manifest_of(
     )
 
 
-def asked_for(manifest: Manifest, why: str = "ada asked for it: why is the loader slow?") -> Manifest:
+def asked_for(manifest: Manifest, why: str = "requested by ada: why is the loader slow?") -> Manifest:
     """The same capture, had a person asked for it."""
     nothing = {"stage": None, "gain_s": 0.0, "share": 0.0, "persistence": 0.0, "rule": ""}
     trigger = manifest.trigger.model_copy(update={"label": "asked", "why": why, **nothing})

@@ -369,13 +369,13 @@ TOLD: dict[type, list[Event]] = {
         ("changed", (), ("detection.window_steps",)), ("refused", ("line 3: limits: no such field",), ()), ("restored", (), ()))],
     CostMeasured: [CostMeasured(NOON_S, 0, 146, 152, cost_s, before_s) for cost_s, before_s in ((0.1601, 0.1407), (0.0, 0.1407), (None, None))],
     EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
-    RingGivenUp: [RingGivenUp(NOON_S, 2, "/dev/shm/sftriage-x/rank-2.0.ring: truncated: its header has become shorter")],
+    RingGivenUp: [RingGivenUp(NOON_S, 2, "/dev/shm/sftriage-x/rank-2.0.ring: truncated: its header is incomplete")],
     JobPaused: [JobPaused(NOON_S, 0, 240, 240, 55.2, "backward", "in_sync"), JobPaused(NOON_S, 0, 240, 242, 190.0, "data", "in_own_work")],
     JournalCompacted: [],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
     CauseFound: [
         CauseFound(NOON_S, "c-2", 2, "sleep", True, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: time.sleep(0.04)), which sleeps; rank 3 spends 0.3 ms there."),
-        CauseFound(NOON_S, "c-2", 2, "blocked", False, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: codec.next()), which waits there, for what is not known."),
+        CauseFound(NOON_S, "c-2", 2, "blocked", False, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: codec.next()), which waits there for an unknown reason."),
     ],
     DiskRecovered: [
         DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}),

@@ -109,7 +109,7 @@ class Seams:
         if name in self.on:
             self.on.discard(name)
             self.failed[name] = repr(error)
-            warn("the seam %s is switched off here: %r", name, error)
+            warn("switched off the seam %s in this process: %r", name, error)
             self.steps.forget(name)
             if name == "optimizer":
                 self.stop()
@@ -344,7 +344,7 @@ def switched_off(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     wrong = [name for name in names if name[:1] != "-" or name[1:] not in NAMES]
     if wrong:
-        warn("%s=%s: a minus and one of %s, with commas; ignored: %s", SEAMS_ENV, text, NAMES, ", ".join(wrong))
+        warn("%s=%s: give -NAME of %s, separated by commas; ignored: %s", SEAMS_ENV, text, NAMES, ", ".join(wrong))
     return frozenset(name[1:] for name in names if name not in wrong)
 
 

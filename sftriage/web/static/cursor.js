@@ -20,7 +20,7 @@
     here.setAttribute("x", (column * 1000) / (Number(cursor.getAttribute("aria-valuemax")) + 1));
     here.setAttribute("visibility", "visible");
     const one = JSON.parse(figure.dataset.columns).find(([at, width]) => at <= column && column < at + width);
-    if (!one) return say(cursor, "timeline", "no window here: nobody watched, or nothing was recorded", column);
+    if (!one) return say(cursor, "timeline", "no window here: the job was not watched, or nothing was recorded", column);
     const [, , first, last, label, named, exposed, advances] = one;
     const parts = JSON.parse(figure.dataset.stages).map((stage, n) => `${stage} ${ms(advances[n])}`);
     say(cursor, "timeline", `${steps(first, last)}: ${label}${named ? `, ${named}` : ""}; ${ms(exposed)}, mean of a step: ${parts.join(", ")}`, column);
@@ -78,7 +78,7 @@
     const rank = row * Number(about.rowRanks);
     const until = Math.min(rank + Number(about.rowRanks), Number(about.ranks)) - 1;
     const who = rank === until ? `rank ${rank}` : `the latest of ranks ${rank} to ${until}`;
-    const late = level === UNKNOWN ? "nothing is known"
+    const late = level === UNKNOWN ? "not known"
       : `${ms((level / LEVELS) * Number(about.scale))}${level === LEVELS ? " or more" : ""} late`;
     say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${who}: ${late}`, column);
   }

@@ -16,7 +16,7 @@
 
   const parts = (page) => [...page.querySelectorAll("main > section, main [data-live]")].map((one) => one.id).join(" ");
 
-  // A part is replaced only if it differs; what was open stays open, and whoever stands in it with the keyboard stays.
+  // A part is replaced only if it differs; what was open stays open, and the keyboard focus stays.
   function replace(old, fresh) {
     const now = document.importNode(fresh, true);
     const inside = old.contains(document.activeElement) ? document.activeElement : null;
@@ -64,7 +64,7 @@
     document.title = fresh.title;
     document.body.dataset.version = fresh.body.dataset.version;
     document.body.dataset.now = fresh.body.dataset.now;
-    // Whoever listens hears how the job stands when that changes, and no more.
+    // A screen reader announces the headline when it changes, and nothing else.
     const after = document.getElementById("headline")?.textContent;
     if (after && after !== before) document.getElementById("spoken").textContent = after;
     count();

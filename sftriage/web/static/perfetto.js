@@ -37,7 +37,7 @@
     // Only while the click lasts may a window be opened.
     const viewer = open(VIEWER);
     if (!viewer) {
-      say("The browser did not let a window be opened. Allow it, or download the trace and open it there.");
+      say("The browser blocked a new window. Allow it, or download the trace and open it there.");
       return;
     }
     button.disabled = true;
@@ -47,7 +47,7 @@
       viewer.postMessage({ perfetto: { buffer, title, fileName: name } }, VIEWER);
       say("Handed to Perfetto.");
     } catch (error) {
-      say(`${error.message} You can download the trace, and open it with any copy of the viewer.`);
+      say(`${error.message} You can download the trace and open it in any copy of the viewer.`);
     } finally {
       button.disabled = false;
     }

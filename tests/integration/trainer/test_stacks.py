@@ -200,7 +200,7 @@ def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time
         os.kill(pid, signal.SIGCONT)
     # THEN that is said of it, and the other's samples are there
     assert [one.pid == pid for one in samples.workers] == [False]
-    assert samples.not_sampled == ("it did not answer in time, or was there before the recorder",)
+    assert samples.not_sampled == ("it did not answer in time, or began before the recorder",)
     # AND what it answers late is not taken for what it answers to the next
     monkeypatch.setattr(sampler, "ANSWER_S", DEADLINE_S)
     list(epoch)

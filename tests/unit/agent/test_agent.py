@@ -101,7 +101,7 @@ def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):
     train(monitor(0), monitor(1, stages=("load", "backward")), steps=8)
     agent.rows()
     (problem,) = agent.telemetry().problems.values()
-    assert "rank 1 records other stages than the other ranks" in problem
+    assert "rank 1 records different stages from the other ranks" in problem
 
 
 def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, monitor, monkeypatch):
@@ -121,8 +121,8 @@ def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, mo
     ("rank", "about", "outcome"),
     [
         (1, {}, ("failed", "rank 1 has no ring here")),
-        (0, {"generation": 4}, ("refused", "rank 0 has started again since")),
-        (0, {"expires_s": -0.5}, ("expired", "it was to have begun before its host was told")),
+        (0, {"generation": 4}, ("refused", "rank 0 has restarted since")),
+        (0, {"expires_s": -0.5}, ("expired", "its time to begin passed before its host got the order")),
     ],
 )
 def test_what_cannot_be_begun_is_not(agent, monitor, rank, about, outcome):
@@ -165,7 +165,7 @@ def test_a_capture_that_is_not_answered_is_given_up_and_the_rank_is_said_to_hang
     # WHEN its time-box and the time to answer are over
     clock.now_s = request(0).max_seconds + ANSWER_GRACE_S["torch"]
     (report,) = agent.reports()
-    assert (report.result.state, report.result.detail) == ("expired", "no answer long past its time-box")
+    assert (report.result.state, report.result.detail) == ("expired", "no answer long after its time-box")
     assert report.hangs
     # AND once its rank answers after all, nobody takes that for a result
     train(only, steps=2)
@@ -246,7 +246,7 @@ def test_what_a_rank_declares_and_joins_late_is_in_what_is_kept(places, tmp_path
     # AND their steps are of these stages, with all of their time, which is said once
     assert (rows.steps.durations_ns_BS[rows.steps.rank_B == 1, 2] > 0).all()
     assert rows.ranks[1].cohort == "stage-1"
-    assert caplog.text.count("declared exchange after it had begun to record") == 1
+    assert caplog.text.count("declared exchange after it had begun recording") == 1
     # AND whoever reads the logs later knows both, and has every step once
     logs = find_logs(places["steps"])
     readers = [LogReader(log) for log in logs]

@@ -126,11 +126,11 @@ def test_a_trace_with_the_promised_steps_passes(tmp_path, before):
     [
         ('{"sftriage": {"step": [5, 6, 6, 7]}}', None),
         ('{"sftriage": {"step": []}}', "no stack was sampled"),
-        ('{"sftriage": {"step": [5, 8]}}', "of other steps than 5 to 7"),
-        ('{"sftriage": {"step": [true]}}', "of other steps"),
-        ('{"sftriage": {"step": [[5]]}}', "no file of sampled stacks"),
-        ('{"sftriage": {"step": [5', "no file of sampled stacks"),
-        ("[]", "no file of sampled stacks"),
+        ('{"sftriage": {"step": [5, 8]}}', "not of steps 5 to 7"),
+        ('{"sftriage": {"step": [true]}}', "not of steps"),
+        ('{"sftriage": {"step": [[5]]}}', "not a file of sampled stacks"),
+        ('{"sftriage": {"step": [5', "not a file of sampled stacks"),
+        ("[]", "not a file of sampled stacks"),
         (None, "cannot be read: No such file"),
     ],
 )
@@ -150,7 +150,7 @@ NOT_KINETO = ["[]", "{}", '{"traceEvents": 3}', "null", ""]
     [
         (trace(steps=(5, 7)), r"lacks step 6$"),
         (json.dumps(trace())[:-5], r"not Kineto JSON|not whole JSON"),
-        (trace(rank=1), "of rank 1; rank 2 was asked for"),
+        (trace(rank=1), "of rank 1; expected rank 2"),
         (trace(filler="x" * 100_000), "at most 100000 were allowed"),
         ('{"traceEvents": [3]}', "lacks steps 5, 6, 7"),
         *((content, "not Kineto JSON") for content in NOT_KINETO),
@@ -164,7 +164,7 @@ def test_a_trace_that_is_not_the_one_asked_for_is_refused(tmp_path, content, rea
 
 @pytest.mark.parametrize(
     ("result", "reason"),
-    [(RESULT, "No such file"), (CaptureResult("w0-9-r2-x-1", 2, "stored"), "names no steps")],
+    [(RESULT, "No such file"), (CaptureResult("w0-9-r2-x-1", 2, "stored"), "did not name the steps")],
 )
 def test_a_trace_that_is_not_there_or_has_no_steps_to_look_for_is_refused(tmp_path, result, reason):
     with pytest.raises(CaptureError, match=reason):

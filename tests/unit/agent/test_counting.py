@@ -164,7 +164,7 @@ def test_threads_that_are_not_to_be_seen_are_said_once(agent, monitor, monkeypat
         train(*ranks, steps=2)
         (rows,) = agent.rows()
         assert rows.steps.counted_BC is None
-    assert [record.message.count("not seen in /proc") for record in caplog.records] == [1]
+    assert [record.message.count("cannot see the trainers' threads in /proc") for record in caplog.records] == [1]
 
 
 @counted
@@ -179,7 +179,7 @@ def test_a_thread_is_known_by_when_its_process_started(monitor, places):
     # GIVEN a pid that another process has by now, or nobody, THEN it is not taken for the trainer
     for other in (replace(info, pid_start_ticks=info.pid_start_ticks - 1), replace(info, pid=2**22 + 1)):
         before = len(list(Path("/proc/self/fd").iterdir()))
-        with pytest.raises(OSError, match=r"not the one that records|No such file"):
+        with pytest.raises(OSError, match=r"not the recording one|No such file"):
             RankCounters(other).read()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 

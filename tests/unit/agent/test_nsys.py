@@ -280,7 +280,7 @@ Saved report file to "b.nsys-rep"
 )
 def test_an_importer_that_is_older_than_cuda_says_what_it_does_not_know(output, complaint):
     assert complaint_of(Finished(3, output)) == complaint
-    with pytest.raises(CaptureError, match=r"no GPU kernel.*one as new as the job's CUDA can") as told:
+    with pytest.raises(CaptureError, match=r"no GPU kernel.*use an nsys as new as the job's CUDA") as told:
         check(contents(kernels=0), (3,), ("cuda",), complaint)
     assert complaint in str(told.value)
     check(contents(), (3,), ("cuda",), complaint)
@@ -318,7 +318,7 @@ def contents(**changes):
         (contents(kernels=0, gpus=0), (3,), ("nvtx", "cuda"), None),
         (contents(steps=(3, 5)), (3, 4, 5), ("nvtx",), "lacks the NVTX ranges of step 4$"),
         (contents(steps=()), (3, 4), ("nvtx",), "lacks the NVTX ranges of steps 3, 4$"),
-        (contents(steps=(), events=0), (), ("osrt",), "no event at all"),
+        (contents(steps=(), events=0), (), ("osrt",), "no events"),
         (contents(kernels=0), (3,), ("nvtx", "cuda"), "no GPU kernel"),
     ],
 )

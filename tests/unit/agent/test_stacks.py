@@ -87,7 +87,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     document = json.loads(product.path.read_text(encoding="utf-8"))
     assert (document["rank"], document["pid"], document["step"], document["stage"]) == (1, process.pid, 7, "data")
     assert 1.0 <= document["in_stage_s"] < 100.0
-    assert document["flight_recorder"] == "not asked for"
+    assert document["flight_recorder"] == "not requested"
     names = [frame["name"] for thread in document["threads"] for frame in thread["frames"]]
     assert "waits_here" in names
     assert product.path.stat().st_mode & 0o077 == 0
@@ -181,7 +181,7 @@ PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/run/fr_"}
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
-        ({}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set (Gloo's cannot be asked for from outside)"),
+        ({}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set (Gloo's cannot be requested from outside)"),
         ({"TORCH_FR_BUFFER_SIZE": "2000"}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set"),
         ({**PIPE, "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "none: its buffer is of size 0"),
         ({**PIPE, "TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, "none: its buffer is of size 0"),
@@ -244,8 +244,8 @@ def test_a_dump_of_the_flight_recorder_is_asked_for_and_copied(recorder, tmp_pat
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
-        (lambda path: None, "is not there"),
-        (lambda path: path.write_text("", encoding="ascii"), "is no pipe"),
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text("", encoding="ascii"), "is not a pipe"),
         (os.mkfifo, "No such device or address"),
     ],
 )

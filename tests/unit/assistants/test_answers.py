@@ -74,7 +74,7 @@ def test_a_capture_is_one_of_the_run_or_of_the_store(answers, name, tmp_path):
         answers.explain_window(name)
     with pytest.raises(SftriageError):
         Answers(answers.root, str(tmp_path / "shared")).capture_findings(name, "", True)
-    with pytest.raises(UsageError, match="no store is looked at"):
+    with pytest.raises(UsageError, match="this server has no store"):
         answers.list_captures("", True)
 
 

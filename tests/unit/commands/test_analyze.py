@@ -268,7 +268,7 @@ def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
     assert (kind["kind"], kind["workers"], kind["operation"]) == ("slow_worker", of_rank_2, "data")
     assert kind["saves_s"] == gain_s
     assert next(shown.lines()).startswith(
-        f"The verdict on these steps: mending rank 2 in data would save {1000 * gain_s:.1f} ms"
+        f"The verdict on these steps: fixing rank 2 in data would save {1000 * gain_s:.1f} ms"
     )
     # AND the replay comes to the same by itself
     assert shown.found.m_w.share * shown.found.lost_s == pytest.approx(gain_s, rel=0.1)
@@ -317,7 +317,7 @@ def test_steps_of_another_kind_and_those_without_all_ranks_are_left_out(sftriage
     found = json.loads(outcome.out)
     assert not {20, 21, 40, 41} & {one["step"] for one in found["steps"]}
     assert len(found["steps"]) == 55
-    assert outcome.err == f"sftriage: {path}: 4 of 59 steps left out: not complete, or of another kind\n"
+    assert outcome.err == f"sftriage: {path}: 4 of 59 steps left out: incomplete, or of another kind\n"
     assert found["S"] == pytest.approx(1.2, abs=0.01)
 
 
@@ -365,7 +365,7 @@ def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriag
     path = traced(Job(stages=2, dps=2, steps=1))
     monkeypatch.setattr(f"sftriage.runs.whatif.{bound}", 7)
     err = sftriage("whatif", path).refusal
-    assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; at most .*7.* are read\n", err)
+    assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; the limits are .*7.*\n", err)
 
 
 @pytest.fixture
@@ -407,9 +407,9 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     # AND no more once it has healed
     noted(made.directory.path, **link, state="undone", reason="gone", pipeline=figures)
     assert sftriage("advise", made.directory.path).out.splitlines() == [
-        "Nobody has been slow for long enough to be lived with.",
-        "Run stages further ahead (Adaptra), the link between ranks 1 and 2 in it: undone, for there is no straggler "
-        "any more.",
+        "No rank has been slow for long enough to need a remedy.",
+        "Run stages further ahead (Adaptra), the link between ranks 1 and 2 in it: undone, because there is no "
+        "longer a straggler.",
     ]
 
 
@@ -444,8 +444,8 @@ def test_what_was_tried_is_said_beside_what_would_help(sftriage, slow):
     # THEN advice says what came of it, before what its model promises
     said = sftriage("advise", slow).out.splitlines()
     assert [line.partition(": ")[2].partition(";")[0] for line in said[1:3]] == [
-        "undone, for it does not help",
-        "kept, for it helps",
+        "undone, because it does not help",
+        "kept, because it helps",
     ]
     told = sftriage("advise", slow, "--json").json["tried"]
     assert [(one["switch"], one["state"], one["numbers"]) for one in told] == [
@@ -461,7 +461,7 @@ def test_windows_that_lack_ranks_do_not_hide_who_is_slow(sftriage, slow):
             one = verdict(first, "needs_evidence", reasons=("low_coverage",))
             journal.window(one, decision(one, "hold", "low_coverage"))
     # THEN the last that is known stands
-    assert sftriage("advise", slow).out.startswith("Rank 2 holds up 4 ranks in data")
+    assert sftriage("advise", slow).out.startswith("Rank 2 delays 4 ranks in data")
 
 
 def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
@@ -469,7 +469,7 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
     pipeline = traced(Job(stages=3, dps=2, steps=3), encoded=False)
     outcome = sftriage("advise", made.directory.path, "--pipeline", pipeline)
     assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith("Nobody has been slow for long enough to be lived with.\n")
+    assert outcome.out.startswith("No rank has been slow for long enough to need a remedy.\n")
     assert "Run stages further ahead (Adaptra). " in outcome.out
 
 
@@ -480,5 +480,5 @@ def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):
         made.decide(verdict(first, "suspect" if first >= 350 else "healthy"))
     outcome = sftriage("advise", made.directory.path)
     # THEN there is nothing to live with
-    assert outcome.out == "Nobody has been slow for long enough to be lived with.\n"
+    assert outcome.out == "No rank has been slow for long enough to need a remedy.\n"
     assert not any("advise" in one.command for one in RunSummary(made.source.view()).steps)

@@ -29,12 +29,12 @@ ODD = ("two\nlines", "\x1b[2J", "ends\n", "\x85")
 @pytest.mark.parametrize(
     ("reason", "user", "said"),
     [
-        *((odd, "ada", "the reason has control characters; one line of text, please") for odd in ODD),
-        ("", "ada", "the reason is empty; one line of text, please"),
+        *((odd, "ada", "the reason has control characters; give one line of text") for odd in ODD),
+        ("", "ada", "the reason is empty; give one line of text"),
         ("x" * 501, "ada", "the reason is too long; 500 characters at most"),
-        ("\udcff", "ada", "the reason is not text in UTF-8"),
-        ("a look", "a\nb", "the name of who asks has control characters; one line of text, please"),
-        ("a look", "x" * 501, "the name of who asks is too long; 500 characters at most"),
+        ("\udcff", "ada", "the reason is not UTF-8 text"),
+        ("a look", "a\nb", "the requester's name has control characters; give one line of text"),
+        ("a look", "x" * 501, "the requester's name is too long; 500 characters at most"),
     ],
 )
 def test_a_reason_or_a_name_that_is_no_line_of_text_is_refused_in_words(sftriage, run, monkeypatch, reason, user, said):
@@ -69,9 +69,9 @@ def test_what_a_person_asked_for_says_who_asked_and_why_and_names_no_stage(sftri
     store.put("w0-49-r2-x-1", trace, lambda artefact: make_manifest("w0-49-r2-x-1", artefact, stage=None))
     # WHEN it is shown THEN nothing is blank that has an answer
     shown = sftriage("traces", "show", CAPTURE, "--run", run.path).out.splitlines()
-    assert "because     ada asked for it: why is the loader slow?" in shown
+    assert "because     requested by ada: why is the loader slow?" in shown
     (rule,) = (line for line in shown if line.startswith("rule"))
-    assert rule.startswith("rule        none, a person asked; under the limits of policy default (sha256 cdcdcdcdcdcd")
+    assert rule.startswith("rule        none, requested by hand; under the limits of policy default (sha256 cdcdcdcdcd")
     # AND in a list it has no suspect stage and no window, as the other has
     asked, other = (
         next(line for line in sftriage("traces", "list", "--run", run.path).out.splitlines() if name in line)
@@ -80,7 +80,7 @@ def test_what_a_person_asked_for_says_who_asked_and_why_and_names_no_stage(sftri
     assert "all local stages" in other
     assert "100 to 149" in other
     assert "stages" not in asked
-    assert "(asked for)" in asked
+    assert "(requested)" in asked
 
 
 REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)

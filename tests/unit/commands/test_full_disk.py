@@ -111,7 +111,7 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
     for command in (("explain", 400), ("traces", "for-step", 400)):
         outcome = sftriage(*command, "--run", directory.path)
         assert "cannot be written (No space left on device)" in outcome.err + outcome.out, command
-        assert "waits in memory" in outcome.err + outcome.out
+        assert "New records wait in memory" in outcome.err + outcome.out
     # WHEN whoever has them in memory is killed, or it can be written again THEN there is no such word
     kept = (rings / "disk").read_text()
     (rings / "disk").write_text(kept.replace(str(os.getpid()), "4194305"))

@@ -86,7 +86,7 @@ def test_stacks_are_printed_and_do_nothing_to_the_terminal(sftriage, run):
 
 
 @pytest.mark.parametrize(
-    ("port", "words"), [(0, ()), (9001, ("ss -ltnp", "--offline", "on no other port"))], ids=["given", "the viewer's"]
+    ("port", "words"), [(0, ()), (9001, ("ss -ltnp", "--offline", "no other port"))], ids=["given", "the viewer's"]
 )
 def test_a_port_that_is_taken_says_what_to_do(sftriage, run, port, words):
     # GIVEN something else that listens on a port, or on the only one that the viewer looks at
@@ -105,8 +105,8 @@ def test_what_nobody_fetches_ends_and_says_so(sftriage, run, free_port):
     code, out, err = sftriage("traces", "open", "c-1", "--run", run, "--port", free_port, "--no-browser", "--wait", "1")
     assert code == 1
     assert out.startswith(f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/")
-    assert "nobody has fetched" in err
-    assert "on port 9001 alone" in err
+    assert "was not fetched" in err
+    assert "only to port 9001" in err
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_file_that_is_not_what_was_stored_is_not_served(sftriage, run):
     # WHEN it is to be opened THEN it is refused before anything is served
     code, out, err = sftriage("traces", "open", "c-1", "--run", run, "--no-browser", "--wait", "1")
     assert (code, out) == (1, "")
-    assert "it was put as sha256" in err
+    assert "it was stored as sha256" in err
 
 
 VIEWER = "https://ui.perfetto.dev"
@@ -201,7 +201,7 @@ def test_the_link_is_the_documented_one():
     [
         ("Name or service not known", True, "cannot be reached from this machine: Name or service not known"),
         ("Name or service not known", False, "cannot be reached from this machine: Name or service not known"),
-        ("", True, "has to be online, and to let the page ask this machine"),
+        ("", True, "must be online, and allow the page to reach this machine"),
         ("", False, ""),
     ],
 )

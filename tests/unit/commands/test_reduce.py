@@ -147,8 +147,8 @@ def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, ru
 @pytest.mark.parametrize(
     ("about", "first", "said"),
     [
-        ({"sftriage.job": "other", "sftriage.capture_id": "c-1"}, 100, "of job 'other'; the run is of 'resnet'"),
-        (OURS, 5000, "nothing was recorded of steps 5000 to 5007"),
+        ({"sftriage.job": "other", "sftriage.capture_id": "c-1"}, 100, "of job 'other', but the run is of 'resnet'"),
+        (OURS, 5000, "no recording of steps 5000 to 5007"),
     ],
 )
 def test_traces_of_other_jobs_and_steps_are_refused(sftriage, tmp_path, run, about, first, said):
@@ -231,7 +231,7 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
     # WHEN one of them has become another's by the time it is read again
     paths[2].write_bytes(paths[1].read_bytes())
     # THEN it is not taken for what it was
-    with pytest.raises(InputError, match="has changed"):
+    with pytest.raises(InputError, match="changed while being read"):
         found.whole(2, Names(), {})
 
 

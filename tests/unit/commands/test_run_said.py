@@ -28,7 +28,7 @@ def test_a_demo_says_what_changes_and_keeps_how_captures_ended(capsys):
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("Rank 1 is slow in data")
     assert others == [
-        "No capture now: one-off, and has passed.",
+        "No capture now: one-off that has passed.",
         "Capturing 4 steps of rank 1 with PyTorch Profiler.",
         "Captured steps 60 to 63 of rank 1 (2.0 KiB): sftriage traces show c-1",
         "No trace of rank 1: the capture failed: the job ended.",

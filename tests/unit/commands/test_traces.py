@@ -135,7 +135,7 @@ def test_a_capture_goes_by_its_id_or_by_its_beginning(sftriage, seen, name, refe
 @pytest.mark.parametrize("name", ["w1", "resnet/run-1/w1"])
 def test_a_beginning_that_several_have_names_them(sftriage, seen, name):
     refusal = sftriage("traces", "show", name, "--run", seen.path).refusal
-    assert f"2 captures are called {name}: {FIRST}, {THIRD}" in refusal
+    assert f"2 captures match {name}: {FIRST}, {THIRD}" in refusal
 
 
 def sha256(path):
@@ -163,8 +163,8 @@ def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--artefact", "nothing"], "has no artefact 'nothing'; there are: trace.json.gz, dump.pickle"),
-        (["--all", "--out", "here/a/file"], "2 files go into a directory"),
+        (["--artefact", "nothing"], "has no artefact 'nothing'; it has: trace.json.gz, dump.pickle"),
+        (["--all", "--out", "here/a/file"], "2 files need a directory"),
         (["--out", "there"], "there exists already"),
         (["--all", "--out", "."], f"{THIRD}-dump.pickle exists already"),
     ],
@@ -244,7 +244,7 @@ def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(sft
     assert len(sftriage("traces", "list", *store, "--run-id", "two", "--json").json) == 1
     outcome = sftriage("traces", "show", "resnet/two/w-1", *store, "--json")
     assert json.loads(outcome.out)["run"] == "two"
-    assert "2 captures are called w-1" in sftriage("traces", "get", "w-1", *store).err
+    assert "2 captures match w-1" in sftriage("traces", "get", "w-1", *store).err
     # AND a step is found in all of them, and the decisions are said to be nowhere here
     found = sftriage("traces", "for-step", 162, *store, "--json").json
     assert [row["run"] for row in found["captures"]] == ["one", "two"]
@@ -264,7 +264,7 @@ def test_a_store_that_has_gone_is_answered_for_by_its_catalogue(sftriage, share,
     monkeypatch.setattr(RemoteStore, "ids", away)
     outcome = sftriage("traces", "list", *store, "--json")
     assert (outcome.code, len(json.loads(outcome.out))) == (0, 1)
-    assert "no route to it; this is what its catalogue knew" in outcome.err
+    assert "no route to it; showing what its catalogue has" in outcome.err
     # AND one that was never listed has no answer
     (tmp_path / "other").mkdir()
     outcome = sftriage("traces", "list", "--store", f"file://{tmp_path / 'other'}")
@@ -319,8 +319,8 @@ def test_what_was_damaged_since_it_was_catalogued_is_told_wherever_it_is_listed(
     assert outcome.code == 0
     assert {name: row["state"] for name, row in rows.items()} == {FIRST: "damaged", SECOND: "whole", THIRD: "missing"}
     assert rows[SECOND]["problem"] is None
-    assert "trace.json.gz: 5 bytes; it had" in rows[FIRST]["problem"]
-    for words in (f"capture {FIRST} is damaged: ", f"capture {THIRD} is not all there: ", "traces prune --damaged"):
+    assert "trace.json.gz: 5 bytes; expected" in rows[FIRST]["problem"]
+    for words in (f"capture {FIRST} is damaged: ", f"capture {THIRD} is incomplete: ", "traces prune --damaged"):
         assert words in outcome.err
     # AND the table has a column for it, which it has only then
     table = sftriage("traces", "list", "--run", broken.path).out
@@ -363,7 +363,7 @@ def test_what_a_damaged_capture_was_can_still_be_shown_and_its_good_files_fetche
 def test_reindex_forgets_what_is_damaged_and_prune_removes_it_when_it_is_to(sftriage, indexed, broken):
     outcome = sftriage("traces", "reindex", "--run", broken.path)
     assert "Indexed 1 capture of" in outcome.err
-    assert "and 2 that cannot be used" in outcome.err
+    assert "; 2 cannot be used" in outcome.err
     assert f"capture {FIRST} is damaged: " in outcome.err
     # GIVEN that nothing is too old, prune removes nothing unless it is to, and says what it leaves alone
     left = sftriage("traces", "prune", "--age", "9999d", "--run", broken.path, "--json").json

@@ -120,7 +120,7 @@ def test_a_host_whose_ranks_record_other_stages_counts_as_missing(unlike, caplog
     assert np.isfinite(window.durations_NRS[:, 0]).all()
     assert np.isnan(window.durations_NRS[:, 1]).all()
     (logged,) = caplog.records
-    assert logged.message == "ranks (1,) record other stages than the others; they count as missing"
+    assert logged.message == "ranks (1,) record different stages than the others and count as missing"
 
 
 def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
@@ -248,7 +248,7 @@ def test_its_end_says_why_and_another_end_is_left_as_it_is():
     refused = result("s1", "refused", detail="a profiler is already running in this process")
     assert made.ended(refused)[1] == refused
     wanted, told = made.ended(result("c1", "failed", 4, "cancelled"))
-    assert told.detail == "cancelled: nothing to compare it with, the capture of rank 2 was refused"
+    assert told.detail == "cancelled: nothing to compare it with: the capture of rank 2 was refused"
     # AND what was wanted is known still, with why it exists and of which generation it was to be
     assert (wanted.request.capture_id, wanted.trigger, wanted.generation) == ("c1", WHY, 3)
 

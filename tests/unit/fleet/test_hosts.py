@@ -158,7 +158,7 @@ LOOKS = {
     ],
     "silent hosts are one line, and so is their return": [
         (ABC, ["6 ranks on 3 hosts: a, b and c"]),
-        (ABC | {"b": SILENT, "c": SILENT}, ["nothing is heard of b and c: windows go out without their ranks"]),
+        (ABC | {"b": SILENT, "c": SILENT}, ["no data from b and c: windows leave out their ranks"]),
         (ABC | {"b": SILENT, "c": SILENT}, []),
         (ABC | {"c": SILENT}, ["b is back"]),
     ],
@@ -167,8 +167,8 @@ LOOKS = {
         (A, ["2 ranks on 1 host: a"]),
         (A | {"away": AWAY, "later_s": 1.0}, []),
         (A, []),
-        (A | {"away": AWAY, "later_s": AWAY_S}, [f"{AWAY} The job goes on, and nobody is judged meanwhile"]),
-        (A, [f"the hub is back after {AWAY_S:.0f} s; what was recorded meanwhile is judged now"]),
+        (A | {"away": AWAY, "later_s": AWAY_S}, [f"{AWAY} The job keeps running, and is not judged meanwhile"]),
+        (A, [f"the hub is back after {AWAY_S:.0f} s; judging what was recorded meanwhile"]),
     ],
 }
 

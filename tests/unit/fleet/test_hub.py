@@ -53,7 +53,7 @@ def test_what_lets_us_in_is_read_from_a_file(tmp_path, monkeypatch, text, found)
     # AND of an nkey, what reads it has to be installed
     if text not in ("", "token\n", "user:pass:word\n"):
         monkeypatch.setattr(hub, "find_spec", lambda name: None)
-        with pytest.raises(UsageError, match=r"creds is of an nkey, which takes: pip install nkeys"):
+        with pytest.raises(UsageError, match=r"creds holds an nkey, which needs: pip install nkeys"):
             HubAddress("nats://a", file).options()
 
 
@@ -73,7 +73,7 @@ def test_a_certificate_that_is_none_is_said(tmp_path):
     for text in (None, "no certificate"):
         if text is not None:
             (tmp_path / "ca.pem").write_text(text)
-        with pytest.raises(UsageError, match=r"ca\.pem is no certificate of who signs the hub's: "):
+        with pytest.raises(UsageError, match=r"ca\.pem: not a certificate of the hub's CA: "):
             HubAddress("tls://a", None, tmp_path / "ca.pem").options()
 
 
@@ -95,7 +95,7 @@ def test_where_the_hub_is(hub, server, url):
     ("given", "said"),
     [
         (("j1",), "--hub HEAD, or --nats URL"),
-        (("j1", "a", "nats://b"), "give one of them"),
+        (("j1", "a", "nats://b"), "give only one of them"),
         (("",), "--hub HEAD, or --nats URL"),
         (("", "a"), "--job-id is missing"),
         (("", None, "nats://b"), "--job-id is missing"),
@@ -112,7 +112,7 @@ def test_which_host_leads(monkeypatch):
     own = HubOptions("j1", None, "nats://b")
     for name in ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="which host has the controller"):
+    with pytest.raises(UsageError, match="which host runs the controller"):
         _ = own.leads
     monkeypatch.setenv("SLURM_NODEID", "1")
     assert not own.leads

@@ -86,18 +86,18 @@ a rank that no host has fails at once:
 it is never begun:
                            | c-1 |
   after begin              | c-1 |
-  a moment later           |     | expired: its host has not begun it in time
+  a moment later           |     | expired: its host did not begin it in time
   says accepted            |     |
 it is begun and never ended:
                            | c-1 |
   says accepted            | c-1 | accepted
   after end                | c-1 |
-  a moment later           |     | expired: nothing was heard of it from its host, long past its time-box
+  a moment later           |     | expired: no answer from its host long after its time-box
   says accepted            |     |
 it was under way before, on a host that is not heard of:
   of unheard               |     |
   of unheard, after unheard |    |
-  of unheard, a moment later |   | failed: nothing is heard any more of the host that it was asked of
+  of unheard, a moment later |   | failed: the host that was to make it no longer answers
 it was under way before, and its host has reported before that was known:
   of resumed, said accepted | c-1 | accepted
 it is on its way here for longer than its host might take to say that it is stored:
@@ -111,11 +111,11 @@ the job ends on its host, whose report waits for the steps before it:
   over                     | c-1 | failed: it ended
 the job ends on its host without a word of it:
                            | c-1 |
-  over                     |     | failed: the job ended on its host before it did
+  over                     |     | failed: the job ended on its host before the capture did
 the job starts again without its host:
                            | c-1 |
   says accepted            | c-1 | accepted
-  gone                     |     | failed: its host is gone, and the job has started again without it
+  gone                     |     | failed: its host is gone, and the job restarted without it
   gone, says failed        |     |
 """
 
@@ -204,9 +204,9 @@ def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked)
 @pytest.mark.parametrize(
     ("about", "why"),
     [
-        ({"agent": "node-a"}, "it reports on a capture that was asked of host node-b"),
+        ({"agent": "node-a"}, "it reports on a capture that was ordered from host node-b"),
         ({"rank": 4}, "it reports on a capture of rank 3 as one of rank 4"),
-        ({"capture_id": "c-2"}, "it reports on capture c-2, which nobody asked for"),
+        ({"capture_id": "c-2"}, "it reports on capture c-2, which was not ordered"),
     ],
 )
 def test_what_a_host_says_of_a_capture_that_it_was_not_asked_for_is_refused(asked, caplog, about, why):
@@ -219,7 +219,7 @@ def test_what_a_host_says_of_a_capture_that_it_was_not_asked_for_is_refused(aske
     assert {message.reports for message in messages} == {0}
     agent = about.get("agent", "node-b")
     assert asked.refusals.problems == {f"messages of {agent}": "100 refused"}
-    assert caplog.messages == [f"a message of host {agent} is not taken: {why}"]
+    assert caplog.messages == [f"refused a message of host {agent}: {why}"]
     # AND what its own host says counts
     asked.says("accepted")
     assert asked.turn() == ["accepted"]

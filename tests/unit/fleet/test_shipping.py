@@ -96,7 +96,7 @@ def test_a_capture_that_cannot_be_noted_is_refused_and_not_begun_when_it_could_b
         # WHEN it is wanted while the disk is full
         told = end.turns(3)
         # THEN that is said, once, and it is not begun
-        assert told == [("refused", "it cannot be noted on node-b that it begins: No space left on device")]
+        assert told == [("refused", "cannot record on node-b that it begins: No space left on device")]
         assert end.agent.wanted == []
         # AND not later, either: nobody waits for it
         disk.empty()

@@ -82,14 +82,12 @@ def test_what_is_not_in_the_store_though_its_host_says_so_is_not_taken(kept, tmp
     (gone,) = (tmp_path / "store").glob("job/run-7/c-1/trace.json.gz")
     gone.write_bytes(b"")
     here = LocalStore(tmp_path / "here")
-    with pytest.raises(CaptureError, match=r"is not in file:.* as its host says"):
+    with pytest.raises(CaptureError, match=r"is not in file:.* as its host reports"):
         Fetching(here, tmp_path, name).take(manifest, {}, True)
     assert here.ids() == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("store", "why"), [("", "was given no --store"), ("s3://other/a", "keeps them in s3://other/a")]
-)
+@pytest.mark.parametrize(("store", "why"), [("", "has no --store"), ("s3://other/a", "keeps them in s3://other/a")])
 def test_a_host_puts_captures_into_the_store_of_their_run_alone(there, tmp_path, caplog, store, why):
     host = HostCaptures(tmp_path / "there", (tmp_path / "store").as_uri())
     for _ in range(2):

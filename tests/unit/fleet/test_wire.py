@@ -441,7 +441,7 @@ def test_what_moves_a_cursor_is_no_part_of_a_reason():
     [
         *((b"SFT" + bytes([one]), f"messages of version {one}, where this sftriage") for one in (0, 2, 3, 255)),
         # (before it is unpacked)
-        (PRELUDE + bytes(MAX_MESSAGE_BYTES + 1), f"{MAX_MESSAGE_BYTES + 5} bytes are no message"),
+        (PRELUDE + bytes(MAX_MESSAGE_BYTES + 1), f"{MAX_MESSAGE_BYTES + 5} bytes are not a message"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -91,7 +91,7 @@ def test_a_tracker_that_raises_is_left_alone_and_the_others_go_on(tmp_path, capl
     logged(broken, sound, of=[verdict(20)], to=tmp_path)
     assert sound.told
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "sftriage: no more verdicts for Kept: OSError('the disk is full')"
+        "sftriage: stopped logging verdicts to Kept: OSError('the disk is full')"
     ]
 
 

@@ -381,7 +381,7 @@ class Closed(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(Either, "Either.x: a union has no place"), (Closed, "Closed.x: uniqueItems has no place")]
+    ("model", "said"), [(Either, "Either.x: .* allows no union"), (Closed, "Closed.x: .* allows no uniqueItems")]
 )
 def test_what_kubernetes_cannot_say_is_an_error_and_not_left_out(model, said):
     with pytest.raises(ValueError, match=said):

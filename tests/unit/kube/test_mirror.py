@@ -120,7 +120,7 @@ def test_what_another_run_left_unended_has_failed(state, now):
 
 def test_what_a_person_asks_for_is_asked_of_the_run():
     (request,) = run().requests([by_person()])
-    assert (request.request_id, request.ranks, request.who) == (f"k8s-{UID}", (2,), "somebody")
+    assert (request.request_id, request.ranks, request.who) == (f"k8s-{UID}", (2,), "unknown")
     assert request.reason == "why is the loader slow?"
     named = {**ASKED, "requested_by": {"username": "jane"}, "profiler": "torch", "torch": {"record_shapes": True}}
     (request,) = run().requests([made("TraceCapture", "look", named, uid=UID)])

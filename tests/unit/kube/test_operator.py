@@ -124,7 +124,7 @@ def test_a_trace_is_deleted_whole_and_once(traces):
     assert files(traces) == []
     # WHEN the object is still there, for the operator was killed just then THEN that is no reason to hold it
     again = remove_trace(body, {traces.place}, NOW_S)
-    assert (again.action, again.words) == ("release", f"Its trace is not in {traces.place} any more.")
+    assert (again.action, again.words) == ("release", f"Its trace is no longer in {traces.place}.")
 
 
 def test_what_a_removal_left_that_was_cut_short_goes_too(traces):
@@ -137,7 +137,7 @@ def test_what_a_removal_left_that_was_cut_short_goes_too(traces):
 def test_a_pinned_trace_stays(traces):
     traces.pin(REFERENCE)
     found = remove_trace(deleted(traces.place), {traces.place}, NOW_S)
-    assert (found.action, found.words) == ("release", f"Its trace is pinned in {traces.place}, and stays.")
+    assert (found.action, found.words) == ("release", f"Its trace in {traces.place} is pinned and stays.")
     assert traces.ids() == {REFERENCE}
 
 
@@ -145,7 +145,7 @@ def test_a_pinned_trace_stays(traces):
 def test_nothing_is_deleted_in_a_store_that_the_operator_was_not_given(traces, allowed):
     found = remove_trace(deleted(traces.place), allowed, NOW_S)
     assert (found.action, found.wait_s) == ("wait", RETRY_S)
-    assert "is no store of this operator (--store)" in found.words
+    assert "is not a store of this operator (--store)" in found.words
     assert traces.ids() == {REFERENCE}
 
 

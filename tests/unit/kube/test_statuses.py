@@ -93,8 +93,8 @@ def test_an_editor_takes_what_people_write_into_a_policy_for_a_cluster():
 
 MISTAKES = {
     "a misspelt field": (body("p", {**RULE, "capture": {"stepz": 5}}), "spec.rules[0].capture.stepz: unknown field"),
-    "null": (body("p", retention=None), "spec.retention: has no value; give it one, or leave the field out"),
-    "no spec": ({**body("p"), "spec": None}, "spec: has no value; give it one, or leave the field out"),
+    "null": (body("p", retention=None), "spec.retention: the field has no value; set one, or remove the field"),
+    "no spec": ({**body("p"), "spec": None}, "spec: the field has no value; set one, or remove the field"),
 }
 
 
@@ -402,7 +402,7 @@ def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_do
     # THEN both are there, in numbers and in words
     assert (status.advice.straggler, status.advice.remedy) == ("rank 2 in data", "rebalance")
     assert status.advice.saves_s > 0
-    assert status.advice.words.startswith("Give it less to do. Saves ")
+    assert status.advice.words.startswith("Give it less work. Saves ")
     assert (plain["remedy"]["state"], plain["remedy"]["rank"], plain["remedy"]["saves_s"]) == ("kept", 2, 0.05)
     # AND neither is where nobody stays slow
     assert {"advice", "remedy"}.isdisjoint(status_of(view(HEALTHY))[1])

@@ -311,7 +311,7 @@ def test_what_is_no_pipeline_is_refused(change):
 
 @pytest.mark.parametrize("ahead_S", [(1, 2), (1, 0), (2,)])
 def test_stages_that_would_wait_for_each_other_are_refused(ahead_S):
-    with pytest.raises(UsageError, match="each is as far ahead"):
+    with pytest.raises(UsageError, match="each must be at least as far ahead"):
         step_s(uniform((0.0,)), ahead_S)
 
 

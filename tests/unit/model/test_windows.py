@@ -121,7 +121,7 @@ def test_what_does_not_follow_is_not_joined(after):
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 3), (2, 5), (3, 2)])
 def test_steps_that_a_window_does_not_have_are_refused(first, last):
-    with pytest.raises(ValueError, match="of a window of 0 to 4"):
+    with pytest.raises(ValueError, match="are not in 0 to 4"):
         window(()).steps(first, last)
 
 

@@ -104,7 +104,7 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
     assert decide(make_verdict(ranks=(3,)), policy, state, NOW + 61)[0].outcome == "capture"
     throttled, _ = decide(make_verdict(), policy, state, NOW + 119)
     assert reason_sentence(throttled) == (
-        "the last capture of rule a failed or was refused; the next attempt from 2027-01-15T08:02:00Z on"
+        "the last capture of rule a failed or was refused; next attempt after 2027-01-15T08:02:00Z"
     )
     again, state = decide(make_verdict(), policy, state, NOW + 120)
     assert again.requests[0].capture_id != request.capture_id

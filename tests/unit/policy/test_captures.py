@@ -115,7 +115,7 @@ def test_what_is_asked_for_is_captured():
     decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
     # THEN just that is requested, with the bounds that were asked for
     found = decision.outcome, decision.label, reason_sentence(decision)
-    assert found == ("capture", "asked", "ann asked for it: why not")
+    assert found == ("capture", "asked", "requested by ann: why not")
     bounds = [(one.rank, one.steps, one.warmup_steps, one.max_seconds) for one in decision.requests]
     assert bounds == [(1, 7, 2, 30.0), (3, 7, 2, 30.0)]
     assert [one.capture_id for one in decision.requests] == ["asked-s120-r1-a2-1", "asked-s120-r3-a2-2"]
@@ -160,7 +160,7 @@ def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
     [
         (ask(7), (), None, "rank 7 is not in this job: its ranks are 0 to 3"),
         (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
-        (ask(1), (ask(1),), None, "rank 1 is being captured already"),
+        (ask(1), (ask(1),), None, "rank 1 is already being captured"),
         (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
         (ask(1), (ask(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
         (ask(1), (ask(0),), limited(captures_per_hour=1, concurrent_ranks=2), "captures_per_hour: 1 of 1"),
@@ -181,14 +181,14 @@ def test_the_limits_hold(wanted, before, limits, reason):
 
 
 def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
-    assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has none so far"
+    assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has no ranks yet"
 
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
     decision, _ = decided(ask(1))
     why = trigger(ask(1), POLICY, decision, decision.requests[0])
     assert (why.label, why.ranks, why.stage, why.gain_s) == ("asked", (1,), None, 0.0)
-    assert (why.why, why.rule, why.policy) == ("ann asked for it: why not", "", "p")
+    assert (why.why, why.rule, why.policy) == ("requested by ann: why not", "", "p")
 
 
 def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -> CaptureRequest:

@@ -135,12 +135,12 @@ def test_a_trigger_links_window_suspect_rule_and_policy():
 
 
 def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():
-    assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
+    assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} No advice for 'new_reason' yet."
 
 
 @pytest.mark.parametrize("text", ["", '{"captures": "1"}', '{"running": {"x": {"rank": 1}}}', '{"version": 2}'])
 def test_what_is_no_state_is_refused(text):
-    with pytest.raises(InputError, match="not the state of a policy engine"):
+    with pytest.raises(InputError, match="not a state of the policy engine"):
         State.from_json(text)
 
 

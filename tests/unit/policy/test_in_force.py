@@ -126,7 +126,7 @@ def test_what_has_to_wait_for_another_run_is_said(path, files):
     path.write_text(POLICY.format(name="a", window=100, gain="5%"), encoding="utf-8")
     change = files.poll()
     assert (change.kind, change.later) == ("changed", ("detection.window_steps",))
-    assert "detection.window_steps will take effect with another run" in change_lines(change)[0]
+    assert "detection.window_steps takes effect with the next run" in change_lines(change)[0]
     # WHEN it is as it was when the run began
     path.write_text(POLICY.format(name="a", window=50, gain="6%"), encoding="utf-8")
     assert files.poll().later == ()
@@ -147,8 +147,8 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
     assert judged.decision.outcome == "capture"
     assert controller.trigger_of(judged.decision.requests[0].capture_id).policy == "b"
     # AND the mistake and the change are in the log and in the journal, before the windows that they came with
-    assert "going on under high as it was" in caplog.text
-    assert "now under b" in caplog.text
+    assert "keeping high as it was" in caplog.text
+    assert "now in force: b" in caplog.text
     entries = list(read_journal(tmp_path / "decisions.jsonl"))
     assert [type(entry) for entry in entries] == [WindowJudged, *(PolicyChanged, WindowJudged) * 2]
     refused, changed = entries[1], entries[3]

@@ -102,8 +102,8 @@ CASES = {
     # By what stood there, and by whether the thread ran
     "a line that sleeps": Case(at(GET), "sleep"),
     "a line that waits, for who knows what": Case(at(CODEC), "blocked"),
-    "a line of a thread of which the system says nothing": Case(unknown_times(at(CODEC)), "unknown"),
-    "a line that sleeps, of a thread of which the system says nothing": Case(unknown_times(at(GET)), "sleep"),
+    "a line of a thread not accounted for by the system": Case(unknown_times(at(CODEC)), "unknown"),
+    "a line that sleeps, of a thread not accounted for by the system": Case(unknown_times(at(GET)), "sleep"),
     "Python that computes": Case(at(COMPUTES, runs=1), "python"),
     "a line that says sleep, of a thread that runs": Case(at(GET, runs=1), "python"),
     "the workers of a loader": Case(at(WORKERS, stdlib("multiprocessing/connection.py", "poll")), "dataloader_workers"),
@@ -226,7 +226,7 @@ TWICE = {
         (12, 8, 0),
         "Rank 1 is slow in data: 24.0 of 40.0 ms in Images.__getitem__ (data.py:57: time.sleep(0.04)), which sleeps; "
         "the other ranks spend 1.0 ms in all of data. Another 16.0 ms are in parse (text.py:9: total += table[byte]), "
-        "which waits there, for what is not known.",
+        "which waits there for an unknown reason.",
     ),
     "neither is half of it": ((9, 8, 3), "Another 16.0 ms are in parse"),
     "a third of it is elsewhere": ((7, 6, 7), "no place accounts for half of it"),
@@ -273,7 +273,7 @@ def test_on_a_crowded_host_a_rank_waits_for_a_core_because_of_the_work_that_it_a
     assert cause.code == code
     # AND what the kernel counted of the wait says the same
     assert why(suspect, 0.040 - others_s, counted={"queued_s": 0.035}).code == code
-    waited = f"which collects garbage, and waits for a core for {40 * (1 - runs):.1f} ms of that; the other ranks"
+    waited = f"which collects garbage, and spends {40 * (1 - runs):.1f} ms of that waiting for a core; the other ranks"
     assert (waited in cause.sentence) is (code == "garbage_collection")
 
 
@@ -319,7 +319,7 @@ def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(case):
     sampled, code, sure, *known = WHOLE_RANK[case]
     cause = cause_of_rank(1, sampled, 0.08, **dict(*known))
     assert (cause.code, cause.sure, cause.place) == (code, sure, None)
-    computes = "it computes for 200.0 ms, first of all aten::mm; it has more work than they have"
+    computes = "it computes for 200.0 ms, above all aten::mm; it has more work than its peers"
     assert (computes in cause.sentence) is (code == "operator")
     assert cause.sentence.startswith("Rank 1 is slow in all its local stages, 80.0 ms a step over its peers")
 
@@ -329,7 +329,7 @@ def test_a_rank_that_was_captured_by_hand_is_not_said_to_be_slow():
     cause = why(samples(((LOOP, GET), 20)), None, **OPERATORS)
     assert (cause.code, cause.sure, cause.place) == ("unknown", False, None)
     assert cause.sentence == (
-        "Whether data took too long is not known, for there is no other rank to compare with; most of data is in "
+        "It is not known whether data took too long: there is no other rank to compare with; most of data is in "
         "Images.__getitem__ (data.py:57: time.sleep(0.04)), 40.0 of 40.0 ms."
     )
     # AND one that is as quick as its peers in the captured steps has none, whatever was done to it
@@ -441,7 +441,7 @@ def on_device(kernels, own_s, control_s=None, idle_s=0.0):
     )
 
 
-SORT, LESS = "sort_kernel (aten::sort in Router)", "the stage takes those of the other ranks 30.0 ms less."
+SORT, LESS = "sort_kernel (aten::sort in Router)", "on the other ranks the stage takes 30.0 ms less."
 REST = sorts(0.004, name="gemm", operator="aten::mm", within="")
 BESIDE = on_device((sorts(0.030, 0.003),), 0.034, control_s=0.006)
 SPENDS = f"its GPU spends 30.0 of 34.0 ms in {SORT};"
@@ -456,12 +456,12 @@ ON_DEVICE = {
     "many kernels": (
         on_device((sorts(0.010, operator="", within=""), REST), 0.040),
         False,
-        f"its GPU works 30.0 ms longer, first of all in sort_kernel; {LESS}",
+        f"its GPU works 30.0 ms longer, above all in sort_kernel; {LESS}",
     ),
     "a device that waits for its host": (on_device((sorts(0.020),), 0.034, idle_s=0.028), False, None),
     "a device that may wait for it": (on_device((sorts(0.020),), 0.034, idle_s=None), False, None),
     "a device that waits in a collective": (on_device((sorts(0.002),), 0.003), False, None),
-    "a kernel that takes the control less": (BESIDE, True, f"{SPENDS} that of rank 3 works 6.0 ms in all of data."),
+    "a kernel that takes the control less": (BESIDE, True, f"{SPENDS} rank 3's GPU works 6.0 ms in all of data."),
     "a kernel that is there in some steps only": (
         BESIDE.model_copy(update={"beside": "steps"}),
         True,
@@ -549,7 +549,7 @@ def test_what_they_do_while_nobody_waits_for_them_is_not_why():
 SAID = {
     "which sleeps": (worker(*(ASLEEP,) * 40), SLEEPS, "Images.__getitem__ (data.py:57: time.sleep(0.1)), which sleeps"),
     "which computes": (worker(*(BUSY,) * 40, runs=1), DECODES, "decode (data.py:80: total += byte), which computes"),
-    "which has no core": (worker(*(BUSY,) * 40, waits=1), DECODES, "ready to run, and wait for a core"),
+    "which has no core": (worker(*(BUSY,) * 40, waits=1), DECODES, "ready to run and waiting for a core"),
 }
 
 

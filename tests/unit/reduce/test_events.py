@@ -173,7 +173,7 @@ def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_p
     assert (one.schema.stages, one.steps.number_N.tolist()) == (("data", "other"), [1])
     # AND what has no name any more is together, and said to be
     assert [(share.name, share.calls) for share in find(one, "data").shares][:2] == [(OTHER_NAMES, 15), ("op0", 1)]
-    assert f"more names than the 8 that are told apart: the others are '{OTHER_NAMES}'" in " ".join(one.notes)
+    assert f"more than 8 different names: the others count as '{OTHER_NAMES}'" in " ".join(one.notes)
 
 
 def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     [
         ((events, "MAX_TRACKS", 3), [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
         ((stages, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
-        ((events, "MAX_OPEN", 5), [mark("sftriage:data", n, 500 - n) for n in range(40)], "5 events are open at one"),
+        ((events, "MAX_OPEN", 5), [mark("sftriage:data", n, 500 - n) for n in range(40)], "5 events are open at the"),
         ((events, "MOST_SLABS", 2), [mark("sftriage:data", 5, n) for n in range(1, 40)], "8 events begin at about one"),
         ((events, "MAX_HALVES_OPEN", 5), [{**event("a", n, 1), "ph": "B"} for n in range(40)], "5 events begin and do"),
     ],

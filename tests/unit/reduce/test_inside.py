@@ -322,15 +322,15 @@ def test_steps_without_the_fault_are_what_is_compared_with_where_they_are_quicke
 
 
 def test_what_is_not_on_record_is_said(tmp_path):
-    with pytest.raises(InputError, match="nothing was recorded"):
+    with pytest.raises(InputError, match="none of its steps were recorded"):
         find_sampled(sampled(steps={}), "data")
-    with pytest.raises(InputError, match="no stage 'loss' in it; there are: data, forward, other"):
+    with pytest.raises(InputError, match="no stage 'loss' in it; it has: data, forward, other"):
         find_sampled(sampled(), "loss")
-    with pytest.raises(InputError, match="no stage 'nope' in it; there are: data, other"):
+    with pytest.raises(InputError, match="no stage 'nope' in it; it has: data, other"):
         find(reduced(tmp_path / "t.json", STEP), "nope")
 
 
 def test_a_stage_without_a_sample_was_not_seen():
     found = find_sampled(sampled(), "forward")
     assert (found.shares, found.suspect.unseen_s) == ((), 0.010)
-    assert found.summary.startswith("forward took 10.0 of the 50.0 ms of a step, by its stacks: 10.0 ms of which")
+    assert found.summary.startswith("forward took 10.0 of the 50.0 ms of a step, by its stacks: 10.0 ms not accounted")

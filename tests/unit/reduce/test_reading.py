@@ -76,12 +76,12 @@ def test_what_follows_a_trace_costs_a_note(tmp_path):
     # GIVEN a whole trace, packed, with something behind it
     text = json.dumps(document([STEP, OPERATOR] * 400)).encode()
     packed = gzip.compress(text)
-    ends = f"what follows its compressed data up to byte {len(packed)} was not read"
+    ends = f"ignored what follows its compressed data, from byte {len(packed)}"
     for behind, note in (
         (b"\x00" * 5000, ends),
         (b"garbage", ends),
         (packed[:40], ends),
-        (gzip.compress(b'{"traceEvents": []}'), f"what follows the trace from byte {len(text)} on was not read"),
+        (gzip.compress(b'{"traceEvents": []}'), f"ignored what follows the trace, from byte {len(text)}"),
     ):
         (trace,) = read_traces(write(tmp_path / "trace", packed + behind))
         assert (len(seen(trace)), trace.notes) == (800, (note,))
@@ -128,7 +128,7 @@ OURS = half("B", 10, name="sftriage:data", cat="user_annotation")
 def test_begin_and_end_events_are_put_together(tmp_path, halves, found, n_left):
     (trace,) = traces_of(tmp_path / "trace.json", halves)
     assert seen(trace) == found
-    left = (f"{n_left} begin or end events had no other half, and were left out",) if n_left else ()
+    left = (f"{n_left} begin or end events without a counterpart were left out",) if n_left else ()
     assert trace.notes == (*left, "its clock has no date")
 
 
@@ -304,7 +304,7 @@ def test_ranges_calls_and_kernels_come_to_the_same_stages(tmp_path):
     assert not [name for name in trace.names if "hunter2" in name]
     assert "gemm�" in trace.names
     assert (trace.absolute, trace.rank, trace.source) == (True, None, f"{tmp_path / 'x.sqlite'}!pid {PID}")
-    assert "1 rows were not as they should be" in " ".join(one.notes)
+    assert "skipped 1 malformed rows" in " ".join(one.notes)
     # AND what filled a stage is known by the names without their arguments
     findings = find(one, "forward")
     assert [(share.name, share.calls) for share in findings.shares] == [("aten::linear", 2), ("cudaLaunchKernel", 2)]
@@ -335,6 +335,6 @@ def test_what_is_no_export_is_refused(tmp_path):
     database.close()
     whole = export(tmp_path / "x.sqlite").read_bytes()
     damaged.write_bytes(whole[:5000] + b"\xa5" * (len(whole) - 5000))
-    for path, said in ((other, "no Nsight export"), (damaged, "not a usable SQLite export")):
+    for path, said in ((other, "not an Nsight export"), (damaged, "not a usable SQLite export")):
         with pytest.raises(InputError, match=said):
             [reduce_trace(trace) for trace in read_traces(path)]

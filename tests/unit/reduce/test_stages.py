@@ -140,12 +140,12 @@ def test_steps_are_told_by_what_marks_them(tmp_path, events, names, steps):
 @pytest.mark.parametrize(
     ("events", "names", "said"),
     [
-        ([event("aten::x", 0, 1)], Names(), "no ProfilerStep#N.*no range that repeats"),
+        ([event("aten::x", 0, 1)], Names(), "no ProfilerStep#N.*no repeated range"),
         ([mark("Optimizer.step#Adam.step", n, 1) for n in (0, 5)], Names(), r"'Optimizer.step#Adam.step' \(2 times\)"),
-        ([mark("ProfilerStep#1", 0, 5)], Names(step="it*"), "nothing in it is called 'it"),
+        ([mark("ProfilerStep#1", 0, 5)], Names(step="it*"), "it has no 'it"),
         ([mark("ProfilerStep#1", 0, 5), mark("ProfilerStep#1", 9, 5)], Names(), "occurs twice"),
-        ([mark("ProfilerStep#1", 0, 0)], Names(), "last no time"),
-        ([mark("end", 0, 1)], Names(step_end="end"), "bounds no step"),
+        ([mark("ProfilerStep#1", 0, 0)], Names(), "no duration"),
+        ([mark("end", 0, 1)], Names(step_end="end"), "does not bound a step"),
     ],
 )
 def test_a_trace_without_steps_is_refused_with_what_could_mark_them(tmp_path, events, names, said):

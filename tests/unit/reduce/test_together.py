@@ -55,11 +55,11 @@ def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
         (None, {"rank": 0, "world_size": None}, "two traces of rank 0"),
         (1, {"rank": 1}, "different jobs: their world sizes are 1, 2"),
         (2, {"rank": 1, "first": 9}, "no step in common: rank 0 steps 1 to 1; rank 1 steps 9 to 9"),
-        (None, {"rank": 2, "world_size": None}, "not all ranks are there: only 0, 2"),
+        (None, {"rank": 2, "world_size": None}, "not all ranks have a trace: only 0, 2"),
         (4, {"rank": 2}, r"2 ranks have no trace here \(1, 3\)"),
         (2, {"rank": 1, "sftriage.job": "b"}, "different jobs: 'a', 'b'"),
         # A trace without a rank is not given one by its name.
-        (2, {"name": "rank1", "rank": None}, "does not say its rank"),
+        (2, {"name": "rank1", "rank": None}, "does not name its rank"),
     ],
 )
 def test_what_does_not_belong_together_is_not_merged(tmp_path, world_size, other, said):

@@ -117,16 +117,16 @@ def busy(tmp_path_factory) -> RunSummary:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
 def test_on_a_small_terminal_every_part_has_a_face(busy, run, width, height):
     waiting = " ".join(text(RunSummary(View("none")), width, height).split())
-    assert waiting.endswith("Waiting for a run It is followed as soon as it begins: runs/next")
+    assert waiting.endswith("Waiting for a run Watching starts when the run begins: runs/next")
     written = text(busy, width, height, footer="Ctrl-C")
-    for title in ("Slow, and captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
+    for title in ("Slow, captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
         assert title in written
     # AND what does not fit is counted, or put together
     assert "others" in written
     assert "more" in written
     # AND what would resolve a hold-off is there
     run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
-    assert "Next: Ask for fewer" in text(shown(run), width, 12)
+    assert "Next: Request fewer" in text(shown(run), width, 12)
 
 
 # Hostile
@@ -176,7 +176,7 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_
         "No trace of rank 2",
     ]
     assert lines[0].endswith("Capturing rank 2 (c-1).")
-    assert lines[1].endswith("and ? left. To resolve it: Ask for fewer, or raise the policy's limits.")
+    assert lines[1].endswith("requested, ? left. To resolve it: Request fewer, or raise the policy's limits.")
     assert lines[0].startswith("2027-01-15 08:01:29  ")
     # AND each window and each end of a capture is an event
     values = listed.values(run.source.view())

@@ -23,7 +23,7 @@ def shelf(tmp_path, trace, make_manifest):
     ("happens", "said"),
     [
         (lambda path: path.unlink(), "gz: missing"),
-        (lambda path: path.write_bytes(b"short"), "5 bytes; it had"),
+        (lambda path: path.write_bytes(b"short"), "5 bytes; expected"),
     ],
     ids=["gone", "shrunk"],
 )

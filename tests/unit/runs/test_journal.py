@@ -225,7 +225,7 @@ def test_who_asks_for_a_window_that_is_gone_is_told_so(tmp_path):
     for step in range(0, 1000, 10):
         journal.append(judged(step))
     journal.close()
-    with pytest.raises(UsageError, match=r"The journal is bounded: [0-9]+ windows up to step"):
+    with pytest.raises(UsageError, match=r"The journal reached its size limit: [0-9]+ windows up to step"):
         window_of(run, "15")
     assert window_of(run, "995").verdict.first_step == 990
 

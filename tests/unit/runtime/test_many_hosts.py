@@ -71,7 +71,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
     with caplog.at_level(logging.WARNING, "sftriage"):
         HubOptions("job", f"127.0.0.1:{quick}", credentials=secret).wait_for_secret(60.0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{socket.gethostname()} waits for 127.0.0.1, which is to start the hub"
+        f"{socket.gethostname()} is waiting for 127.0.0.1 to start the hub"
     ]
 
 
@@ -80,19 +80,19 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: listening.accept()[0].sendall(b"INFO {}\r\n"), daemon=True).start()
         options = HubOptions("job", f"127.0.0.1:{listening.getsockname()[1]}", credentials=tmp_path / "job.hub")
-        with pytest.raises(UsageError, match=r"job.hub is not there: 127.0.0.1 makes it, .* name that with --creds"):
+        with pytest.raises(UsageError, match=r"job.hub is missing: 127.0.0.1 creates it .* give it with --creds"):
             options.wait_for_secret(60.0)
 
 
 def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
     monkeypatch.setattr(hub_server, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
-    refusal = r"--hub localhost is none of this job's hosts, which are n1, n2, n3, \.\.\.: "
+    refusal = r"--hub localhost is not a host of this job \(n1, n2, n3, \.\.\.\); "
     with pytest.raises(UsageError, match=refusal):
         HubOptions("job", f"localhost:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(60.0)
     # THEN one of them is waited for, by whichever of its names; and an address, which they do not tell
     for host in ("n2.invalid", "127.0.0.1"):
-        with pytest.raises(UsageError, match="is not there"):
+        with pytest.raises(UsageError, match="is missing"):
             HubOptions("job", f"{host}:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(0.1)
 
 

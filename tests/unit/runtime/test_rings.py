@@ -225,12 +225,12 @@ def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
     ("script", "traces", "reason"),
     [
         ("echo NVIDIA Nsight Systems version 2019.1", "nvtx", "too old"),
-        ("echo what", "nvtx", "no version"),
+        ("echo what", "nvtx", "cannot parse the version"),
         ("exec sleep 100", "nvtx", "hung"),
         ("echo version 2022.4", "nvtx,everything", "--nsys-trace"),
         ("echo version 2022.4", "", "--nsys-trace"),
-        ("echo version 2022.4", "osrt", "--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no"),
-        (None, "nvtx", "there is no nsys on the PATH"),
+        ("echo version 2022.4", "osrt", "--nsys-armed: nsys waits for an NVTX range; add nvtx to --nsys-trace osrt"),
+        (None, "nvtx", "no nsys on PATH"),
     ],
 )
 def test_an_nsys_that_will_not_do_is_said_before_the_job_starts(fake, tmp_path, monkeypatch, script, traces, reason):

@@ -296,7 +296,7 @@ def test_a_capture_that_was_removed_meanwhile_is_no_obstacle(annotations, put, c
     annotations.costed(CostMeasured(1.0, 0, 9, 14, 0.1, 0.05))
     annotations.stored("a", None)
     # (what it has cost, and what was found in it)
-    assert caplog.text.count("what is known of capture a is not in its manifest") == 2
+    assert caplog.text.count("could not update the manifest of capture a") == 2
 
 
 @pytest.mark.parametrize("first", ["suspect", "control"])

@@ -42,7 +42,7 @@ def elsewhere(tmp_path) -> Path:
 def test_captures_are_brought_elsewhere_and_it_is_told_where(sftriage, run, elsewhere):
     # GIVEN a run that keeps its captures here alone
     refused = sftriage("traces", "upload", "--run", run.path)
-    assert (refused.code, "keeps its captures here alone" in refused.err) == (2, True)
+    assert (refused.code, "has no store; name one with --store" in refused.err) == (2, True)
     assert "upload" not in sftriage("traces", "show", "c-1", "--run", run.path).out
     assert sftriage("traces", "list", "--run", run.path, "--json").json[0]["upload"] is None
     # WHEN they are uploaded to a directory
@@ -59,7 +59,7 @@ def test_captures_are_brought_elsewhere_and_it_is_told_where(sftriage, run, else
     # AND it keeps the store in mind, and has no other
     assert sftriage("traces", "upload", "--run", run.path, "--json").json["stored"] == 2
     other = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere / "x")
-    assert (other.code, "a run has one store" in other.err) == (2, True)
+    assert (other.code, "a run has only one store" in other.err) == (2, True)
     # AND they are listed, and fetched, by whoever knows no run
     listed = sftriage("traces", "list", "--store", elsewhere, "--json").json
     assert [row["capture_id"] for row in listed] == ["c-1", "c-2"]
@@ -124,7 +124,7 @@ def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypat
 def test_while_another_process_uploads_it_is_left_to_it(sftriage, run, elsewhere):
     with LocalStore(run.path).uploading():
         refused = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere)
-    assert (refused.code, "another process uploads" in refused.err) == (2, True)
+    assert (refused.code, "another process is uploading" in refused.err) == (2, True)
 
 
 def without_obstore(monkeypatch):
@@ -136,7 +136,7 @@ def test_without_what_talks_to_a_store_only_that_is_refused(sftriage, run, monke
     without_obstore(monkeypatch)
     assert sftriage("traces", "list", "--run", run.path).code == 0
     refusal = sftriage("traces", "list", "--store", "s3://bucket").refusal
-    assert refusal == "sftriage: a store elsewhere needs obstore; install sftriage[store]\n"
+    assert refusal == "sftriage: a bucket needs obstore; install sftriage[store]\n"
 
 
 def test_a_directory_needs_nothing_that_talks_to_buckets(sftriage, monkeypatch, tmp_path):

@@ -156,6 +156,6 @@ def test_a_receiver_that_comes_back_is_said(receiver, monkeypatch, caplog):
             telling.export([])
     telling.shutdown()
     assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
-        "OpenTelemetry: spans cannot be delivered and are lost",
+        "OpenTelemetry: cannot deliver spans, they are lost",
         "OpenTelemetry: spans are delivered again",
     ]

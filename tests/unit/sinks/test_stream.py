@@ -119,7 +119,7 @@ def test_nothing_runs_before_the_start_and_what_was_published_is_told_after_it()
 def test_who_comes_late_is_refused():
     stream = Stream()
     stream.start()
-    with pytest.raises(RuntimeError, match="kept comes after the start"):
+    with pytest.raises(RuntimeError, match="kept was added after the start"):
         stream.add(Kept())
 
 
@@ -142,7 +142,7 @@ def test_a_sink_that_fails_is_said_once_and_goes_on(method, caplog, monkeypatch)
     assert failing.took == other.took == list(range(7))
     assert failing.calls == ["start", "close"]
     # AND one line says so; where it was, is for who debugs
-    assert said(caplog) == ["failing failed, and goes on: OSError: full"]
+    assert said(caplog) == ["failing failed, and continues: OSError: full"]
     (first, *_) = [record for record in caplog.records if record.exc_info]
     assert first.levelno == logging.DEBUG
 
@@ -159,10 +159,10 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_left_behind(caplog):
         other.wait_for(number + 1)
     # THEN the other has been told it all, and it was said once that this one has not
     assert other.took == list(range(31))
-    assert said(caplog) == ["hanging does not keep up: it loses the oldest events from now on"]
+    assert said(caplog) == ["hanging cannot keep up: dropping its oldest events"]
     # AND the end does not wait for it
     stream.close(0.05)
-    assert said(caplog)[1:] == ["hanging hangs and is left behind; it was not told of 30 events"]
+    assert said(caplog)[1:] == ["hanging hangs: gave up on it, with 30 events undelivered"]
     assert other.calls == ["start", "close"]
     hanging.go_on.set()
 
@@ -182,8 +182,8 @@ def test_a_sink_that_was_slow_is_told_the_newest_and_it_is_said_what_was_lost(ca
     assert slow.took == [0, 6, 7, 8]
     # AND that it keeps up again is said once, with what was lost
     assert said(caplog) == [
-        "slow does not keep up: it loses the oldest events from now on",
-        "slow keeps up again; 5 events were lost to it",
+        "slow cannot keep up: dropping its oldest events",
+        "slow keeps up again; it missed 5 events",
     ]
 
 

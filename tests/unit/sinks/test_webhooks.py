@@ -149,7 +149,7 @@ def test_what_will_not_pass_is_tried_once_and_said(make, hook, caplog, answer):
     hook.answers = [answer]
     tell(make(), CLOUD)
     hook.next()
-    assert said(caplog, f"steps 160 to 209 given up after 1 tries: 127.0.0.1: answered {status}")
+    assert said(caplog, f"gave up on steps 160 to 209 after 1 tries: 127.0.0.1: answered {status}")
     # AND a redirect leads nowhere
     assert hook.received.empty()
 
@@ -195,7 +195,7 @@ def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, hook,
     for number in range(1, 11):
         tell(webhooks, CLOUD, number=number)
     # THEN they are all taken at once, the oldest that wait are dropped, and that is said
-    assert caplog.text.count("webhook of $HOOK does not keep up: it loses the oldest events from now on") == 1
+    assert caplog.text.count("webhook of $HOOK cannot keep up: dropping its oldest events") == 1
     # AND once it lets go, what was being delivered arrives, and then the newest
     hook.over.set()
     assert [attempt_of(hook.next()[2]) for _ in range(4)] == [0, 8, 9, 10]
@@ -237,7 +237,7 @@ def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
     hook.next()
     # The webhook never answers: without its deadline, this would only end with the attempt.
     webhooks.close()
-    assert "webhook of $HOOK hangs and is left behind; it was not told of 1 events" in caplog.text
+    assert "webhook of $HOOK hangs: gave up on it, with 1 events undelivered" in caplog.text
 
 
 def test_closing_starts_nothing_and_again_puts_the_end_off_no_further(make):
@@ -254,7 +254,7 @@ def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hoo
     tell(webhooks, CLOUD, numbers={"nan": float("nan")})
     tell(webhooks, CLOUD, number=3)
     assert attempt_of(hook.next()[2]) == 3
-    assert "given up after 1 tries: TypeError" in caplog.text
+    assert "after 1 tries: TypeError" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hoo
         ("hooks.example/secret-1", "begins with https:// or http://"),
         ("http://[::1/secret-1", "is not a URL"),
         ("http://h:port-secret-1/x", "is not a URL"),
-        ("http://127.0.0.1:1/a b/secret-1", "characters that no URL has"),
-        ("http://127.0.0.1:1/secret-1\r\nX: y", "characters that no URL has"),
+        ("http://127.0.0.1:1/a b/secret-1", "characters that a URL cannot have"),
+        ("http://127.0.0.1:1/secret-1\r\nX: y", "characters that a URL cannot have"),
     ],
 )
 def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, caplog, secret, said):
@@ -277,10 +277,10 @@ def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, 
     RULES["page-me"] = rule("page-me", CLOUD)
     webhooks.start()
     assert f"webhook of $HOOK: {'the' if said[0] != 't' else ''}" in caplog.text
-    assert f"{said}; nobody is told" in caplog.text
+    assert f"{said}; no notification can be sent" in caplog.text
     tell(webhooks, CLOUD)
     webhooks.close()
-    assert f"given up after 1 tries: {'the secret ' if not said.startswith('the') else ''}" in caplog.text
+    assert f" after 1 tries: {'the secret ' if not said.startswith('the') else ''}" in caplog.text
     assert "secret-1" not in caplog.text
     assert "passwd" not in caplog.text
 
@@ -292,7 +292,7 @@ def test_whatever_goes_wrong_no_secret_is_logged(make, monkeypatch, caplog, answ
         monkeypatch.setenv("HOOK", hook.url.replace("http://", "http://user:pass-word@"))
         tell(make(give_up_s=GIVEN_UP_S), CLOUD)
         _, headers, _ = hook.next()
-        assert said(caplog, "given up")
+        assert said(caplog, "gave up")
     assert headers["Authorization"] == "Basic dXNlcjpwYXNzLXdvcmQ="
     assert "127.0.0.1" in caplog.text
     assert "top-secret" not in caplog.text + repr(CLOUD)
@@ -340,7 +340,7 @@ def test_https_is_spoken_to_who_has_a_certificate_and_to_nobody_else(make, monke
         if trusted:
             assert attempt_of(hook.next()[2]) == 0
         else:
-            assert said(caplog, "given up")
+            assert said(caplog, "gave up")
             assert hook.received.empty()
     assert ("its certificate is refused" in caplog.text) is not trusted
 
@@ -382,7 +382,7 @@ def test_who_cannot_be_told_is_said_when_other_policies_are_taken_over(make, mon
     webhooks.take(PolicyChanged(1.0, "refused", ()))
     assert caplog.text == ""
     webhooks.take(PolicyChanged(1.0, "changed", ()))
-    assert "webhook of $HOOK: the variable is not set; nobody is told" in caplog.text
+    assert "webhook of $HOOK: the variable is not set; no notification can be sent" in caplog.text
 
 
 def test_a_stall_says_the_step_and_who_is_missed():
@@ -443,7 +443,7 @@ def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
     (event,) = (one for one in messages if "data" in one)
     (line,) = (one["text"] for one in messages if "text" in one)
     assert event["data"]["cause"]["code"] == "sleep"
-    assert line.endswith(". Why: Rank 2 sleeps.")
+    assert line.endswith(". Cause: Rank 2 sleeps.")
     assert hook.received.empty()
 
 

@@ -62,7 +62,7 @@ def test_get_copies_what_was_put_and_says_how_far_it_is(shelf, tmp_path):
     # AND a device never, nor is anything copied but artefacts
     os.mkfifo(pipe := tmp_path / "pipe")
     for force in (False, True):
-        with pytest.raises(UsageError, match="not a file"):
+        with pytest.raises(UsageError, match="not a plain file"):
             store.get("c-1", TRACE_NAME, pipe, force=force)
     assert pipe.is_fifo()
     with pytest.raises(InputError, match=r"no artefact '\.\./manifest\.json'"):
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_found_and_nothing_is_left_behind(shelf, tmp_path):
     (out := tmp_path / "out").mkdir()
     (out / "kept").write_bytes(b"old")
     for name, force in (("new", False), ("kept", True)):
-        with pytest.raises(IntegrityError, match="it was put as sha256"):
+        with pytest.raises(IntegrityError, match="it was stored as sha256"):
             shelf.store.get("c-1", TRACE_NAME, out / name, force=force)
     assert {entry.name: entry.read_bytes() for entry in out.iterdir()} == {"kept": b"old"}
 
@@ -93,7 +93,7 @@ def of_another_version(shelf: Shelf) -> None:
     ("happens", "state", "said"),
     [
         (lambda shelf: None, "whole", ""),
-        (lambda shelf: os.truncate(shelf.file("c-1"), 10), "damaged", "10 bytes; it had"),
+        (lambda shelf: os.truncate(shelf.file("c-1"), 10), "damaged", "10 bytes; expected"),
         (lambda shelf: shelf.file("c-1").unlink(), "missing", TRACE_NAME),
         (lambda shelf: shelf.file("c-1", "manifest.json").write_text("{}"), "damaged", "not a manifest"),
         (of_another_version, "unreadable", "schema_version 2; this sftriage reads 1"),
@@ -182,14 +182,14 @@ def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manif
     first = put("c-1")
     (empty := tmp_path / "empty.json").touch()
     (link := tmp_path / "link.json").symlink_to(trace)
-    with pytest.raises(CaptureError, match="capture c-1 could not be stored: it is stored already"):
+    with pytest.raises(CaptureError, match="capture c-1 could not be stored: it is already stored"):
         put("c-1", rank=3)
     with pytest.raises(ZeroDivisionError):
         store.put("c-2", trace, lambda _: 1 / 0)
     with pytest.raises(CaptureError, match=r"c-2 has no valid manifest: .*rank 2147483647 in a world of 8"):
         store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, rank=2**31 - 1))
     for build in (lambda artefact: make_manifest("c-3", artefact), lambda _: make_manifest("c-2")):
-        with pytest.raises(ValueError, match="not that of this capture"):
+        with pytest.raises(ValueError, match="of another capture"):
             store.put("c-2", trace, build)
     for source, reason in ((empty, "the trace is empty"), (link, "symbolic links"), (tmp_path / "no", "No such file")):
         with pytest.raises(CaptureError, match=reason):

@@ -290,7 +290,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
     turned(root, objects)
     # THEN the one is there again, and the other is said to be lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
-    assert "is not here, and not in s3://bucket" in upload_of(root, "c-2").reason
+    assert "is neither here nor in s3://bucket" in upload_of(root, "c-2").reason
 
 
 def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
@@ -321,7 +321,7 @@ def test_nobody_writes_over_anothers_capture(store, put, trace, root, objects):
     turned(root, objects)
     # THEN the other one stays as it is, and it is said
     assert there(objects) == (other,)
-    assert "has another capture c-1" in upload_of(root).reason
+    assert "has a different capture c-1" in upload_of(root).reason
     # AND a capture of another run goes nowhere
     store.put("c-9", trace, lambda artefact: manifest_of("c-9", artefact).model_copy(update={"run": "run-9"}))
     turned(root, objects)

@@ -271,7 +271,7 @@ def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
     rig.step(2)
     assert rig.outcome() == ("failed", "cancelled")
     result = rig.captured(2, **{**STACKS, "capture_id": "c-2", "max_bytes": 10})
-    assert (result.state, result.detail.startswith("no stacks: they would have had ")) == ("failed", True)
+    assert (result.state, result.detail.startswith("no stacks: they would take ")) == ("failed", True)
     assert list(rig.spool.iterdir()) == []
 
 
@@ -432,7 +432,7 @@ def damaged(rig, patch):
     [
         (nothing, {"profiler": "stacks"}, "stacks are taken from outside"),
         (nothing, {**STACKS, "options": {"sample_stacks": 1, "with_stack": 1}}, "unknown options: with_stack"),
-        (nothing, {**STACKS, "options": {"sample_stacks": 1, "samples_per_second": 0}}, "0: 1 to 1000"),
+        (nothing, {**STACKS, "options": {"sample_stacks": 1, "samples_per_second": 0}}, "0: must be 1 to 1000"),
         (lambda rig, patch: patch.setattr(rig.guard, "_job_has_profiler", True), {}, "a profiler is already running"),
         (
             lambda rig, patch: patch.setattr(rig.executor, "_named", False) or rig.spool.rmdir(),

@@ -199,7 +199,7 @@ def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
     # WHEN another one is made for the same rank THEN it is inert, and says why
     second = Monitor(rings=tmp_path, rank=3, world_size=4)
     assert not second.active
-    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["another monitor holds rank 3"]
+    assert [one.getMessage().split(": ")[-1] for one in caplog.records] == ["another monitor already records rank 3"]
     # AND once the first is closed the next one is another attempt
     first.close()
     third = Monitor(rings=tmp_path, rank=3, world_size=4)

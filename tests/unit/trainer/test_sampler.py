@@ -145,7 +145,7 @@ def test_nothing_stays_behind(tmp_path):
 
 def test_what_does_not_fit_or_cannot_be_written_is_said_and_leaves_nothing(sampled, tmp_path):
     # GIVEN no bytes left, or no directory WHEN it is kept THEN the reason comes back, and no file is there
-    assert "no stacks: they would have had" in sampled.sampler.keep(tmp_path / "s.json", 10)
+    assert "no stacks: they would take" in sampled.sampler.keep(tmp_path / "s.json", 10)
     assert "no stacks: " in sampled.sampler.keep(tmp_path / "none" / "s.json", 1 << 20)
     assert list(tmp_path.iterdir()) == []
 

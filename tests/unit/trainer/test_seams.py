@@ -272,7 +272,7 @@ def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happe
         losses = train(20)
     # THEN one line says so, nothing is raised, and the other stages are recorded as ever
     assert [one.getMessage() for one in caplog.records] == [
-        f"sftriage: the seam {stage} is switched off here: RuntimeError('broken')"
+        f"sftriage: switched off the seam {stage} in this process: RuntimeError('broken')"
     ]
     assert len(losses) == 20
     others = [STAGES.index(one) for one in STAGES[:4] if one != stage]

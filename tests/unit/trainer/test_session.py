@@ -76,7 +76,7 @@ def test_a_capture_says_how_often_stacks_are_sampled(make_info):
     assert session.sampler._period_s == 0.02
     assert session._options == {}
     # AND what is out of bounds is refused
-    with pytest.raises(CaptureError, match="samples_per_second 0: 1 to 1000"):
+    with pytest.raises(CaptureError, match="samples_per_second 0: must be 1 to 1000"):
         TorchSession(make_info(), {"samples_per_second": 0}, ProfilerGuard())
 
 

@@ -90,7 +90,7 @@ def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_m
 
 
 def test_findings_are_shown_once_they_are_there(captured, store):
-    assert "has not been looked into" in text_of(captured.get("/captures/c-1"))
+    assert "has not been reduced yet" in text_of(captured.get("/captures/c-1"))
     share = Share(name=NASTY, kind="python", waits=True, self_s=0.04, calls=1.0)
     store.note("c-1", findings().model_copy(update={"shares": (share,)}))
     answer = captured.get("/captures/c-1")
@@ -115,19 +115,19 @@ def test_decisions_are_listed_and_filtered(captured):
 
 
 def test_a_span_without_windows_says_so(captured):
-    assert "No window touches these steps" in text_of(captured.get("/?from=100000"))
+    assert "No window contains these steps" in text_of(captured.get("/?from=100000"))
 
 
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("from=abc", ["from is the number of a step"]),
-        ("from=abc&to=-1", ["from is the number of a step", "to is the number of a step"]),
-        ("last=-1", ["last is a whole number of steps, 1 or more"]),
-        ("last=0", ["last is a whole number of steps, 1 or more"]),
-        ("last=1e9&from=100", ["last is a whole number of steps, 1 or more"]),
-        (f"to={'9' * 20}", ["to is the number of a step"]),
-        ("from=%D9%A3", ["from is the number of a step"]),
+        ("from=abc", ["from must be the number of a step"]),
+        ("from=abc&to=-1", ["from must be the number of a step", "to must be the number of a step"]),
+        ("last=-1", ["last must be a whole number of steps, 1 or more"]),
+        ("last=0", ["last must be a whole number of steps, 1 or more"]),
+        ("last=1e9&from=100", ["last must be a whole number of steps, 1 or more"]),
+        (f"to={'9' * 20}", ["to must be the number of a step"]),
+        ("from=%D9%A3", ["from must be the number of a step"]),
         ("from=&to=", []),
         ("last=1000&from=", []),
     ],
@@ -135,7 +135,7 @@ def test_a_span_without_windows_says_so(captured):
 def test_a_span_that_means_nothing_is_passed_over_and_said(captured, query, said):
     answer = captured.get(f"/?{query}")
     assert answer.status == 200
-    assert re.findall(r"Passed over: ([^<]*)<", answer.text) == said
+    assert re.findall(r"Ignored: ([^<]*)<", answer.text) == said
     # AND the map, which the page asks for by the same words, is there
     assert captured.get(f"/heat.bin?{query}").status == 200
 
@@ -146,7 +146,7 @@ def test_the_heat_map_is_served_as_numbers_and_its_table_without_a_script(captur
     (address,) = [attributes["data-heat"] for _, attributes in Seen(page.text).tags if "data-heat" in attributes]
     assert len(captured.get(address).body) == int(canvas["width"]) * int(canvas["height"])
     # AND where no script draws it, the page says so, and has the latest ranks in a table that is open
-    assert "Without it, the table below says" in text_of(page)
+    assert "Without it, the table below shows" in text_of(page)
     assert [a for tag, a in Seen(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
 
 

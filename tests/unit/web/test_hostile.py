@@ -118,7 +118,7 @@ def test_a_file_that_is_not_what_it_was_is_not_served(site, becomes):
         (lambda text: text.replace('"c-1"', '"c-9"'), "is the manifest of (resnet/run-1/)?c-9"),
         (lambda text: text.replace("trace.json.gz", "../../run.json"), "not a manifest"),
         (lambda text: text.replace("trace.json.gz", "manifest.json"), "not a manifest"),
-        (lambda text: text.replace('"size_bytes": ', '"size_bytes": 1'), "it had"),
+        (lambda text: text.replace('"size_bytes": ', '"size_bytes": 1'), "expected"),
         (lambda text: text.replace('"resnet"', '"\\u001b[31m"'), "not a manifest"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99"),
     ],

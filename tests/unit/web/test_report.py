@@ -62,10 +62,10 @@ def test_a_run_that_nobody_has_judged_has_a_report_too(run, reported):
     ("arguments", "said"),
     [
         (("nothing-of-that-name", "--run", "{run}"), "nothing-of-that-name"),
-        (("{run}", "--run", "{run}"), "name the run directory once"),
+        (("{run}", "--run", "{run}"), "give the run directory only once"),
         (("{run}", "-o", "{run}/run.json"), "exists already; --force"),
         (("{run}", "-o", "{run}/none/report.md"), "No such file"),
-        (("--store", "{run}"), "name a capture"),
+        (("--store", "{run}"), "give a capture"),
     ],
 )
 def test_a_mistake_is_one_line(captured, sftriage, arguments, said):

@@ -51,7 +51,7 @@ def test_what_only_this_machine_reaches_wants_no_token_and_all_else_says_how_to_
     if loopback:
         assert Access.to(host, None, "").admits("")
     else:
-        with pytest.raises(UsageError, match=f"{host} can be reached .*: give one with --a-file"):
+        with pytest.raises(UsageError, match=f"can reach {host}, .*: give one with --a-file"):
             Access.to(host, None, "give one with --a-file")
 
 
@@ -88,7 +88,7 @@ def test_a_token_file_that_nobody_else_can_use_or_replace_is_taken(token, file, 
     ("file", "directory", "said"),
     [
         *((mode, 0o700, f"mode {mode:04o}") for mode in (0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666)),
-        *((0o600, mode, "others can put another token in its place") for mode in (0o720, 0o702, 0o777)),
+        *((0o600, mode, "others can replace this token") for mode in (0o720, 0o702, 0o777)),
     ],
 )
 def test_a_token_file_that_others_can_use_or_replace_is_refused_with_what_mends_it(token, file, directory, said):
@@ -105,7 +105,7 @@ def test_a_link_is_as_good_as_where_it_leads(token, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(token.rename(tmp_path / "open" / "token"))
-    with pytest.raises(UsageError, match="others can put another token in its place"):
+    with pytest.raises(UsageError, match="others can replace this token"):
         token_of(tmp_path / "link", "")
 
 
@@ -142,16 +142,16 @@ class TestOfAnotherUser:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        *((("--run", "RUN", "--host", host), "a token is wanted") for host in ("0.0.0.0", "192.0.2.1", "example.org")),
+        *((("--run", "RUN", "--host", host), "token is required") for host in ("0.0.0.0", "192.0.2.1", "example.org")),
         (("--run", "RUN", "--token-file", "nowhere"), "No such file"),
         (("--run", "RUN", "--token-file", "TOKEN"), "printable ASCII"),
         (("--run", "TOKEN"), "not a directory"),
         (("--run", "RUN", "--port", "TAKEN"), "cannot listen on 127.0.0.1 port TAKEN: Address already in use"),
-        (("--run", "RUN", "--store", "/tmp"), "name a run or a store, and not both"),
+        (("--run", "RUN", "--store", "/tmp"), "give either a run or a store"),
         (("--store", "ftp://x/y"), "not a store"),
         (("--store", "/nowhere/at/all"), "no such directory"),
         (("--store", "s3://key:secret@bucket/x"), "credentials and options come from the environment"),
-        (("--catalogue", "postgresql://u:secret@h/d"), "can be read by everybody"),
+        (("--catalogue", "postgresql://u:secret@h/d"), "everyone on this machine can read a command line"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_a_line_before_anything_listens(sftriage, run, token, arguments, said):
@@ -392,7 +392,7 @@ def test_how_another_machine_gets_there_is_said(host, environment, said):
 
 
 def test_what_cannot_be_listened_on_is_said_with_the_option_that_names_it():
-    with pytest.raises(UsageError, match=r"metrics: cannot listen on 203\.0\.113\.7 port 0: .*; see --metrics-port"):
+    with pytest.raises(UsageError, match=r"^cannot listen on 203\.0\.113\.7 port 0: .*; see --metrics-port"):
         metrics_server(CollectorRegistry(), "203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
 
 

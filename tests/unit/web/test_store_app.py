@@ -81,7 +81,7 @@ def test_a_store_that_is_away_has_a_face(tmp_path):
     # WHEN it is there again THEN the page is
     objects.fails.clear()
     assert not shelf.look().away
-    assert "no capture yet" in text_of(shelf.get())
+    assert "No captures yet" in text_of(shelf.get())
 
 
 def test_what_was_known_is_shown_while_the_store_is_away(stocked, monkeypatch):
@@ -91,8 +91,8 @@ def test_what_was_known_is_shown_while_the_store_is_away(stocked, monkeypatch):
     version = stocked.look().version
     seen = text_of(stocked.get())
     # THEN its captures are listed as they were, and it is said
-    assert "The store is away" in seen
-    assert "This is what its catalogue knew" in seen
+    assert "The store is unreachable" in seen
+    assert "This page shows what its catalogue knew" in seen
     assert len(links(stocked.get())) == 4
     # AND whoever listens is not told the same again each time
     assert stocked.look().version == version
@@ -102,7 +102,7 @@ def test_a_catalogue_that_is_away_has_a_face_too(stocked, monkeypatch):
     away = CatalogueError("postgresql://db/x: connection refused")
     monkeypatch.setattr(stocked.source._catalogue, "find", Mock(side_effect=away))
     assert "connection refused" in stocked.look().away
-    assert "The store is away" in text_of(stocked.get())
+    assert "The store is unreachable" in text_of(stocked.get())
     assert stocked.get("/?rank=3").status == 503
 
 
@@ -200,7 +200,7 @@ def test_what_is_no_capture_is_listed_as_that(stocked):
     (hostile / "manifest.json").write_text('{"<script>": 1}')
     stocked.look()
     answer = stocked.get()
-    assert "1 thing in the store is no capture" in text_of(answer)
+    assert "1 thing in the store is not a capture" in text_of(answer)
     assert "run-9/c-9" in text_of(answer)
     assert len(links(answer)) == 4
 

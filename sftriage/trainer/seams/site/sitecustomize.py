@@ -58,7 +58,7 @@ def _hand_over(name):
     except Exception as error:
         import logging
 
-        logging.getLogger("sftriage").warning("sftriage: no stages of an unedited script here: %r", error)
+        logging.getLogger("sftriage").warning("sftriage: cannot record the stages of an unedited script: %r", error)
 
 
 def _find_package():
