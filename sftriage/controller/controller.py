@@ -82,7 +82,7 @@ class Controller:
         policy: PolicySet | PolicyFiles,
         records: Journal,
         state_file: Path,
-        publish: Callable[[events.Event | events.Sight], None] = lambda seen: None,
+        publish: Callable[[events.Event | events.Observation], None] = lambda event: None,
         left: ResumeState | None = None,
         *,
         nsys: bool = False,
@@ -126,14 +126,14 @@ class Controller:
         if window.last_step <= self._learnt.get(window.attempt, -1):
             return
         self._learnt[window.attempt] = window.last_step
-        self._publish(events.WindowSeen(window, spans or {}, learnt=True))
+        self._publish(events.WindowObserved(window, spans or {}, learnt=True))
         self._ledgers[window.attempt].add(window, 0.0)
         self._judged(window)
 
     def take(self, window: Window, now_s: float, spans: Mapping[int, events.Span] | None = None) -> events.WindowJudged:
         """Judge a window, decide, and record both; ``spans`` has start and end of each of its steps."""
         self._follow(now_s)
-        self._publish(events.WindowSeen(window, spans or {}))
+        self._publish(events.WindowObserved(window, spans or {}))
         self.costs = self._ledgers[window.attempt].add(window, now_s)
         for cost in self.costs:
             if cost.cost_s:

@@ -52,7 +52,7 @@ from sftriage.model.events import (
     Event,
     FollowUpDecided,
     ManualRequestDecided,
-    Sight,
+    Observation,
     WindowJudged,
 )
 from sftriage.model.verdicts import NAMING
@@ -265,9 +265,9 @@ class Mirror(Sink):
         self._next = RunSource(lambda: directory)
         self._loop.wake()
 
-    def take(self, seen: Event | Sight) -> None:
+    def take(self, event: Event | Observation) -> None:
         """Start a pass soon, if there may be something new to show."""
-        if isinstance(seen, _CHANGES):
+        if isinstance(event, _CHANGES):
             self._loop.wake()
 
     def finish(self, patience_s: float) -> bool:

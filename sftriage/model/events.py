@@ -1,7 +1,7 @@
 """The events of a job as typed records, with one encoder and one decoder.
 
-An `Event` is recorded: a JSON object with a ``type``, and `VERSION` as its ``version``. A `Sight` is only exchanged
-between the parts of one process, and is not kept.
+An `Event` is recorded: a JSON object with a ``type``, and `VERSION` as its ``version``. An `Observation` is only
+exchanged between the parts of one process, and is not kept.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WindowSeen:
+class WindowObserved:
     """A window is about to be judged; with ``learnt``, only learnt from, since an earlier controller has decided it.
 
     ``spans`` has start and end of each step, by number, as far as known.
@@ -323,7 +323,7 @@ class WindowSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSeen:
+class JobObserved:
     """The state of the job at ``time_s`` since the epoch.
 
     There is no ``job`` before it has ranks, and once it has ended. Captures have cost it ``spent_s`` of the
@@ -354,4 +354,4 @@ class DiskFailed:
     problem: str
 
 
-Sight: TypeAlias = WindowSeen | JobSeen | Resumed | DiskFailed
+Observation: TypeAlias = WindowObserved | JobObserved | Resumed | DiskFailed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import InputError, SftriageError, UsageError
-from sftriage.model.events import CaptureChanged, Event, Sight
+from sftriage.model.events import CaptureChanged, Event, Observation
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.sinks.stream import Sink
 from sftriage.traces.remote import CaptureKey, RemoteStore, catalogue_url, checked_url
@@ -109,10 +109,10 @@ class RunUploads(Sink):
     def start(self) -> None:
         self._uploader.start()
 
-    def take(self, seen: Event | Sight) -> None:
+    def take(self, event: Event | Observation) -> None:
         """Release a stored capture: nothing in this run reads its trace any more."""
-        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
-            self._uploader.release(seen.result.capture_id)
+        if isinstance(event, CaptureChanged) and event.result.state == "stored":
+            self._uploader.release(event.result.capture_id)
 
     def finish(
         self,
@@ -229,9 +229,9 @@ class SharedIndexing(Sink):
     def start(self) -> None:
         self._loop.start()
 
-    def take(self, seen: Event | Sight) -> None:
+    def take(self, event: Event | Observation) -> None:
         """Index a stored capture now, unless the catalogue is down."""
-        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
+        if isinstance(event, CaptureChanged) and event.result.state == "stored":
             self._loop.wake()
 
     def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CATALOGUE_CLOSE_S) -> None:

@@ -26,7 +26,7 @@ from sftriage.controller.agents import Corroboration, DesiredCaptures, Fleet, Re
 from sftriage.controller.controller import Controller, shape_of
 from sftriage.errors import SftriageError
 from sftriage.model.captures import ENDED, CaptureResult, Decision, ManualRequest, Report, Reproduced
-from sftriage.model.events import DiskRecovered, JobSeen, Resumed, RingGivenUp, TakenOver
+from sftriage.model.events import DiskRecovered, JobObserved, Resumed, RingGivenUp, TakenOver
 from sftriage.model.windows import JobStatus, Window
 from sftriage.policy.captures import in_the_same_steps
 from sftriage.policy.in_force import PolicyFiles, PolicySet
@@ -357,7 +357,7 @@ class Triage:
             if ring is not None and self._log_once.is_new(where):
                 self._controller.record(RingGivenUp(wall_s, int(ring[1]), reason))
         lost_rank_s = self._controller.losses.by_name
-        self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
+        self._stream.publish(JobObserved(wall_s, received, self._job, *self._controller.budget(wall_s), lost_rank_s))
         return True
 
     def _tidy(self) -> None:

@@ -26,23 +26,8 @@ from prometheus_client.registry import Collector
 from sftriage import __version__
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import UsageError
+from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, Decision, Profiler
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    DiskFailed,
-    DiskRecovered,
-    Event,
-    FollowUpDecided,
-    JobSeen,
-    ManualRequestDecided,
-    RemedyChanged,
-    Resumed,
-    Sight,
-    WindowJudged,
-    WindowSeen,
-)
 from sftriage.model.verdicts import Clock, Label, Regression, Suspect
 from sftriage.model.windows import OTHER, ReadCounts, Window
 from sftriage.sinks.stream import Sink, window_of
@@ -260,13 +245,13 @@ class Metrics(Sink):
         self._lock, self._ways, self._per_rank = threading.Lock(), ways, per_rank
         self._stages: set[str] = {OTHER}
         self._tally = StepTally()
-        self._seen: WindowSeen | None = None
+        self._seen: events.WindowObserved | None = None
         self._received = ReadCounts()
         self._profilers: dict[str, str] = {}
         self._lost_rank_s: dict[tuple[str, str], float] = {}
         self._suspect_labels: set[tuple[str, str]] = set()
         self._regression: tuple[int, str, int] | None = None
-        self._of_groups: dict[str, RemedyChanged] = {}
+        self._of_groups: dict[str, events.RemedyChanged] = {}
         inner = CollectorRegistry()
         self._families: dict[str, Any] = {}
         for key, about in METRICS.items():
@@ -297,38 +282,38 @@ class Metrics(Sink):
         for way in self._ways:
             way.start()
 
-    def take(self, seen: Event | Sight) -> None:
+    def take(self, event: events.Event | events.Observation) -> None:
         # What one event changes is exposed as a whole.
         with self._lock:
-            match seen:
-                case WindowSeen(learnt=True):
+            match event:
+                case events.WindowObserved(learnt=True):
                     # An earlier process has counted it.
-                    self._tally.take(seen.window)
-                case WindowSeen():
-                    self._seen = seen
-                case WindowJudged():
-                    self._judged(seen)
-                case ManualRequestDecided() | FollowUpDecided():
-                    self._decided(seen.decision)
-                case CaptureChanged() if seen.result.state in ENDED:
-                    self._captured(seen)
-                case CauseFound():
-                    self._of("causes", seen.code, str(seen.sure).lower()).inc()
-                case RemedyChanged():
-                    self._remedied(seen)
-                case CostMeasured(cost_s=None):
+                    self._tally.take(event.window)
+                case events.WindowObserved():
+                    self._seen = event
+                case events.WindowJudged():
+                    self._judged(event)
+                case events.ManualRequestDecided() | events.FollowUpDecided():
+                    self._decided(event.decision)
+                case events.CaptureChanged() if event.result.state in ENDED:
+                    self._captured(event)
+                case events.CauseFound():
+                    self._of("causes", event.code, str(event.sure).lower()).inc()
+                case events.RemedyChanged():
+                    self._remedied(event)
+                case events.CostMeasured(cost_s=None):
                     self._of("captures_unmeasured").inc()
-                case CostMeasured(cost_s=float(cost_s)):
+                case events.CostMeasured(cost_s=float(cost_s)):
                     self._of("capture_cost_seconds").inc(cost_s)
-                case JobSeen():
-                    self._looked(seen)
-                case Resumed():
-                    self._begun(seen.requests)
-                case DiskFailed():
+                case events.JobObserved():
+                    self._looked(event)
+                case events.Resumed():
+                    self._begun(event.requests)
+                case events.DiskFailed():
                     self._of("disk_outage_active").set(1)
-                case DiskRecovered():
-                    self._of("disk_outage_active").set(not seen.over)
-                    for kind, number in seen.lost.items():
+                case events.DiskRecovered():
+                    self._of("disk_outage_active").set(not event.over)
+                    for kind, number in event.lost.items():
                         self._of("disk_lost", kind).inc(number)
 
     def close(self) -> None:
@@ -338,7 +323,7 @@ class Metrics(Sink):
         for way in self._ways:
             way.close()
 
-    def _judged(self, judged: WindowJudged) -> None:
+    def _judged(self, judged: events.WindowJudged) -> None:
         verdict, decision = judged.verdict, judged.decision
         self._of("stalled").set(verdict.label == "stalled")
         self._of("verdicts", verdict.label).inc()
@@ -357,7 +342,7 @@ class Metrics(Sink):
         if (last := seen.spans.get(verdict.last_step)) is not None:
             self._of("telemetry_lag_seconds").set(decision.time_s - last.end_ns / 1e9)
 
-    def _remedied(self, changed: RemedyChanged) -> None:
+    def _remedied(self, changed: events.RemedyChanged) -> None:
         self._of("remedies", changed.remedy, changed.state, changed.reason).inc()
         self._of_groups[changed.switch] = changed
         of_kind = [one for one in self._of_groups.values() if one.remedy == changed.remedy]
@@ -365,7 +350,7 @@ class Metrics(Sink):
         saves_s = sum(one.numbers.get("saves_s", 0.0) for one in of_kind if one.state == "kept")
         self._of("remedy_saving_seconds", changed.remedy).set(saves_s)
 
-    def _captured(self, ended: CaptureChanged) -> None:
+    def _captured(self, ended: events.CaptureChanged) -> None:
         result = ended.result
         profiler = self._profilers.pop(result.capture_id, _UNKNOWN)
         self._of("captures_running").set(len(self._profilers))
@@ -378,7 +363,7 @@ class Metrics(Sink):
             self._of("captures_stored_bytes").inc(ended.stored_bytes)
             self._of("captures_reproduced", ended.reproduced.answer if ended.reproduced else _UNKNOWN).inc()
 
-    def _looked(self, seen: JobSeen) -> None:
+    def _looked(self, seen: events.JobObserved) -> None:
         before, self._received = self._received, seen.received
         self._of("telemetry_steps").inc(max(0, seen.received.steps - before.steps))
         self._of("telemetry_missed_steps").inc(max(0, seen.received.missed - before.missed))

@@ -22,18 +22,8 @@ from opentelemetry.trace import Span as ApiSpan
 
 from sftriage import __version__
 from sftriage.base.loops import start_thread
+from sftriage.model import events
 from sftriage.model.captures import ENDED, Decision
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    Event,
-    FollowUpDecided,
-    JobSeen,
-    ManualRequestDecided,
-    Sight,
-    WindowJudged,
-    WindowSeen,
-)
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.sinks.stream import Sink, keep_newest, window_of
 
@@ -64,7 +54,7 @@ class SpanSink(Sink):
         self._provider = TracerProvider(resource=resource, id_generator=_RunIds(run), shutdown_on_exit=False)
         self._tracer = self._provider.get_tracer("sftriage", __version__)
         self._now_s = started_s
-        self._seen: WindowSeen | None = None
+        self._seen: events.WindowObserved | None = None
         self._windows = 0
         self._captures: dict[str, ApiSpan] = {}
         self._ended: dict[str, SpanContext] = {}
@@ -73,20 +63,21 @@ class SpanSink(Sink):
         self._provider.add_span_processor(self._processor())
         self._run = self._tracer.start_span("run", Context(), start_time=_ns(self._now_s))
 
-    def take(self, seen: Event | Sight) -> None:
-        if isinstance(seen, WindowJudged | CaptureChanged | CauseFound | JobSeen):
-            self._now_s = max(self._now_s, seen.decision.time_s if isinstance(seen, WindowJudged) else seen.time_s)
-        match seen:
-            case WindowSeen():
-                self._seen = seen
-            case WindowJudged():
-                self._judged(seen.verdict, seen.decision)
-            case ManualRequestDecided() | FollowUpDecided():
-                self._begin(seen.decision, None)
-            case CaptureChanged() if seen.result.state in ENDED:
-                self._captured(seen)
-            case CauseFound():
-                self._explained(seen)
+    def take(self, event: events.Event | events.Observation) -> None:
+        if isinstance(event, events.CaptureChanged | events.CauseFound | events.JobObserved):
+            self._now_s = max(self._now_s, event.time_s)
+        match event:
+            case events.WindowObserved():
+                self._seen = event
+            case events.WindowJudged():
+                self._now_s = max(self._now_s, event.decision.time_s)
+                self._judged(event.verdict, event.decision)
+            case events.ManualRequestDecided() | events.FollowUpDecided():
+                self._begin(event.decision, None)
+            case events.CaptureChanged() if event.result.state in ENDED:
+                self._captured(event)
+            case events.CauseFound():
+                self._explained(event)
 
     def close(self) -> None:
         """The run is over: end what has not ended, and hand over what waits, for at most the grace."""
@@ -123,7 +114,7 @@ class SpanSink(Sink):
         span.end(end_ns)
         self._begin(decision, span.get_span_context())
 
-    def _captured(self, ended: CaptureChanged) -> None:
+    def _captured(self, ended: events.CaptureChanged) -> None:
         result = ended.result
         span = self._captures.pop(result.capture_id, None)
         if span is None:
@@ -139,7 +130,7 @@ class SpanSink(Sink):
             span.set_status(StatusCode.ERROR, result.detail or result.state)
         span.end(_ns(ended.time_s))
 
-    def _explained(self, found: CauseFound) -> None:
+    def _explained(self, found: events.CauseFound) -> None:
         below = self._ended.get(found.capture_id)
         if below is None:
             return

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 from sftriage.base.loops import start_thread
-from sftriage.model.events import Event, Sight, WindowSeen
+from sftriage.model.events import Event, Observation, WindowObserved
 from sftriage.model.verdicts import Verdict
 
 log = logging.getLogger("sftriage")
@@ -36,7 +36,7 @@ class Sink(Protocol):
         """Begin: called before the first event; threads may be started from here on."""
         return
 
-    def take(self, seen: Event | Sight) -> None:
+    def take(self, event: Event | Observation) -> None:
         """Handle one event or observation."""
 
     def close(self) -> None:
@@ -133,10 +133,10 @@ class Stream:
         for sink, queue in self._queues:
             queue.start(sink.start, last=[sink.close])
 
-    def publish(self, seen: Event | Sight) -> None:
+    def publish(self, event: Event | Observation) -> None:
         """Queue an event for every sink. Never waits, never raises."""
         for sink, queue in self._queues:
-            queue.put(partial(sink.take, seen))
+            queue.put(partial(sink.take, event))
 
     def close(self, grace_s: float) -> None:
         """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
@@ -152,7 +152,7 @@ def close_all(queues: Collection[DeliveryQueue], deadline_s: float) -> None:
         queue.join(deadline_s)
 
 
-def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:
+def window_of(seen: WindowObserved | None, verdict: Verdict) -> WindowObserved | None:
     """The window that a verdict is about, if it is the one that was seen last; a stall has none."""
     if seen is None or verdict.label == "stalled":
         return None

@@ -10,21 +10,8 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureResult, Decision
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    DiskFailed,
-    DiskRecovered,
-    Event,
-    FollowUpDecided,
-    JobPaused,
-    ManualRequestDecided,
-    RemedyChanged,
-    Sight,
-    TakenOver,
-    WindowJudged,
-)
 from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words.decisions import capturing_sentence, ended_sentence, outcome_sentence, reason_sentence
@@ -50,24 +37,26 @@ class LineSink(Sink):
         self._waits, self._paused_s = "", -math.inf
         self.windows = self.captures = 0
 
-    def take(self, seen: Event | Sight) -> None:
-        match seen:
-            case WindowJudged():
-                self._judged(seen.verdict, seen.decision)
-            case ManualRequestDecided() | FollowUpDecided() if seen.decision.requests:
-                why = reason_sentence(seen.decision)
-                self.say(f"{capturing_sentence(seen.decision.requests)[:-1]}; {why}")
-            case ManualRequestDecided():
-                self.say(f"No capture for {seen.request.who}'s request: {reason_sentence(seen.decision)}.")
-            case CaptureChanged() if seen.result.state in ENDED:
-                self._captured(seen.result, seen.stored_bytes)
-            case JobPaused() if seen.time_s >= self._paused_s + WITHIN_S:
+    def take(self, event: events.Event | events.Observation) -> None:
+        match event:
+            case events.WindowJudged():
+                self._judged(event.verdict, event.decision)
+            case events.ManualRequestDecided() | events.FollowUpDecided() if event.decision.requests:
+                why = reason_sentence(event.decision)
+                self.say(f"{capturing_sentence(event.decision.requests)[:-1]}; {why}")
+            case events.ManualRequestDecided():
+                self.say(f"No capture for {event.request.who}'s request: {reason_sentence(event.decision)}.")
+            case events.CaptureChanged() if event.result.state in ENDED:
+                self._captured(event.result, event.stored_bytes)
+            case events.JobPaused() if event.time_s >= self._paused_s + WITHIN_S:
                 # (what pauses every few steps, as an evaluation does, is printed once a minute)
-                self._paused_s = seen.time_s
-                self.say(event_sentence(seen))
-            case TakenOver():
-                self.windows, self.captures = self.windows + seen.windows, self.captures + seen.captures
-            case CauseFound() | RemedyChanged() | DiskFailed() | DiskRecovered() if text := event_sentence(seen):
+                self._paused_s = event.time_s
+                self.say(event_sentence(event))
+            case events.TakenOver():
+                self.windows, self.captures = self.windows + event.windows, self.captures + event.captures
+            case events.CauseFound() | events.RemedyChanged() | events.DiskFailed() | events.DiskRecovered() if (
+                text := event_sentence(event)
+            ):
                 self.say(text)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:

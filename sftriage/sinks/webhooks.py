@@ -31,7 +31,15 @@ from urllib3.util import Retry, Url, make_headers, parse_url
 from sftriage import __version__
 from sftriage.errors import SftriageError
 from sftriage.model.captures import Decision, Trigger
-from sftriage.model.events import CauseFound, Event, FollowUpDecided, PolicyChanged, RemedyChanged, Sight, WindowJudged
+from sftriage.model.events import (
+    CauseFound,
+    Event,
+    FollowUpDecided,
+    Observation,
+    PolicyChanged,
+    RemedyChanged,
+    WindowJudged,
+)
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
@@ -241,20 +249,20 @@ class Webhooks(Sink):
             except _UndeliveredError as error:
                 log.error("notify %s: %s; no notification can be sent", _named(webhook), error)
 
-    def take(self, seen: Event | Sight) -> None:
-        match seen:
+    def take(self, event: Event | Observation) -> None:
+        match event:
             case PolicyChanged(kind="changed"):
                 self.start()
             case WindowJudged():
-                self._requested(seen.triggers)
-                if seen.decision.notify:
-                    self._decided(seen.verdict, seen.decision)
+                self._requested(event.triggers)
+                if event.decision.notify:
+                    self._decided(event.verdict, event.decision)
             case FollowUpDecided():
-                self._requested(seen.triggers)
-            case CauseFound() if seen.code != "unknown":
-                self._explained(seen)
+                self._requested(event.triggers)
+            case CauseFound() if event.code != "unknown":
+                self._explained(event)
             case RemedyChanged():
-                self._remedied(seen)
+                self._remedied(event)
 
     def _requested(self, triggers: Mapping[str, Trigger]) -> None:
         for capture_id, trigger in triggers.items():

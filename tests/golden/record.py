@@ -269,7 +269,7 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
     from prometheus_client import generate_latest
     from rich.console import Console
 
-    from sftriage.model.events import CauseFound, JobSeen, RemedyChanged, WindowJudged
+    from sftriage.model.events import CauseFound, JobObserved, RemedyChanged, WindowJudged
     from sftriage.model.windows import ReadCounts
     from sftriage.sinks.metrics import Metrics
     from sftriage.sinks.spans import SpanSink
@@ -285,7 +285,7 @@ def sinks(watched: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
         decision, spans = None, InMemorySpanExporter()
         tracing = SpanSink(lambda to=spans: SimpleSpanProcessor(to), "resnet", name, T0_S)
         tracing.start()
-        for one in [*events, JobSeen(NOW_S, ReadCounts(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
+        for one in [*events, JobObserved(NOW_S, ReadCounts(4000, 3, 1), None, 0.5, 30.0, {("rank 1", "data"): 29.0})]:
             for sink in (reporter, metrics, tracing):
                 sink.take(one)
             message = None

@@ -16,11 +16,11 @@ from sftriage.model.events import (
     EvidenceGathered,
     JobPaused,
     NamedPolicy,
+    Observation,
     Pipeline,
     PolicyChanged,
     RemedyChanged,
     RingGivenUp,
-    Sight,
     Span,
     TakenOver,
 )
@@ -43,7 +43,7 @@ NOW_S = T0_S + 3600.0
 NS = 1_000_000_000
 STACKS = "stacks.speedscope.json"
 
-Watch = Callable[[Event | Sight], None]
+Watch = Callable[[Event | Observation], None]
 
 
 @dataclass

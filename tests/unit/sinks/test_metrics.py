@@ -21,13 +21,13 @@ from sftriage.model.events import (
     CostMeasured,
     DiskFailed,
     DiskRecovered,
-    JobSeen,
+    JobObserved,
     ManualRequestDecided,
     RemedyChanged,
     Resumed,
     Span,
     WindowJudged,
-    WindowSeen,
+    WindowObserved,
 )
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
@@ -64,13 +64,13 @@ def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, 
     return WindowJudged(verdict, decision)
 
 
-def after(judged: WindowJudged, window: Window, lag_s: float | None = None) -> list[WindowSeen | WindowJudged]:
+def after(judged: WindowJudged, window: Window, lag_s: float | None = None) -> list[WindowObserved | WindowJudged]:
     """A window is seen, and judged."""
     spans = {}
     if lag_s is not None:
         spans[window.last_step] = Span(0, round((judged.decision.time_s - lag_s) * 1e9))
     steps = {"first_step": window.first_step, "last_step": window.last_step, "attempt": window.attempt}
-    return [WindowSeen(window, spans), WindowJudged(replace(judged.verdict, **steps), judged.decision)]
+    return [WindowObserved(window, spans), WindowJudged(replace(judged.verdict, **steps), judged.decision)]
 
 
 def tell(found: Metrics, *window: Any, **lag: float) -> None:
@@ -86,8 +86,8 @@ def cost(cost_s) -> CostMeasured:
     return CostMeasured(1000.0, 0, 1, 5, cost_s, 0.1)
 
 
-def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> JobSeen:
-    return JobSeen(time_s, received or ReadCounts(), job, spent_s, budget_s, lost or {})
+def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> JobObserved:
+    return JobObserved(time_s, received or ReadCounts(), job, spent_s, budget_s, lost or {})
 
 
 def request(capture_id=ID, profiler="torch") -> CaptureRequest:
@@ -203,11 +203,11 @@ AS_IT_GOES = {
         *([ended("a", "expired")], {"captures_running": 1, "captures_total profiler=nsys state=expired": 1}),
     ],
     "a window that was lost on its way is judged and not counted": [
-        [WindowSeen(window(first_step=20)), judged()],
+        [WindowObserved(window(first_step=20)), judged()],
         {"verdicts_total label=healthy": 1, "steps_total": 0},
     ],
     "steps that an earlier process has counted": [
-        [*(WindowSeen(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
+        [*(WindowObserved(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
         {"steps_total": 10},
     ],
     "totals that are told again": [[looked(ReadCounts(n)) for n in (10, 10, 25)], {"telemetry_steps_total": 25}],

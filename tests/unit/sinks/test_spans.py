@@ -15,7 +15,7 @@ from sftriage.model.events import (
     ManualRequestDecided,
     Span,
     WindowJudged,
-    WindowSeen,
+    WindowObserved,
 )
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window
@@ -72,8 +72,8 @@ def wall(first: int, last: int) -> Span:
     return Span(T0_NS + first * SECOND_NS // 10, T0_NS + (last + 1) * SECOND_NS // 10)
 
 
-def seen(window: Window) -> WindowSeen:
-    return WindowSeen(window, {step: wall(step, step) for step in range(window.first_step, window.last_step + 1)})
+def seen(window: Window) -> WindowObserved:
+    return WindowObserved(window, {step: wall(step, step) for step in range(window.first_step, window.last_step + 1)})
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ from sftriage.model.events import (
     CostMeasured,
     EvidenceGathered,
     FollowUpDecided,
+    JobObserved,
     JobPaused,
-    JobSeen,
     ManualRequestDecided,
     PolicyChanged,
     Resumed,
     TakenOver,
     WindowJudged,
-    WindowSeen,
+    WindowObserved,
 )
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import ReadCounts, StageSchema, Window
@@ -230,8 +230,8 @@ WINDOW = Window(StageSchema(("data", "backward", "other"), ("backward",)), 0, np
 EVERYTHING = [
     Resumed([]),
     TakenOver(1.0, "node-1", 1, 120, 1),
-    WindowSeen(WINDOW, learnt=True),
-    WindowSeen(WINDOW),
+    WindowObserved(WINDOW, learnt=True),
+    WindowObserved(WINDOW),
     CostMeasured(1.0, 0, 1, 5, 0.1, 0.1),
     CostMeasured(1.0, 0, 1, 5, None, None),
     WindowJudged(HEALTHY, Decision(1.0, 0, 9, "healthy", "ignore", "healthy")),
@@ -242,7 +242,7 @@ EVERYTHING = [
     ManualRequestDecided(ManualRequest("a", (0,), "me", "why"), DECISION),
     FollowUpDecided("a", DECISION),
     *(CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("accepted", "armed", "running", *sorted(ENDED))),
-    JobSeen(1.0, ReadCounts(), None, 0.0, 0.0),
+    JobObserved(1.0, ReadCounts(), None, 0.0, 0.0),
 ]
 
 
@@ -343,7 +343,7 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
     assert set(threading.enumerate()) <= before
     # WHEN the run goes on THEN that can be asked for
     stream.start()
-    stream.publish(JobSeen(2.0, ReadCounts(25), None, 0.0, 0.0))
+    stream.publish(JobObserved(2.0, ReadCounts(25), None, 0.0, 0.0))
     end = time.monotonic() + DEADLINE_S
     while (
         'sftriage_telemetry_steps_total{job_name="job"} 25.0'
