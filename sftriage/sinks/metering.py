@@ -1,4 +1,7 @@
-"""Metrics and spans of a run, by options: ready before the job starts, where a port is taken or a library missing."""
+"""Builds the sinks for metrics and spans from a command's options, before the job starts.
+
+So a taken port or a missing library ends the command, not the job. `sftriage.commands` makes a `Metering`.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 class Metering:
-    """The outlets of metrics and spans, made ready: a port is bound, libraries are there, and no thread runs.
+    """Binds the port and imports the libraries of metrics and spans; starts no thread.
 
-    ``listen`` makes what serves the metrics in a registry, at ``url``.
+    ``listen`` binds a server for a registry and returns it with its URL, which becomes ``url``.
 
     Raises:
-        UsageError: one of them is not possible.
+        UsageError: the port is taken, the file cannot be created, or a library or an OTEL_* variable is wrong.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class Metering:
         otel: bool = False,
     ) -> None:
         self._per_rank = per_rank
-        self._ways: list[Exposition] = []
+        self._expositions: list[Exposition] = []
         self._exporter = _exporter() if otel else None
         self.url: str | None = None
         if listen is not None or file is not None:
@@ -51,25 +54,25 @@ class Metering:
                 from sftriage.sinks.metrics import TextFile
             self._registry = CollectorRegistry()
             if file is not None:
-                self._ways.append(TextFile(file, self._registry))
+                self._expositions.append(TextFile(file, self._registry))
             if listen is not None:
                 server, self.url = listen(self._registry)
-                self._ways.append(server)
+                self._expositions.append(server)
 
     def sinks(self, job: str, run: str, started_s: float) -> list[Sink]:
-        """The sinks of a run that begins now, ``started_s`` seconds since the epoch; none where none is configured."""
+        """The configured sinks of a run that begins now, ``started_s`` seconds since the epoch."""
         made: list[Sink] = []
-        if self._ways:
+        if self._expositions:
             from sftriage.sinks.metrics import Metrics
 
-            made.append(Metrics(job, run, started_s, self._ways, self._per_rank, self._registry))
+            made.append(Metrics(job, run, started_s, self._expositions, self._per_rank, self._registry))
         if (exporter := self._exporter) is not None:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            from sftriage.sinks.spans import SpanSink, Telling
+            from sftriage.sinks.spans import LoggedExporter, SpanSink
 
-            made.append(SpanSink(lambda: BatchSpanProcessor(Telling(exporter)), job, run, started_s))
-            # The library logs each attempt that fails; we log once that spans do not arrive.
+            made.append(SpanSink(lambda: BatchSpanProcessor(LoggedExporter(exporter)), job, run, started_s))
+            # The library logs every failed attempt; `LoggedExporter` logs the first.
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         return made
 
@@ -80,7 +83,7 @@ def _exporter() -> OTLPSpanExporter:
     if protocol != "http/protobuf":
         raise UsageError(f"spans are sent as http/protobuf only; OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}")
     try:
-        # The library reads its variables when it is imported and when its parts are made: all of that before the job.
+        # The library reads its variables on import and in its constructors: do both before the job starts.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import SpanLimits
 
@@ -99,10 +102,7 @@ def _need(module: str, advice: str) -> None:
 
 @contextlib.contextmanager
 def _single_process() -> Iterator[None]:
-    """prometheus-client, imported as what it is here: the metrics of one process.
-
-    A training script may gather its own from many processes in a directory, which is named in the environment.
-    """
+    """Import prometheus-client in single-process mode, whatever the training script sets for its own metrics."""
     kept = {name: os.environ.pop(name) for name in _MULTIPROCESS if name in os.environ}
     try:
         import prometheus_client  # noqa: F401

@@ -1,8 +1,7 @@
-"""What happens to a job, as OpenTelemetry spans: one for the run, in it one a window and one a capture.
+"""A run as OpenTelemetry spans: one for the run, with one for each window, stall, capture and cause below it.
 
-All spans of a run are of one trace, whose id follows from the run's. A capture is linked to the window that led to it.
-Where spans go, and whether they are sampled, is for the standard variables (``OTEL_EXPORTER_OTLP_ENDPOINT``,
-``OTEL_TRACES_SAMPLER``, ``OTEL_SERVICE_NAME``, ...) to say. Nothing here waits for a receiver.
+All spans of a run share one trace, whose id follows from the run's. A capture links to the window that requested it.
+The standard ``OTEL_*`` variables set the receiver, the sampling and the service name. Nothing waits for the receiver.
 """
 
 from __future__ import annotations
@@ -32,17 +31,20 @@ log = logging.getLogger("sftriage")
 Value: TypeAlias = "str | int | float | bool | Sequence[str] | Sequence[int]"
 STEPS = ("first_step", "last_step")
 CODE = ("code.function.name", "code.file.path", "code.line.number")
-"""A line of a program, as OpenTelemetry's conventions have it."""
+"""Attributes of a source line, by OpenTelemetry's semantic conventions."""
 SUSPECT = ("scope", "gain_s", "share", "pattern", "stage", "host", "ranks")
 REGRESSION = ("since_step", "until_step", "fraction", "scope", "best_step_s", "descheduled_fraction", "stages")
 MAX_RANKS = 128
-"""Ranks of a suspect that a span lists."""
+"""Maximum ranks that a span lists."""
 GRACE_S = 5.0
-"""How long after the end of a run spans may take to be handed over."""
+"""Maximum time for the last export after the end of a run."""
 
 
 class SpanSink(Sink):
-    """The spans of a run, from ``started_s`` (since the epoch) to its last event; ``processor`` may start threads."""
+    """Makes the spans of a run, from ``started_s`` (since the epoch) to its last event.
+
+    ``processor`` is called in the sink's thread, since processors start threads.
+    """
 
     name = "spans"
 
@@ -54,7 +56,7 @@ class SpanSink(Sink):
         self._provider = TracerProvider(resource=resource, id_generator=_RunIds(run), shutdown_on_exit=False)
         self._tracer = self._provider.get_tracer("sftriage", __version__)
         self._now_s = started_s
-        self._seen: events.WindowObserved | None = None
+        self._window: events.WindowObserved | None = None
         self._windows = 0
         self._captures: dict[str, ApiSpan] = {}
         self._ended: dict[str, SpanContext] = {}
@@ -68,7 +70,7 @@ class SpanSink(Sink):
             self._now_s = max(self._now_s, event.time_s)
         match event:
             case events.WindowObserved():
-                self._seen = event
+                self._window = event
             case events.WindowJudged():
                 self._now_s = max(self._now_s, event.decision.time_s)
                 self._judged(event.verdict, event.decision)
@@ -80,7 +82,7 @@ class SpanSink(Sink):
                 self._explained(event)
 
     def close(self) -> None:
-        """The run is over: end what has not ended, and hand over what waits, for at most the grace."""
+        """End all open spans, and export what is queued within `GRACE_S`."""
         end_ns = _ns(self._now_s)
         for span in self._captures.values():
             span.set_status(StatusCode.ERROR, "its outcome is not known")
@@ -88,19 +90,19 @@ class SpanSink(Sink):
         self._captures.clear()
         self._run.set_attribute("sftriage.windows", self._windows)
         self._run.end(end_ns)
-        # A receiver that is away would be waited for by the minute.
+        # With an unreachable receiver, shutdown takes minutes.
         start_thread("spans-end", self._provider.shutdown).join(GRACE_S)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        seen = window_of(self._seen, verdict)
-        first, last = (None if seen is None else seen.spans.get(getattr(verdict, name)) for name in STEPS)
+        observed = window_of(self._window, verdict)
+        first, last = (None if observed is None else observed.spans.get(getattr(verdict, name)) for name in STEPS)
         if first is not None and last is not None:
             start_ns, end_ns = first.start_ns, last.end_ns
         else:
-            # A stall lasts until now, and so does, nearly, a window of which no more is known.
+            # A stall lasts until now; a window whose times are unknown has just ended.
             lasted_s = verdict.exposed_s * (verdict.last_step - verdict.first_step + 1)
             start_ns, end_ns = _ns(decision.time_s - lasted_s), _ns(decision.time_s)
-        about: dict[str, Value | None] = {
+        attributes: dict[str, Value | None] = {
             **{name: getattr(verdict, name) for name in ("label", "clock", "attempt", *STEPS, "exposed_s")},
             "reasons": list(verdict.reasons),
             **{f"advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
@@ -109,7 +111,7 @@ class SpanSink(Sink):
             **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
         }
         kind = "stall" if verdict.label == "stalled" else "window"
-        span = self._span(kind, self._run, start_ns, about)
+        span = self._span(kind, self._run, start_ns, attributes)
         self._windows += 1
         span.end(end_ns)
         self._begin(decision, span.get_span_context())
@@ -119,12 +121,12 @@ class SpanSink(Sink):
         span = self._captures.pop(result.capture_id, None)
         if span is None:
             return
-        about: dict[str, Value | None] = {
+        attributes: dict[str, Value | None] = {
             **{name: getattr(result, name) for name in ("state", "detail", "size_bytes", *STEPS)},
             **{f"{name}_s": seconds for name, seconds in result.timings_s.items()},
             "reproduced": None if ended.reproduced is None else ended.reproduced.answer,
         }
-        span.set_attributes(_named({f"capture.{name}": value for name, value in about.items()}))
+        span.set_attributes(_attributes({f"capture.{name}": value for name, value in attributes.items()}))
         keep_newest(self._ended, result.capture_id, span.get_span_context())
         if result.state != "stored":
             span.set_status(StatusCode.ERROR, result.detail or result.state)
@@ -134,34 +136,43 @@ class SpanSink(Sink):
         below = self._ended.get(found.capture_id)
         if below is None:
             return
-        about: dict[str, Value | None] = {
+        attributes: dict[str, Value | None] = {
             "capture.id": found.capture_id,
             **{f"cause.{name}": getattr(found, name) for name in ("code", "sure", "sentence", "compared_with")},
         }
-        span = self._span("cause", NonRecordingSpan(below), _ns(found.time_s), about)
+        span = self._span("cause", NonRecordingSpan(below), _ns(found.time_s), attributes)
         if (place := found.place) is not None:
             span.set_attributes(dict(zip(CODE, (place.function, place.file, place.line), strict=True)))
         span.end(_ns(found.time_s))
 
     def _begin(self, decision: Decision, window: SpanContext | None) -> None:
         for request in decision.requests:
-            about: dict[str, Value | None] = {
+            attributes: dict[str, Value | None] = {
                 "capture.id": request.capture_id,
                 **{f"capture.{name}": getattr(request, name) for name in ("rank", "profiler", "role")},
                 "rule": decision.rule or decision.reason,
             }
             links = [] if window is None else [Link(window)]
-            self._captures[request.capture_id] = self._span("capture", self._run, _ns(decision.time_s), about, links)
+            self._captures[request.capture_id] = self._span(
+                "capture", self._run, _ns(decision.time_s), attributes, links
+            )
 
     def _span(
-        self, name: str, parent: ApiSpan, start_ns: int, about: Mapping[str, Value | None], links: Sequence[Link] = ()
+        self,
+        name: str,
+        parent: ApiSpan,
+        start_ns: int,
+        attributes: Mapping[str, Value | None],
+        links: Sequence[Link] = (),
     ) -> ApiSpan:
         context = set_span_in_context(parent, Context())
-        return self._tracer.start_span(name, context, attributes=_named(about), links=links, start_time=start_ns)
+        return self._tracer.start_span(
+            name, context, attributes=_attributes(attributes), links=links, start_time=start_ns
+        )
 
 
-class Telling(SpanExporter):
-    """Logs once that spans do not arrive, and once that they do again; those in between are lost."""
+class LoggedExporter(SpanExporter):
+    """Logs once when exports begin to fail, and once when they work again; spans in between are lost."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -186,7 +197,7 @@ class Telling(SpanExporter):
 
 
 class _RunIds(RandomIdGenerator):
-    """Gives all spans of a run one trace."""
+    """Generates one trace id for all spans of a run."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -196,7 +207,7 @@ class _RunIds(RandomIdGenerator):
 
 
 def trace_id_of(run: str) -> int:
-    """The id of a run's trace: the first 16 bytes of the SHA-256 of its id."""
+    """A run's trace id: the first 16 bytes of the SHA-256 of the run id."""
     return int.from_bytes(hashlib.sha256(run.encode()).digest()[:16], "big") or 1
 
 
@@ -209,5 +220,5 @@ def _fields(prefix: str, of: Suspect | Regression | None, names: Sequence[str]) 
     return {name: list(value[:MAX_RANKS]) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
-def _named(about: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {f"sftriage.{name}": value for name, value in about.items() if value is not None}
+def _attributes(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {f"sftriage.{name}": value for name, value in attributes.items() if value is not None}

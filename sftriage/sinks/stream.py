@@ -1,6 +1,7 @@
-"""One stream of a job's events, delivered to many sinks: one that fails, hangs or is slow does not hold up others.
+"""Delivers a job's events to sinks: metrics, spans, webhooks, the terminal, uploads.
 
-Every sink has a bounded queue and a daemon thread. What goes wrong with one is logged once.
+Each sink has a bounded queue and a daemon thread, so one that fails, hangs or is slow does not delay the others or the
+job. Each kind of failure is logged once per sink.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 CAPACITY, MAX_KEPT = 256, 256
-"""Events that wait for a sink (the windows of a large job take tens of megabytes each), and notes of `keep_newest`."""
+"""Maximum events queued for a sink (a large job's window takes tens of megabytes), and entries of `keep_newest`."""
 
 
 class Sink(Protocol):
-    """Receives events in order, in a thread of its own. It may raise: the next event comes all the same."""
+    """Receives events in order, in its own thread. If it raises, the next event still follows."""
 
     name: str
 
     def start(self) -> None:
-        """Begin: called before the first event; threads may be started from here on."""
+        """Begin, before the first event; threads may be started from here on."""
         return
 
     def take(self, event: Event | Observation) -> None:
         """Handle one event or observation."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """End, after the last event."""
         return
 
 
 class DeliveryQueue:
-    """Makes calls one after the other in a daemon thread; of more than ``capacity`` that wait the oldest are lost.
+    """Runs calls one after the other in a daemon thread. A full queue drops its oldest call.
 
-    What a call raises is logged, the first time, and the next one is made all the same.
+    The first exception is logged; the next call runs regardless.
     """
 
     def __init__(self, name: str, capacity: int = CAPACITY) -> None:
@@ -59,7 +60,7 @@ class DeliveryQueue:
         self._ending = self._failed = False
 
     def start(self, *first: Callable[[], None], last: Sequence[Callable[[], None]] = ()) -> None:
-        """Begin, with the ``first`` calls before those that wait; the ``last`` ones are made at the end."""
+        """Begin with the ``first`` calls, before those queued already; make the ``last`` calls at the end."""
         self._thread = start_thread(self._name, self._run, first, last)
 
     def put(self, call: Callable[[], None]) -> None:
@@ -76,13 +77,13 @@ class DeliveryQueue:
             log.warning("%s cannot keep up: dropping its oldest events", self._name)
 
     def end(self) -> None:
-        """End once nothing waits."""
+        """End once the queue is empty."""
         with self._changed:
             self._ending = True
             self._changed.notify()
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the end until then, on the monotonic clock, and drop what still waits."""
+        """Wait for the end until ``deadline_s`` of the monotonic clock, then drop what is still queued."""
         if self._thread is None:
             return
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -105,7 +106,7 @@ class DeliveryQueue:
 
     def _next(self) -> Callable[[], None] | None:
         with self._changed:
-            # Only an empty queue counts as keeping up: a free place is gone with the next event.
+            # Only an empty queue counts as keeping up: one free place is taken by the next event.
             lost, self._lost = (0, self._lost) if self._waiting else (self._lost, 0)
         if lost:
             log.warning("%s keeps up again; it missed %d events", self._name, lost)
@@ -115,7 +116,7 @@ class DeliveryQueue:
 
 
 class Stream:
-    """Delivers events to sinks, by a queue each. No thread runs before `start`; what is published before that waits."""
+    """Delivers events to sinks through a queue each. No thread runs before `start`; earlier events are queued."""
 
     def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
         self._capacity, self._started = capacity, False
@@ -139,29 +140,29 @@ class Stream:
             queue.put(partial(sink.take, event))
 
     def close(self, grace_s: float) -> None:
-        """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
+        """Deliver queued events and close all sinks within ``grace_s``; abandon those that hang."""
         if self._started:
             close_all([queue for _, queue in self._queues], time.monotonic() + grace_s)
 
 
 def close_all(queues: Collection[DeliveryQueue], deadline_s: float) -> None:
-    """End queues that have started, all of them by then, on the monotonic clock."""
+    """End started queues, all of them by ``deadline_s`` of the monotonic clock."""
     for queue in queues:
         queue.end()
     for queue in queues:
         queue.join(deadline_s)
 
 
-def window_of(seen: WindowObserved | None, verdict: Verdict) -> WindowObserved | None:
-    """The window that a verdict is about, if it is the one that was seen last; a stall has none."""
-    if seen is None or verdict.label == "stalled":
+def window_of(latest: WindowObserved | None, verdict: Verdict) -> WindowObserved | None:
+    """The window that a verdict is about, if it is the latest; None for a stall."""
+    if latest is None or verdict.label == "stalled":
         return None
-    steps = (seen.window.attempt, seen.window.first_step, seen.window.last_step)
-    return seen if steps == (verdict.attempt, verdict.first_step, verdict.last_step) else None
+    steps = (latest.window.attempt, latest.window.first_step, latest.window.last_step)
+    return latest if steps == (verdict.attempt, verdict.first_step, verdict.last_step) else None
 
 
 def keep_newest(kept: dict[Key, Value], key: Key, value: Value) -> None:
-    """Store a value under its key as the newest, and drop the oldest beyond `MAX_KEPT`."""
+    """Set a key as the newest entry, and drop the oldest beyond `MAX_KEPT`."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > MAX_KEPT:

@@ -1,4 +1,4 @@
-"""The lines on a terminal while a job is watched: its state, and nothing while that does not change."""
+"""Prints a line for each change of a job's state on the terminal of `sftriage run`, `attach` and `demo`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class LineSink(Sink):
-    """A line for each change that is worth one (see `sftriage.words.news`).
+    """Prints one line for each change that is news (`sftriage.words.news`).
 
     Attributes:
-        windows: windows that have been decided, those before the run was taken over included.
-        captures: captures that are stored.
+        windows: judged windows, including those of earlier controllers of the run.
+        captures: stored captures.
     """
 
     def __init__(self) -> None:
-        self._said = RecentLines()
-        self._waits, self._paused_s = "", -math.inf
+        self._printed = RecentLines()
+        self._deferred, self._paused_s = "", -math.inf
         self.windows = self.captures = 0
 
     def take(self, event: events.Event | events.Observation) -> None:
@@ -49,7 +49,7 @@ class LineSink(Sink):
             case events.CaptureChanged() if event.result.state in ENDED:
                 self._captured(event.result, event.stored_bytes)
             case events.JobPaused() if event.time_s >= self._paused_s + WITHIN_S:
-                # (what pauses every few steps, as an evaluation does, is printed once a minute)
+                # (a job may pause every few steps to evaluate: once a minute is enough)
                 self._paused_s = event.time_s
                 self.say(event_sentence(event))
             case events.TakenOver():
@@ -60,18 +60,18 @@ class LineSink(Sink):
                 self.say(text)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        """Print news: a stall and what follows it always; why there is no capture once per suspect."""
+        """Print news: always a stall and the first window after it; once per suspect why there is no capture."""
         sentence, found = verdict_sentence(verdict), news_of(verdict, decision)
         self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
-            self._said.anew()
-            self._waits = ""
+            self._printed.anew()
+            self._deferred = ""
             self.say(sentence)
         elif found.urgency != "never":
-            if self._said.after(found):
+            if self._printed.after(found):
                 self.say(sentence)
-            self._waits = sentence if self._said.lacks(found) else ""
-            if (why_not := outcome_sentence(decision)) and self._said.refusing(found, decision.outcome):
+            self._deferred = sentence if self._printed.lacks(found) else ""
+            if (why_not := outcome_sentence(decision)) and self._printed.refusing(found, decision.outcome):
                 self.say(why_not)
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
@@ -81,34 +81,34 @@ class LineSink(Sink):
         self.say(ended_sentence(result, stored_bytes))
 
     def finish(self) -> None:
-        if self._waits:
-            self.say(self._waits)
+        if self._deferred:
+            self.say(self._deferred)
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line where another program may have stopped within one, as a progress bar does.
+    """Print a line where another program may have left an unfinished one, such as a progress bar.
 
-    On a terminal that clears the bar, which its program draws again; in a file it ends the bar's line.
+    On a terminal, clear the bar, which its program draws again; in a file, end its line first.
     """
-    start = "\r\x1b[K" if console.is_terminal and not console.is_dumb_terminal else "\n" * _within_a_line(console)
-    # Nobody may be reading; what is done is done all the same.
+    start = "\r\x1b[K" if console.is_terminal and not console.is_dumb_terminal else "\n" * _mid_line(console)
+    # (the terminal may be gone: the job goes on)
     with contextlib.suppress(OSError):
         console.file.write(f"{start}{text}\n")
         console.file.flush()
 
 
-def _within_a_line(console: Console) -> bool:
-    """Whether what is printed into is a file that does not end with a line's end. Of a pipe that is not known."""
+def _mid_line(console: Console) -> bool:
+    """Whether the console is a file whose last line is unfinished; False for a pipe, which cannot be read back."""
     try:
         number = console.file.fileno()
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return False
-        # It is open for writing only.
+        # (our own descriptor is write-only)
         with open(f"/proc/self/fd/{number}", "rb") as file:  # noqa: PTH123  # a link that only `open` follows
             return os.pread(file.fileno(), 1, status.st_size - 1) != b"\n"
     except (OSError, ValueError):
@@ -116,7 +116,7 @@ def _within_a_line(console: Console) -> bool:
 
 
 class Reporter(LineSink):
-    """Prints it on a terminal, which the job writes to as well."""
+    """Prints on a terminal that the job writes to as well."""
 
     name = "terminal"
 
@@ -129,10 +129,10 @@ class Reporter(LineSink):
 
 
 class Progress(Reporter):
-    """The same of a demo of some ``steps``, with one live line on a terminal.
+    """Prints the lines of a demo of ``steps`` steps, with a live status line on a terminal.
 
     Attributes:
-        ended: captures that have ended.
+        ended: results of all captures so far.
     """
 
     def __init__(self, console: Console, steps: int) -> None:
@@ -141,10 +141,10 @@ class Progress(Reporter):
         self._status: Status | None = None
         self.ended: list[CaptureResult] = []
 
-    def live(self, what: str) -> AbstractContextManager[object]:
+    def live(self, text: str) -> AbstractContextManager[object]:
         if not self._console.is_terminal:
             return nullcontext()
-        self._status = self._console.status(what)
+        self._status = self._console.status(text)
         return self._status
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:

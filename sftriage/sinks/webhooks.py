@@ -1,7 +1,7 @@
-"""Webhooks: decisions posted where a policy's rules say, without holding up the triage.
+"""Posts decisions, causes and remedies to the webhooks of the policy's rules.
 
-Each destination has a `DeliveryQueue`: one that hangs or fails holds up no other. An address is a secret, for
-who knows it may write there: no message has more of it than the host.
+Each webhook has its own `DeliveryQueue`, so one that hangs or fails does not delay the others or the triage. A URL is a
+secret, since it grants write access: messages and logs contain its host only.
 """
 
 from __future__ import annotations
@@ -30,16 +30,8 @@ from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
 from sftriage.errors import SftriageError
+from sftriage.model import events
 from sftriage.model.captures import Decision, Trigger
-from sftriage.model.events import (
-    CauseFound,
-    Event,
-    FollowUpDecided,
-    Observation,
-    PolicyChanged,
-    RemedyChanged,
-    WindowJudged,
-)
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.policy.schema import Rule, Webhook
@@ -53,7 +45,7 @@ _MAX_TEXT = 3000
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """News about a ``decision``, as a CloudEvent or as a line of text. Attempts share its ``number``."""
+    """A message about a ``decision``. All attempts to deliver it share its ``number``."""
 
     kind: Literal["decision", "cause", "remedy"]
     number: str
@@ -63,7 +55,7 @@ class Message:
     text: str
 
     def event(self, job: str, run: str) -> bytes:
-        """A CloudEvent (1.0, JSON format, structured mode)."""
+        """The message as a CloudEvent (1.0, JSON format, structured mode)."""
         moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=self.time_s)
         event = {
             "specversion": "1.0",
@@ -78,29 +70,29 @@ class Message:
         return json.dumps(event, allow_nan=False).encode()
 
     def line(self, job: str) -> bytes:
-        """A line of text, for Slack's incoming webhooks and the many of the same format."""
+        """The message as a line of text, in the format of Slack's incoming webhooks."""
         text = f"{job}: {self.text}"[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return json.dumps({"text": text}).encode()
 
 
-def decided(verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> Message:
-    """A decision; ``cause`` is why the suspect is slow, where a capture has shown that before."""
+def decided(verdict: Verdict, decision: Decision, cause: events.CauseFound | None = None) -> Message:
+    """A message about a decision; ``cause`` is why the suspect is slow, if a capture has already shown that."""
     data = {"verdict": plain(verdict), "decision": decision_values(decision), "cause": _cause_values(cause)}
     text = f"{verdict_sentence(verdict)} {decision.outcome.capitalize()}: {reason_sentence(decision)}"
     text += "" if cause is None else f". Cause: {caused(cause)}"
     return Message("decision", event_id(decision), decision.time_s, decision, data, text)
 
 
-def explained(found: CauseFound, decision: Decision) -> Message:
-    """A cause, about the decision that was sent before."""
+def explained(found: events.CauseFound, decision: Decision) -> Message:
+    """A message with the cause behind a decision that was sent before."""
     data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
     data |= {"cause": _cause_values(found)}
     text = f"Cause, for {span(decision.first_step, decision.last_step)}: {caused(found)} {found.next_step}"
     return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
 
 
-def remedied(found: RemedyChanged, decision: Decision) -> Message:
-    """A remedy, about the decision that was sent before."""
+def remedied(found: events.RemedyChanged, decision: Decision) -> Message:
+    """A message about a remedy for a decision that was sent before."""
     text = event_sentence(found)
     data = {"decision_id": event_id(decision), "remedy": {"says": text, **msgspec.to_builtins(found)}}
     number = f"{found.attempt}-{found.rank}-{found.state}-{round(1000 * found.time_s)}"
@@ -108,13 +100,13 @@ def remedied(found: RemedyChanged, decision: Decision) -> Message:
 
 
 def event_id(decision: Decision) -> str:
-    """The id of the event of a decision."""
-    # A window is decided once, but a step that stalls again, or for others, is decided again.
+    """The id of a decision's CloudEvent."""
+    # A window has one decision, but one step may stall several times.
     number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
     return f"{number}-{round(1000 * decision.time_s)}"
 
 
-def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
+def _cause_values(cause: events.CauseFound | None) -> dict[str, Any] | None:
     names = ("code", "sure", "sentence", "place", "compared_with", "next_step")
     values = {} if cause is None else msgspec.to_builtins(cause)
     return {name: values[name] for name in names} if values else None
@@ -123,10 +115,11 @@ def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
 log = logging.getLogger("sftriage")
 
 ATTEMPT_S = 10.0
-"""How long an attempt may hear nothing."""
+"""Timeout of one attempt."""
 GIVE_UP_S = 600.0
+"""Maximum time for all attempts to deliver a message."""
 CLOSE_S = 10.0
-"""How long the end may take; what is not delivered by then is given up."""
+"""Maximum time to deliver queued messages at the end of a run."""
 RETRY = Retry(
     None,
     allowed_methods=None,
@@ -142,19 +135,19 @@ _THREADS = ("sftriage-webhook of ", "sftriage-slack of ")
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: not (record.threadName or "").startswith(_THREADS))
 
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
-"""Its ranks and its stage: what a window's verdict and a capture's trigger share."""
+"""Ranks and stage: what a window's verdict and a capture's trigger share."""
 
 
 class _UndeliveredError(SftriageError):
-    """A message was not taken: whether to ``retry``, and not before ``after_s``."""
+    """An attempt failed: whether to ``retry``, in ``after_s`` seconds at the earliest."""
 
     def __init__(self, message: str, *, retry: bool, after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry, self.after_s = retry, after_s
 
 
-def _address(webhook: Webhook) -> Url:
-    """The address of a webhook, read for each attempt: a secret may be renewed while a job runs."""
+def _url_of(webhook: Webhook) -> Url:
+    """The URL of a webhook, read for each attempt: a secret may be renewed while a job runs."""
     try:
         if webhook.url_from_env is not None:
             text = os.environ.get(webhook.url_from_env, "")
@@ -182,9 +175,9 @@ def _http(url: Url) -> urllib3.PoolManager:
     proxy = getproxies().get(url.scheme or "")
     if not proxy or proxy_bypass(url.netloc or ""):
         return urllib3.PoolManager()
-    at = parse_url(proxy if "://" in proxy else f"http://{proxy}")
-    headers = make_headers(proxy_basic_auth=unquote(at.auth)) if at.auth else None
-    return urllib3.ProxyManager(at._replace(auth=None).url, proxy_headers=headers)
+    proxy_url = parse_url(proxy if "://" in proxy else f"http://{proxy}")
+    headers = make_headers(proxy_basic_auth=unquote(proxy_url.auth)) if proxy_url.auth else None
+    return urllib3.ProxyManager(proxy_url._replace(auth=None).url, proxy_headers=headers)
 
 
 def _post(url: Url, body: bytes, content_type: str) -> None:
@@ -209,7 +202,7 @@ def _post(url: Url, body: bytes, content_type: str) -> None:
 
 
 def _reason_of(error: BaseException) -> str:
-    """What went wrong first, without the address, which some exceptions quote."""
+    """The first error of the chain, without the URL, which some exceptions quote."""
     while error.__context__ is not None:
         error = error.__context__
     if isinstance(error, SSLCertVerificationError):
@@ -221,10 +214,10 @@ def _reason_of(error: BaseException) -> str:
 
 
 class Webhooks(Sink):
-    """Posts the decisions on a run, and why a suspect is slow; ``rules`` are those in force, by name.
+    """Posts a run's decisions, causes and remedies; ``rules`` returns the rules in force, by name.
 
-    After a message about a suspect, one more follows with the cause, as soon as a capture has shown it: another message
-    about the same steps, and no other alarm. A decision about it that comes later says it as well.
+    Once a capture shows the cause, a second message about the same steps follows. Later decisions about that suspect
+    contain the cause.
     """
 
     name = "webhooks"
@@ -235,33 +228,33 @@ class Webhooks(Sink):
         self._rules = rules
         self._queues: dict[Webhook, DeliveryQueue] = {}
         self._failing: set[Webhook] = set()
-        # By suspect: the decision that was sent last, and why it is slow; and by capture the suspect.
+        # The last decision sent and the cause, by suspect; and the suspect, by capture id.
         self._sent: dict[_Suspect, Decision] = {}
-        self._why: dict[_Suspect, CauseFound] = {}
+        self._causes: dict[_Suspect, events.CauseFound] = {}
         self._suspects: dict[str, _Suspect] = {}
 
     def start(self) -> None:
-        """Log the webhooks that cannot work: now, not when a notification is due."""
+        """Log webhooks without a valid URL now, rather than when a notification is due."""
         rules = self._rules()
-        for webhook in _of(rules, rules):
+        for webhook in _webhooks_of(rules, rules):
             try:
-                _address(webhook)
+                _url_of(webhook)
             except _UndeliveredError as error:
-                log.error("notify %s: %s; no notification can be sent", _named(webhook), error)
+                log.error("notify %s: %s; no notification can be sent", _name_of(webhook), error)
 
-    def take(self, event: Event | Observation) -> None:
+    def take(self, event: events.Event | events.Observation) -> None:
         match event:
-            case PolicyChanged(kind="changed"):
+            case events.PolicyChanged(kind="changed"):
                 self.start()
-            case WindowJudged():
+            case events.WindowJudged():
                 self._requested(event.triggers)
                 if event.decision.notify:
                     self._decided(event.verdict, event.decision)
-            case FollowUpDecided():
+            case events.FollowUpDecided():
                 self._requested(event.triggers)
-            case CauseFound() if event.code != "unknown":
+            case events.CauseFound() if event.code != "unknown":
                 self._explained(event)
-            case RemedyChanged():
+            case events.RemedyChanged():
                 self._remedied(event)
 
     def _requested(self, triggers: Mapping[str, Trigger]) -> None:
@@ -269,39 +262,39 @@ class Webhooks(Sink):
             keep_newest(self._suspects, capture_id, (trigger.ranks, None if trigger.scope == "host" else trigger.stage))
 
     def _decided(self, verdict: Verdict, decision: Decision) -> None:
-        why = None
+        cause = None
         if verdict.suspects:
             suspect = verdict.suspects[0].identity[1:]
             keep_newest(self._sent, suspect, decision)
-            why = self._why.get(suspect)
-        self._post(decision, partial(decided, verdict, decision, why))
+            cause = self._causes.get(suspect)
+        self._post(decision, partial(decided, verdict, decision, cause))
 
-    def _explained(self, found: CauseFound) -> None:
+    def _explained(self, found: events.CauseFound) -> None:
         suspect = self._suspects.get(found.capture_id)
         if suspect is None:
             return
-        # (several ranks of a host are captured, and the control's trace shows the same cause again)
-        known, decision = self._why.get(suspect), self._sent.get(suspect)
-        keep_newest(self._why, suspect, found)
+        # (captures of several ranks, and of the control, may show the same cause)
+        known, decision = self._causes.get(suspect), self._sent.get(suspect)
+        keep_newest(self._causes, suspect, found)
         if decision is not None and (known is None or known.code != found.code):
             self._post(decision, partial(explained, found, decision))
 
-    def _remedied(self, found: RemedyChanged) -> None:
-        decisions = [one for (ranks, _), one in self._sent.items() if ranks == (found.rank,)]
+    def _remedied(self, found: events.RemedyChanged) -> None:
+        decisions = [decision for (ranks, _), decision in self._sent.items() if ranks == (found.rank,)]
         if decisions:
-            newest = max(decisions, key=lambda one: one.time_s)
+            newest = max(decisions, key=lambda decision: decision.time_s)
             self._post(newest, partial(remedied, found, newest))
 
     def _post(self, decision: Decision, make: Callable[[], Message]) -> None:
-        for webhook in _of(self._rules(), decision.notify):
+        for webhook in _webhooks_of(self._rules(), decision.notify):
             if webhook not in self._queues:
-                self._queues[webhook] = DeliveryQueue(_named(webhook), CAPACITY)
+                self._queues[webhook] = DeliveryQueue(_name_of(webhook), CAPACITY)
                 self._queues[webhook].start()
             steps = span(decision.first_step, decision.last_step)
             self._queues[webhook].put(partial(self._deliver, webhook, steps, make))
 
     def close(self) -> None:
-        """Deliver what is waiting. The end stays where it is if this is called again."""
+        """Deliver queued messages within `CLOSE_S` of the first call."""
         if not self.closing.is_set():
             self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
@@ -316,7 +309,7 @@ class Webhooks(Sink):
             except _UndeliveredError as caught:
                 error = caught
             except Exception as caught:
-                # Not its text, which may quote what must not be shown.
+                # Not its text, which may quote the URL.
                 error = _UndeliveredError(type(caught).__name__, retry=False)
             else:
                 self._failing.discard(webhook)
@@ -326,10 +319,10 @@ class Webhooks(Sink):
             again = error.retry and due_s <= give_up_by_s
             if again and webhook not in self._failing:
                 self._failing.add(webhook)
-                log.warning("notify %s: %s; trying again", _named(webhook), error)
+                log.warning("notify %s: %s; trying again", _name_of(webhook), error)
             if not again or not self._wait(due_s):
-                words = "notify %s: gave up on %s after %d tries: %s"
-                log.error(words, _named(webhook), steps, len(retry.history), error)
+                tries = len(retry.history)
+                log.error("notify %s: gave up on %s after %d tries: %s", _name_of(webhook), steps, tries, error)
                 return
 
     def _attempt(self, webhook: Webhook, message: Message) -> None:
@@ -338,7 +331,7 @@ class Webhooks(Sink):
         else:
             body = message.event(self.job, self.run)
             content_type = "application/cloudevents+json; charset=utf-8"
-        _post(_address(webhook), body, content_type)
+        _post(_url_of(webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:
         if self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
@@ -346,11 +339,11 @@ class Webhooks(Sink):
         return due_s < self.close_by_s
 
 
-def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
+def _webhooks_of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
     found = [rules[name] for name in names if name in rules]
-    return dict.fromkeys(one.webhook for rule in found for one in rule.notify)
+    return dict.fromkeys(notify.webhook for rule in found for notify in rule.notify)
 
 
-def _named(webhook: Webhook) -> str:
-    kept = webhook.url_from_file if webhook.url_from_env is None else f"${webhook.url_from_env}"
-    return f"{'slack' if webhook.format == 'slack' else 'webhook'} of {kept}"
+def _name_of(webhook: Webhook) -> str:
+    source = webhook.url_from_file if webhook.url_from_env is None else f"${webhook.url_from_env}"
+    return f"{'slack' if webhook.format == 'slack' else 'webhook'} of {source}"

@@ -2,6 +2,8 @@
 
 import re
 import threading
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +16,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from sftriage.model import events
 from sftriage.model.captures import CaptureRequest, CaptureResult, Decision, ManualRequest, Reproduced
-from sftriage.model.events import (
-    CaptureChanged,
-    CauseFound,
-    CostMeasured,
-    DiskFailed,
-    DiskRecovered,
-    JobObserved,
-    ManualRequestDecided,
-    RemedyChanged,
-    Resumed,
-    Span,
-    WindowJudged,
-    WindowObserved,
-)
 from sftriage.model.verdicts import Regression, Suspect, Verdict
 from sftriage.model.windows import JobStatus, RankStatus, ReadCounts, StageSchema, Window
-from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, Metrics, StepTally
+from sftriage.sinks.metrics import ALL_LOCAL, MAX_SUSPECT_LABELS, METRICS, Metrics, StepTally
 from sftriage.verdict.accounting import anchored
 from sftriage.windows.rings import status_of
 from sftriage.words.verdicts import RESOLVES
@@ -56,38 +45,37 @@ def suspect(stage="data", scope="rank", ranks=(2,)) -> Suspect:
     return Suspect(scope, ranks, stage, 0.02, 0.25, 1.0, rank=ranks[0] if scope == "rank" else None)
 
 
-def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, reason="healthy") -> WindowJudged:
+def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, reason="healthy"):
     verdict = Verdict(0, 19, label, tuple(reasons), tuple(suspects), 0.1, {"data": 0.1}, {}, {})
     outcome = outcome or ("capture" if requests else "ignore")
     why = {"reasons": tuple(reasons)} if reasons else {}
     decision = Decision(1000.0, 0, 19, label, outcome, reason, parameters=why, requests=tuple(requests))
-    return WindowJudged(verdict, decision)
+    return events.WindowJudged(verdict, decision)
 
 
-def after(judged: WindowJudged, window: Window, lag_s: float | None = None) -> list[WindowObserved | WindowJudged]:
-    """A window is seen, and judged."""
-    spans = {}
-    if lag_s is not None:
-        spans[window.last_step] = Span(0, round((judged.decision.time_s - lag_s) * 1e9))
+def after(judged, window, lag_s=None) -> list[events.Event | events.Observation]:
+    end_ns = round((judged.decision.time_s - (lag_s or 0.0)) * 1e9)
+    spans = {} if lag_s is None else {window.last_step: events.Span(0, end_ns)}
     steps = {"first_step": window.first_step, "last_step": window.last_step, "attempt": window.attempt}
-    return [WindowObserved(window, spans), WindowJudged(replace(judged.verdict, **steps), judged.decision)]
+    verdict = replace(judged.verdict, **steps)
+    return [events.WindowObserved(window, spans), events.WindowJudged(verdict, judged.decision)]
 
 
-def tell(found: Metrics, *window: Any, **lag: float) -> None:
-    for one in after(*window, **lag):
-        found.take(one)
+def tell(found: Metrics, *window: Any) -> None:
+    for event in after(*window):
+        found.take(event)
 
 
-def ended(capture_id, state, rank=2) -> CaptureChanged:
-    return CaptureChanged(1000.0, CaptureResult(capture_id, rank, state))
+def ended(capture_id, state, rank=2) -> events.CaptureChanged:
+    return events.CaptureChanged(1000.0, CaptureResult(capture_id, rank, state))
 
 
-def cost(cost_s) -> CostMeasured:
-    return CostMeasured(1000.0, 0, 1, 5, cost_s, 0.1)
+def cost(cost_s) -> events.CostMeasured:
+    return events.CostMeasured(1000.0, 0, 1, 5, cost_s, 0.1)
 
 
-def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> JobObserved:
-    return JobObserved(time_s, received or ReadCounts(), job, spent_s, budget_s, lost or {})
+def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0, lost=None) -> events.JobObserved:
+    return events.JobObserved(time_s, received or ReadCounts(), job, spent_s, budget_s, lost or {})
 
 
 def request(capture_id=ID, profiler="torch") -> CaptureRequest:
@@ -96,8 +84,8 @@ def request(capture_id=ID, profiler="torch") -> CaptureRequest:
 
 def status(step=25) -> JobStatus:
     alive = (True, True, None, False)
-    told = (RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=one) for r, one in enumerate(alive))
-    return status_of(SCHEMA, 4, tuple(told))
+    ranks = (RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=one) for r, one in enumerate(alive))
+    return status_of(SCHEMA, 4, tuple(ranks))
 
 
 def value(found: Metrics, name: str, **labels) -> float | None:
@@ -120,35 +108,65 @@ def test_what_suspects_have_cost_is_what_the_run_says_and_never_less():
     assert value(found, name, suspect="(others)", stage="") == 18.0
 
 
-def everything(**options) -> Metrics:
-    found = metrics(**options)
-    tell(found, judged(), window(), lag_s=0.2)
-    for cost_s in (0.4, None, 0.0):
-        found.take(cost(cost_s))
-    found.take(CauseFound(1000.0, ID, 2, "sleep", sure=True, sentence="It sleeps."))
+def everything() -> Iterator[events.Event | events.Observation]:
+    yield from after(judged(), window(), lag_s=0.2)
+    yield from (cost(cost_s) for cost_s in (0.4, None, 0.0))
+    yield events.CauseFound(1000.0, ID, 2, "sleep", sure=True, sentence="It sleeps.")
     about = {"time_s": 1000.0, "attempt": 0, "step": 9, "remedy": "pipeline", "rank": 1, "who": "a link", "where": "it"}
     for group, saves_s in (("one", 0.1), ("two", 0.25), ("three", 0.5)):
-        found.take(RemedyChanged(**about, switch=group, state="trying", reason="worthwhile"))
-        found.take(RemedyChanged(**about, switch=group, state="kept", reason="helps", numbers={"saves_s": saves_s}))
-    found.take(RemedyChanged(**about, switch="three", state="undone", reason="gone", numbers={"saves_s": 0.5}))
-    found.take(RemedyChanged(**about, switch="four", state="advised", reason="no_room"))
-    tell(found, judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
-    found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))
-    tell(found, judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2))
+        yield events.RemedyChanged(**about, switch=group, state="trying", reason="worthwhile")
+        yield events.RemedyChanged(**about, switch=group, state="kept", reason="helps", numbers={"saves_s": saves_s})
+    yield events.RemedyChanged(**about, switch="three", state="undone", reason="gone", numbers={"saves_s": 0.5})
+    yield events.RemedyChanged(**about, switch="four", state="advised", reason="no_room")
+    yield from after(judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
+    yield judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"])
+    yield from after(
+        judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2)
+    )
     decision = Decision(1.0, 5, 5, "asked", "capture", "asked", requests=(request("asked-1", "nsys"),))
-    found.take(ManualRequestDecided(ManualRequest("asked", (1,), "me", "why"), decision))
+    yield events.ManualRequestDecided(ManualRequest("asked", (1,), "me", "why"), decision)
     result = CaptureResult(ID, 2, "stored", size_bytes=5, timings_s={"start": 0.1, "stop": 0.2, "odd": 9.0})
-    for state in ("accepted", "armed", "running"):
-        found.take(ended(ID, state))
-    found.take(CaptureChanged(1000.0, result, Reproduced("yes", 5, 5, 0.02, 0.02), stored_bytes=7))
-    found.take(ended("asked-1", "failed", rank=1))
-    found.take(looked(ReadCounts(100, 2, 1, {"rank-1": "torn"}), status(), 1234.5, 0.4, 2.0))
-    found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", lost={"windows": 12}))
+    yield from (ended(ID, state) for state in ("accepted", "armed", "running"))
+    yield events.CaptureChanged(1000.0, result, Reproduced("yes", 5, 5, 0.02, 0.02), stored_bytes=7)
+    yield ended("asked-1", "failed", rank=1)
+    yield looked(ReadCounts(100, 2, 1, {"rank-1": "torn"}), status(), 1234.5, 0.4, 2.0, {("rank 2", "data"): 29.0})
+    yield events.DiskFailed(8.0, "full")
+    yield events.DiskRecovered(time_s=9.0, since_s=1.0, problem="full", lost={"windows": 12})
+
+
+def after_everything(**options) -> Metrics:
+    found = metrics(**options)
+    for event in everything():
+        found.take(event)
     return found
 
 
+def samples(found: Metrics) -> dict[str, dict]:
+    return {
+        family.name.removeprefix("sftriage_"): {
+            (sample.name, *sorted(sample.labels.items())): repr(sample.value) for sample in family.samples
+        }
+        for family in found.registry.collect()
+    }
+
+
+def test_each_event_moves_the_metrics_declared_for_it_and_no_others():
+    decided_later = events.FollowUpDecided("x", judged(requests=[request("follow-up")]).decision)
+    later = [*after(judged(), replace(with_a_gap(), first_step=40)), looked(job=status(80)), compared(0.2)]
+    found, moved = metrics(per_rank=True), defaultdict(set)
+    for event in [*everything(), decided_later, events.Resumed([request("before")]), *later]:
+        before = samples(found)
+        found.take(event)
+        moved[type(event).__name__] |= {name for name, values in samples(found).items() if values != before[name]}
+    declared = defaultdict(set, {"WindowObserved": set()})
+    for movers, keys in METRICS.items():
+        for event in filter(None, movers.split(", ")):
+            declared[event] |= {re.findall(r"\w+", key)[1] for key in keys}
+    assert moved == declared
+
+
 def test_what_has_happened_is_counted():
-    found = everything()
+    found = after_everything()
     for name, labels, count in [
         ("captures_total", {"profiler": "nsys", "state": "failed"}, 1),
         # a kind of capture that there was none of is a 0 from which the first one can be seen
@@ -171,10 +189,10 @@ def test_what_has_happened_is_counted():
     assert states == {"stored", "failed", "refused", "expired"}
 
 
-def compared(fraction, until_step=None) -> WindowJudged:
+def compared(fraction, until_step=None) -> events.WindowJudged:
     found = Regression(640, 632, 655, fraction, "all", ("backward",), 0.05, until_step=until_step)
     one = judged("needs_evidence", reasons=["regressed"])
-    return WindowJudged(replace(one.verdict, regression=found), one.decision)
+    return events.WindowJudged(replace(one.verdict, regression=found), one.decision)
 
 
 def with_a_gap() -> Window:
@@ -183,8 +201,8 @@ def with_a_gap() -> Window:
     return some
 
 
-def recovered(*, over) -> DiskRecovered:
-    return DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12})
+def recovered(*, over) -> events.DiskRecovered:
+    return events.DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12})
 
 
 STALLED, ALL_BEST = judged("stalled", outcome="hold"), "regressions_total scope=all"
@@ -194,20 +212,25 @@ GAIN = "suspect_gain_seconds scope=rank stage=data"
 AS_IT_GOES = {
     # What happens, and what the series say then; what happens after that, and so on.
     "a disk that takes nothing, again, and never again": [
-        *([], {"disk_outage_active": 0}, [DiskFailed(1.0, "No space left on device")], {"disk_outage_active": 1}),
+        *(
+            [],
+            {"disk_outage_active": 0},
+            [events.DiskFailed(1.0, "No space left on device")],
+            {"disk_outage_active": 1},
+        ),
         *([recovered(over=True)], {"disk_outage_active": 0, "disk_lost_total kind=windows": 12}),
         *([recovered(over=False)], {"disk_outage_active": 1, "disk_lost_total kind=windows": 24}),
     ],
     "captures that were under way before are known by their profiler": [
-        *([Resumed([request("a", "nsys"), request("b")])], {"captures_running": 2}),
+        *([events.Resumed([request("a", "nsys"), request("b")])], {"captures_running": 2}),
         *([ended("a", "expired")], {"captures_running": 1, "captures_total profiler=nsys state=expired": 1}),
     ],
     "a window that was lost on its way is judged and not counted": [
-        [WindowObserved(window(first_step=20)), judged()],
+        [events.WindowObserved(window(first_step=20)), judged()],
         {"verdicts_total label=healthy": 1, "steps_total": 0},
     ],
     "steps that an earlier process has counted": [
-        [*(WindowObserved(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
+        [*(events.WindowObserved(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
         {"steps_total": 10},
     ],
     "totals that are told again": [[looked(ReadCounts(n)) for n in (10, 10, 25)], {"telemetry_steps_total": 25}],
@@ -303,9 +326,9 @@ def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_
 
 
 def test_ranks_are_named_only_where_that_was_asked_for():
-    labels = {key for family in everything().registry.collect() for s in family.samples for key in s.labels}
+    labels = {key for family in after_everything().registry.collect() for s in family.samples for key in s.labels}
     assert "rank" not in labels
-    found = everything(per_rank=True)
+    found = after_everything(per_rank=True)
     assert value(found, "sftriage_rank_suspect_verdicts_total", rank="2", stage="data") == 1
     assert value(found, "sftriage_rank_captures_total", rank="2") == 1
     assert (value(found, "sftriage_rank_step", rank="0"), value(found, "sftriage_rank_alive", rank="3")) == (25, 0)
@@ -313,7 +336,7 @@ def test_ranks_are_named_only_where_that_was_asked_for():
 
 
 def test_exemplars_name_the_capture():
-    found = everything()
+    found = after_everything()
     families = {family.name: family for family in parse_openmetrics(generate_openmetrics(found.registry).decode())}
     # THEN the capture that has ended is on the counter
     named = {

@@ -19,7 +19,7 @@ from sftriage.model.events import (
 )
 from sftriage.model.verdicts import Suspect, Verdict
 from sftriage.model.windows import Window
-from sftriage.sinks.spans import SpanSink, Telling
+from sftriage.sinks.spans import LoggedExporter, SpanSink
 from tests.otlp import Receiver
 
 from .test_metrics import request, window
@@ -55,7 +55,7 @@ def make(receiver, monkeypatch):
 
 
 def processor() -> BatchSpanProcessor:
-    return BatchSpanProcessor(Telling(OTLPSpanExporter()))
+    return BatchSpanProcessor(LoggedExporter(OTLPSpanExporter()))
 
 
 def judged(label="suspect", first_step=0, requests=()) -> WindowJudged:
@@ -149,12 +149,12 @@ def test_a_receiver_that_comes_back_is_said(receiver, monkeypatch, caplog):
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     switch = Switch(OTLPSpanExporter())
-    telling = Telling(switch)
+    exporter = LoggedExporter(switch)
     with caplog.at_level(logging.WARNING, "sftriage"):
         for away in (True, True, False, False):
             switch.away = away
-            telling.export([])
-    telling.shutdown()
+            exporter.export([])
+    exporter.shutdown()
     assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
         "OpenTelemetry: cannot deliver spans, they are lost",
         "OpenTelemetry: spans are delivered again",

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,23 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, Gauge
 from rich.console import Console
 
-from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest
-from sftriage.model.events import (
-    CaptureChanged,
-    CostMeasured,
-    EvidenceGathered,
-    FollowUpDecided,
-    JobObserved,
-    JobPaused,
-    ManualRequestDecided,
-    PolicyChanged,
-    Resumed,
-    TakenOver,
-    WindowJudged,
-    WindowObserved,
-)
-from sftriage.model.verdicts import Verdict
-from sftriage.model.windows import ReadCounts, StageSchema, Window
+from sftriage.model import events
+from sftriage.model.captures import ENDED, CaptureResult
+from sftriage.model.windows import ReadCounts
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.copies import RunUploads
 from sftriage.sinks import metrics
@@ -47,11 +32,13 @@ from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.sinks.webhooks import Webhooks
 from sftriage.web.serving import Access, metrics_server
 
+from .test_metrics import everything, judged, request, window
+
 DEADLINE_S = 20.0
 
 
-def event(number: int) -> TakenOver:
-    return TakenOver(float(number), "node-1", number)
+def event(number: int) -> events.TakenOver:
+    return events.TakenOver(float(number), "node-1", number)
 
 
 class Kept(Sink):
@@ -221,28 +208,15 @@ def test_order_is_kept_and_before_the_start_only_the_oldest_are_lost(numbers, be
     assert sink.took == waiting + numbers[begin:]
 
 
-DECISION = Decision(
-    10.0, 0, 9, "asked", "capture", "asked", requests=(CaptureRequest("a", 0, "torch", 5, 1, 60.0, 2**29),)
-)
-HEALTHY = Verdict(0, 9, "healthy", (), (), 0.1, {"data": 0.1}, {"data": None}, {})
-STALLED = Verdict(9, 9, "stalled", ("in_sync",), (), 60.0, {}, {}, {})
-WINDOW = Window(StageSchema(("data", "backward", "other"), ("backward",)), 0, np.full((10, 2, 3), 0.01))
 EVERYTHING = [
-    Resumed([]),
-    TakenOver(1.0, "node-1", 1, 120, 1),
-    WindowObserved(WINDOW, learnt=True),
-    WindowObserved(WINDOW),
-    CostMeasured(1.0, 0, 1, 5, 0.1, 0.1),
-    CostMeasured(1.0, 0, 1, 5, None, None),
-    WindowJudged(HEALTHY, Decision(1.0, 0, 9, "healthy", "ignore", "healthy")),
-    WindowJudged(STALLED, Decision(1.0, 9, 9, "stalled", "hold", "standstill", parameters={"reasons": ("in_sync",)})),
-    EvidenceGathered(1.0, 0, 9),
-    JobPaused(1.0, 0, 9, 9, 55.0, "backward", "in_sync"),
-    PolicyChanged(1.0, "changed", ()),
-    ManualRequestDecided(ManualRequest("a", (0,), "me", "why"), DECISION),
-    FollowUpDecided("a", DECISION),
-    *(CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("accepted", "armed", "running", *sorted(ENDED))),
-    JobObserved(1.0, ReadCounts(), None, 0.0, 0.0),
+    *(events.Resumed([]), events.TakenOver(1.0, "node-1", 1, 120, 1), events.WindowObserved(window(), learnt=True)),
+    *everything(),
+    judged("stalled", outcome="hold", reason="standstill", reasons=["in_sync"]),
+    events.EvidenceGathered(1.0, 0, 9),
+    events.JobPaused(1.0, 0, 9, 9, 55.0, "backward", "in_sync"),
+    events.PolicyChanged(1.0, "changed", ()),
+    events.FollowUpDecided("a", judged(requests=[request("a")]).decision),
+    *(events.CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("running", *sorted(ENDED))),
 ]
 
 
@@ -343,7 +317,7 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
     assert set(threading.enumerate()) <= before
     # WHEN the run goes on THEN that can be asked for
     stream.start()
-    stream.publish(JobObserved(2.0, ReadCounts(25), None, 0.0, 0.0))
+    stream.publish(events.JobObserved(2.0, ReadCounts(25), None, 0.0, 0.0))
     end = time.monotonic() + DEADLINE_S
     while (
         'sftriage_telemetry_steps_total{job_name="job"} 25.0'
