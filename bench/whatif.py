@@ -19,8 +19,8 @@ import pyarrow
 from pyarrow import parquet
 
 from bench.runner import interleaved, used
-from sftriage.whatif.pipeline import COLUMNS
-from tests.unit.whatif.planted import Job
+from sftriage.stragglers.pipeline import COLUMNS
+from tests.unit.stragglers.planted import Job
 
 PLAIN_PASS = """
 import sys

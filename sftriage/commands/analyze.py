@@ -40,8 +40,8 @@ from sftriage.runs.source import RunSource
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.whatif import HOTTEST, WhatIf, load_operations, step, trace_events, whatif_of
 from sftriage.runtime import reducing
+from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Findings
-from sftriage.whatif.slowdown import MIN_SLOWDOWN
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import verdict_sentence
 

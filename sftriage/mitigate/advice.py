@@ -7,7 +7,7 @@ each rank sends one and receives one at a time, to and from any other. Seconds c
 
 A pipeline under slow links, after Adaptra (arXiv 2504.19232): in 1F1B, stage i of S starts S - i microbatches before it
 goes back and forth, one more than the next stage: any delay between the two is waited for again and again. Further
-ahead, it is absorbed, at the price of the activations held meanwhile. Simulated with `sftriage.whatif.graph`. Axes: S
+ahead, it is absorbed, at the price of the activations held meanwhile. Simulated with `stragglers.graph`. Axes: S
 stages, L links.
 """
 
@@ -28,8 +28,8 @@ from sftriage.errors import UsageError
 from sftriage.mitigate.schedule import ScheduledStep, fewest_rounds, order_of, schedule_of
 from sftriage.mitigate.switching import SwitchStatus
 from sftriage.model.events import Pipeline, RemedyChanged
-from sftriage.whatif.graph import Operations, graph_of, timeline
-from sftriage.whatif.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
+from sftriage.stragglers.graph import Operations, graph_of, timeline
+from sftriage.stragglers.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 
 AHEAD = 2
 """By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""

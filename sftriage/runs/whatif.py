@@ -21,11 +21,11 @@ from sftriage.runs.decisions import DISTURBED
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
-from sftriage.verdict.accounting import complete_steps, segments, timed
+from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
+from sftriage.stragglers.pipeline import COLUMNS, RANK, TraceRows, arranged
+from sftriage.stragglers.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
+from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
-from sftriage.whatif.graph import AnyFloat, FloatArray, Graph, NamedOperations, Operations, OpType, graph_of, timeline
-from sftriage.whatif.pipeline import COLUMNS, RANK, TraceRows, arranged
-from sftriage.whatif.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import milliseconds, some_ranks
 

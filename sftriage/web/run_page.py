@@ -24,12 +24,12 @@ from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
 from sftriage.runs.summary import RunSummary, captures_cost_s, captures_of
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
+from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME
 from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored
-from sftriage.whatif.slowdown import MIN_SLOWDOWN
 
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""

@@ -15,14 +15,14 @@ from sftriage.model.events import Pipeline, RemedyChanged
 from sftriage.reports.texts import decisions_table, windows_table
 from sftriage.runs.summary import RunSummary
 from sftriage.runs.whatif import operations_of, whatif_of
+from sftriage.stragglers.pipeline import COLUMNS
 from sftriage.verdict.accounting import anchored
-from sftriage.whatif.pipeline import COLUMNS
 from sftriage.windows.npz import counted_of, load_npz
 from sftriage.words.decisions import decision_values
 from tests.scenario import Fault, Recorder, classify, decision, run_at, verdict
 from tests.scenario import Job as FourRanks
 from tests.unit.reduce.heavy import document, job_events, write
-from tests.unit.whatif.planted import Job
+from tests.unit.stragglers.planted import Job
 
 STAGES = ["data", "forward", "backward", "optimizer", "other"]
 

@@ -32,8 +32,8 @@ from sftriage.mitigate.advice import (
 )
 from sftriage.mitigate.switching import Request, StageTimes, SwitchStatus
 from sftriage.model.events import Pipeline
-from sftriage.whatif.pipeline import arranged
-from tests.unit.whatif.planted import Job
+from sftriage.stragglers.pipeline import arranged
+from tests.unit.stragglers.planted import Job
 
 
 def late(late_s=0.05, *, step_s=0.25, ranks=(3,), n_ranks=8):

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray, Operations
+from sftriage.stragglers.graph import AnyFloat, BoolArray, FloatArray, IndexArray, Operations
 
 MIN_SLOWDOWN = 1.03
 """Below this slowdown there is too little to attribute."""

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.whatif import graph as graphs
-from sftriage.whatif.graph import graph_of, latest_begins, spans, timeline
-from sftriage.whatif.pipeline import arranged
-from tests.unit.whatif.planted import Job
+from sftriage.stragglers import graph as graphs
+from sftriage.stragglers.graph import graph_of, latest_begins, spans, timeline
+from sftriage.stragglers.pipeline import arranged
+from tests.unit.stragglers.planted import Job
 
 
 def simulate(n_ops, dependencies, groups, joined, work):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.whatif.graph import AnyFloat, Graph, IndexArray, Operations, OpType, graph_of, latest_begins
+from sftriage.stragglers.graph import AnyFloat, Graph, IndexArray, Operations, OpType, graph_of, latest_begins
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 FORWARD_SEND, FORWARD_RECV = "forward-send", "forward-recv"

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.whatif.pipeline import arranged
-from sftriage.whatif.slowdown import kinds_of, slowdown_of
-from tests.unit.whatif.planted import Job
+from sftriage.stragglers.pipeline import arranged
+from sftriage.stragglers.slowdown import kinds_of, slowdown_of
+from tests.unit.stragglers.planted import Job
 
 SHAPES = {
     "as the published one": {"stages": 4, "dps": 4},

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sftriage.whatif.graph import graph_of, timeline
-from sftriage.whatif.pipeline import TYPES, TraceRows
+from sftriage.stragglers.graph import graph_of, timeline
+from sftriage.stragglers.pipeline import TYPES, TraceRows
 
 FORWARD_S, BACKWARD_S, TRANSFER_S, COLLECTIVE_S = 0.010, 0.020, 0.0005, 0.003
 FORWARD_SIDE = {"forward": (1, -1), "backward": (-1, 1)}

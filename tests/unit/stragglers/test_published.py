@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from sftriage.runs.whatif import MIN_UNEXPLAINED, REMEDIES, load_operations
-from sftriage.whatif import slowdown as kinds
-from sftriage.whatif.pipeline import CLOCK_ERROR_S, COLUMNS, TYPES
-from sftriage.whatif.slowdown import MIN_SLOWDOWN, WORST_PERCENT, kinds_of, slowdown_of
+from sftriage.stragglers import slowdown as kinds
+from sftriage.stragglers.pipeline import CLOCK_ERROR_S, COLUMNS, TYPES
+from sftriage.stragglers.slowdown import MIN_SLOWDOWN, WORST_PERCENT, kinds_of, slowdown_of
 from tests.needs import NO_REAL_TRACES
 
 pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
