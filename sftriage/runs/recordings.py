@@ -132,7 +132,7 @@ def detection_of(path: Path) -> Detection:
 
 
 def load_recording(path: Path) -> RecordedRun:
-    """Read a run directory or an ``.npz``.
+    """Read a run directory, a directory of step logs or rings, or an ``.npz``.
 
     Raises:
         InputError: it is neither, or what is in it cannot be used; the message names what and where.
@@ -145,13 +145,12 @@ def load_recording(path: Path) -> RecordedRun:
 
 
 def _load_run(path: Path) -> RecordedRun:
-    run = RunDirectory(path)
-    directory = Path(read_info(run).rings)
+    steps_directory, directory = _places(path)
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
         kinds = ("steps", LOG_KIND, COUNTERS_KIND)
-        found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in kinds}
+        found = {kind: find_logs(steps_directory, kind) if steps_directory.is_dir() else [] for kind in kinds}
         readings = {(log.attempt, log.rank): log for log in found[COUNTERS_KIND]}
         for log in found["steps"]:
             info = LogReader(log.newest).info
@@ -171,13 +170,20 @@ def _load_run(path: Path) -> RecordedRun:
     for attempt, ranks in host.items():
         infos = [steps.info for steps in (*ranks.values(), *device.get(attempt, {}).values())]
         if len({(info.schema, info.world_size) for info in infos}) > 1:
-            raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
+            raise InputError(f"{steps_directory}: the ranks recorded different stages or world sizes")
     thinned = {}
     for attempt, ranks in host.items():
         logs = [steps.log for steps in ranks.values() if steps.log is not None and not steps.log.all_there]
         if (gone := thinning_of([LogReader(log) for log in logs])) is not None:
             thinned[attempt] = gone
     return RecordedRun(path, None, host, device, thinned)
+
+
+def _places(path: Path) -> tuple[Path, Path]:
+    """Where a run's step logs and rings are; without a run, both are in the directory itself."""
+    run = RunDirectory(path)
+    alone = not run.info_file.exists() and (find_logs(path) or find_rings(path))
+    return (path, path) if alone else (run.steps, Path(read_info(run).rings))
 
 
 class _Unread:

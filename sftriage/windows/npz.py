@@ -1,4 +1,4 @@
-"""An ``.npz`` of durations measured by another program: what it may contain, and messages for mistakes."""
+"""Recordings as ``.npz`` files: reads those of other programs, with messages for mistakes, and writes them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,32 @@ def counted_of(known: Mapping[str, FloatArray | None]) -> FloatArray | None:
     for name, values_NR in there.items():
         counted_NRC[:, :, PLACE[name]] = values_NR
     return counted_NRC
+
+
+_FIELDS = {
+    "durations_s": "durations_NRS",
+    "outside_s": "outside_NRG",
+    "between_s": "between_NR",
+    "ready_s": "ready_NR",
+    "device_s": "device_NRS",
+    "device_outside_s": "device_outside_NRG",
+    "device_between_s": "device_between_NR",
+    "device_ready_s": "device_ready_NR",
+    "work": "work_NR",
+    **{name: name for name in ("first_step", "hosts", "cohorts", "kinds", "on_device")},
+}
+"""The arrays of a file, and the fields of a window that they are."""
+
+
+def save_npz(window: Window, path: Path) -> Path:
+    """Write a window for `load_npz`, without its attempt, captures, and kinds that only some ranks note."""
+    there = {name: values for name, of in _FIELDS.items() if (values := getattr(window, of)) is not None}
+    if window.counted_NRC is not None:
+        there |= {name: window.counted_NRC[:, :, place] for name, place in PLACE.items()}
+    stages, sync = np.array(window.schema.stages, dtype=np.str_), np.array(window.schema.sync, dtype=np.str_)
+    with path.open("wb") as file:  # (numpy would add a suffix to a path)
+        np.savez_compressed(file, stages=stages, sync=sync, **there)
+    return path
 
 
 MAX_UNPACKED_BYTES = 512 << 20

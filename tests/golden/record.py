@@ -324,21 +324,13 @@ def spans_of(spans: Iterable[Any]) -> str:
 
 def windows(root: Path) -> Iterator[str]:
     """Verdicts on windows of twenty jobs of `tests.simulated`: the first with the fault in it, and the last."""
-    import numpy as np
-
+    from sftriage.testing import save
     from tests.simulated.made_up import made_up
 
     for number in range(20):
         one = made_up(number)
         window = one.job.run(one.fault, *one.others, seed=number, split=one.split)
-        optional = {"ready_s": window.ready_NR, "between_s": window.between_NR, "outside_s": window.outside_NRG}
-        np.savez(
-            root / "job.npz",
-            durations_s=window.durations_NRS,
-            stages=np.array(window.schema.stages),
-            sync=np.array(window.schema.sync),
-            **{name: values for name, values in optional.items() if values is not None},
-        )
+        save(window, root / "job.npz")
         verdicts = [json.loads(line) for line in sftriage("analyze", "job.npz", "--json", quiet=True).splitlines()]
         onset = next(at for at, verdict in enumerate(verdicts) if verdict["last_step"] >= one.onset + 20)
         yield f"# job {number}: {one.fault.stage} of rank {one.fault.rank}, {one.course} from step {one.onset} on"

@@ -4,13 +4,13 @@ import sys
 from contextlib import closing
 from itertools import groupby
 
-import numpy as np
 import pytest
 
 from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import replay
 from sftriage.policy.in_force import load_set, shipped
 from sftriage.runs.recordings import load_recording
+from sftriage.testing import save
 from sftriage.words.decisions import reason_sentence
 from tests.integration.processes import LOOP
 from tests.scenario import Fault, Job, Recorder, decision, entries, every, from_step, run_at
@@ -67,15 +67,8 @@ def recordings(tmp_path_factory):
     """Each job as an .npz: 280 steps of 4 ranks, 100 ms each."""
     directory = tmp_path_factory.mktemp("recordings")
     for name, faults in JOBS.items():
-        record(directory / f"{name}.npz", Job(n_steps=280).run(*faults, split=True))
+        save(Job(n_steps=280).run(*faults, split=True), directory / f"{name}.npz")
     return directory
-
-
-def record(path, whole):
-    times = {"durations_s": whole.durations_NRS, "outside_s": whole.outside_NRG, "between_s": whole.between_NR}
-    ready = {} if whole.ready_NR is None else {"ready_s": whole.ready_NR}
-    np.savez(path, stages=whole.schema.stages, sync=whole.schema.sync, **times, **ready)
-    return path
 
 
 def replayed_on(path, *names):
@@ -127,7 +120,7 @@ def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
 def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
     # GIVEN a rank that was slow for half of a job and then is no more, and from then on another one
     faults = Fault("data", 0, 0.03, from_step(110, 250)), Fault("data", 3, 0.03, from_step(250))
-    replayed = replayed_on(record(tmp_path / "both.npz", Job(n_steps=500).run(*faults)), "default")
+    replayed = replayed_on(save(Job(n_steps=500).run(*faults), tmp_path / "both.npz"), "default")
     # THEN both are captured, well within ten minutes, and each once: after that there is a trace of it
     assert [request.rank for request in captures(replayed)] == [0, 3]
     assert replayed[-1].time_s < 600
