@@ -1,4 +1,4 @@
-"""What `sftriage run --auto` costs the processes of a job: to start, and a step.
+"""What the detection of stages (`--auto`) costs the processes of a job: to start, and a step.
 
 starts  ``python -c pass``, and ``python -c "import torch"``, with the folder on PYTHONPATH and without, in turns: each
         pair's difference in wall clock, and in the process's own processor time, in milliseconds.

@@ -19,7 +19,7 @@ _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 def doctor(
     command: list[str] | None = argument(
         "COMMAND",
-        "A launcher and its arguments, after --: run some steps of it, as `sftriage run --auto` would.",
+        "A launcher and its arguments, after --: run some steps of it, as `sftriage run` would.",
         False,
     ),
     as_json: bool = option("--json", "Print the findings as JSON."),

@@ -54,10 +54,7 @@ def run(
     policy: shared.PoliciesOption = None,
     out: shared.OutOption = None,
     job: str | None = option("NAME", "Name of the job.", "the script's"),
-    auto: bool = option(
-        "--auto",
-        "Detect the stages of a training script without sftriage.Monitor, from its calls into torch.",
-    ),
+    auto: bool = option("--auto/--no-auto", "Detect the stages of a script without sftriage.Monitor.", default=True),
     required: bool = option("--required", "If the job cannot be watched, do not start it; print why."),
     *,
     nsys: NsysChoice,
@@ -68,9 +65,9 @@ def run(
 ) -> None:
     """Run a training job and watch it.
 
-    The script must use sftriage.Monitor, unless --auto detects the stages of its steps. This command exits with the
-    job's status, and passes signals on to it. If sftriage cannot watch the job, it logs why, and the job runs anyway.
-    For a job on many hosts, run this on each of them, with --job-id and --hub or --nats.
+    It finds the steps and stages of an unedited PyTorch script; a sftriage.Monitor in the script takes precedence. This
+    command exits with the job's status, and passes signals on to it. If sftriage cannot watch the job, it logs why, and
+    the job runs anyway. For a job on many hosts, run this on each of them, with --job-id and --hub or --nats.
     """
     # Before the imports: from now on, signals are the job's.
     from sftriage.runtime.launcher import Launcher, leave_with, supervise

@@ -1,4 +1,4 @@
-"""The folder that `sftriage run --auto` adds to the trainers' PYTHONPATH, with the seams and the recorder.
+"""The folder that `sftriage run` adds to the trainers' PYTHONPATH, with the seams and the recorder.
 
 It needs only the standard library of the trainers' Python, which may be another than ours, in another container that
 mounts the folder.
@@ -7,6 +7,7 @@ mounts the folder.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,15 +15,20 @@ from pathlib import Path
 
 import sftriage
 from sftriage.base.files import refusing
+from sftriage.errors import UsageError
 from sftriage.trainer.moments import carried_binary
 from sftriage.trainer.seams.patches import REPORT_ENV
 
 CARRIED = ("__init__.py", "errors.py", "log.py", "base", "model", "trainer")
 """The parts of this package that run in a trainer."""
 
-REPORTS = "told"
+REPORTS = "reports"
 """In the directory of the rings: what the seams of each process report, until a step is recorded."""
+FOLDER = "auto"
+"""In the directory of a run on this host: the folder, until the job has ended."""
 _BINARY = "_moments.abi3.so"
+
+log = logging.getLogger("sftriage")
 
 
 def carry(folder: Path) -> Path:
@@ -46,12 +52,20 @@ def carry(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def under_seams(directory: Path, rings: Path) -> Iterator[dict[str, str]]:
-    """Variables for a job's environment, with which seams detect its stages and report them beside its rings."""
+    """Variables for a job's environment, with which seams detect its stages and report them beside its rings.
+
+    There are none if the folder cannot be written: a script's own Monitor records without it.
+    """
     with contextlib.suppress(OSError):
         (rings / REPORTS).mkdir(mode=0o700)
-    folder = directory / "auto"
+    folder = directory / FOLDER
+    variables = {}
     try:
-        places = (str(carry(folder).absolute()), os.environ.get("PYTHONPATH"))
-        yield {"PYTHONPATH": os.pathsep.join(filter(None, places)), REPORT_ENV: str(rings / REPORTS)}
+        with contextlib.suppress(UsageError):
+            places = (str(carry(folder).absolute()), os.environ.get("PYTHONPATH"))
+            variables = {"PYTHONPATH": os.pathsep.join(filter(None, places)), REPORT_ENV: str(rings / REPORTS)}
+        if not variables:
+            log.warning("cannot write %s: only a sftriage.Monitor in the script is recorded", folder)
+        yield variables
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -59,10 +59,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason: its code, and a clause to print."""
+    """A reason: its code, a clause to print, and what to do about it where `doctor` has no lines to print."""
 
     code: str
     what: str
+    advice: str = ""
 
 
 def why_nothing(facts: Facts) -> Reason | None:
@@ -104,15 +105,16 @@ def _so_far(facts: Facts) -> Reason:
             return Reason("monitor_unused", "the script's Monitor has not finished a step")
         if facts.by_hand:
             return Reason("monitor_elsewhere", "the script's Monitor records elsewhere (rings=)")
-        return Reason("no_monitor", "the script creates no sftriage.Monitor; --auto detects stages without one")
+        return Reason("no_monitor", "the script creates no sftriage.Monitor, and --no-auto detects no stages")
     backwards, steps = facts.fired.get("backward", 0), facts.fired.get("optimizer", 0)
     if facts.rings or steps > 2:
         return Reason("first_step", "recording has begun, but no step has ended yet")
-    if facts.compiling:
+    if facts.compiling and facts.status is None:
         return Reason("compiling", "torch.compile is at work; recording begins with the third step")
     if steps:
         return Reason("few_steps", f"{counted(steps, 'optimizer step')} so far; recording begins with the third")
-    return Reason("no_optimizer" if backwards else "no_step", "no torch.optim.Optimizer has made a step")
+    why = "no torch.optim.Optimizer has made a step"
+    return Reason("no_optimizer" if backwards else "no_step", why, _BY_HAND)
 
 
 def _signal_name(number: int) -> str:
@@ -122,6 +124,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+_BY_HAND = "if the script trains, `sftriage doctor -- COMMAND` prints the lines that record its loop"
 RINGS = Reason("SFTRIAGE_RINGS", "SFTRIAGE_RINGS is missing in the trainers' environment: their launcher removed it")
 _NO_PATH = "ignores PYTHONPATH"
 _HIDDEN = (
@@ -131,7 +134,11 @@ _HIDDEN = (
     ),
     RINGS,
     Reason("SFTRIAGE_SEAMS", "SFTRIAGE_SEAMS=off switches the seams off"),
-    Reason("PYTHONPATH", "the trainers' launcher overwrote PYTHONPATH, which --auto needs: let it extend PYTHONPATH"),
+    Reason(
+        "PYTHONPATH",
+        "the job overwrites PYTHONPATH, through which sftriage detects stages: extend it (PYTHONPATH=DIR:$PYTHONPATH), "
+        "or use Monitor",
+    ),
 )
 
 log = logging.getLogger("sftriage")
@@ -327,7 +334,7 @@ class FirstStep:
 
     def _why(self, facts: Facts) -> str:
         reason = why_nothing(facts)
-        what = "" if reason is None else reason.what
+        what = "" if reason is None else "; ".join(filter(None, (reason.what, reason.advice)))
         if what != self._noted:
             self._noted = what
             self._note(what)

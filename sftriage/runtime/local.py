@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from sftriage.runs.directory import (
     write_info,
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
-from sftriage.runtime.carrying import under_seams
+from sftriage.runtime.carrying import FOLDER, under_seams
 from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
@@ -251,6 +252,7 @@ class TakeOver(WatchedRun):
             over = launcher_of(self._rings) is None if known else time.monotonic() - seen_s > RESTART_S
             if over:
                 self._finish()
+                shutil.rmtree(self.directory.path / FOLDER, ignore_errors=True)
                 return True
         return False
 

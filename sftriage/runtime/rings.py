@@ -19,6 +19,7 @@ from sftriage.base.process import Process, locked_file
 from sftriage.errors import InputError, UsageError
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import launcher_of, noted_process, trainers_alive
+from sftriage.runtime.carrying import FOLDER
 from sftriage.runtime.nsys_launch import place_in, remove_place
 from sftriage.trainer.session import SPOOL
 
@@ -103,7 +104,7 @@ def sweep(home: Path) -> None:
 
 
 def _finish_killed(rings: Path, steps: Path) -> None:
-    """Log the last steps of a killed run, and remove what nsys left of it."""
+    """Log the last steps of a killed run, and remove what its trainers and nsys left of it."""
     try:
         if steps.is_dir():
             reading = RankRings(rings, steps)
@@ -111,6 +112,7 @@ def _finish_killed(rings: Path, steps: Path) -> None:
             reading.close()
     except Exception as error:
         log.warning("the last steps in %s are lost: %s", rings, error)
+    shutil.rmtree(steps.parent / FOLDER, ignore_errors=True)
     try:
         if (place := place_in(RunDirectory(steps.parent))) is not None:
             remove_place(place)

@@ -15,8 +15,9 @@ full disk or a missing directory is one warning and an inert monitor; nothing is
 from __future__ import annotations
 
 import os
+import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic_ns, time_ns
@@ -226,12 +227,12 @@ class Monitor(Calls):
             self._recording.close()
 
     def _make_way(self) -> None:
-        """A script's own monitor replaces an automatic one."""
+        """A script's own monitor replaces the seams, and what they record."""
         global _by_hand
         _by_hand = True
-        automatic = None if _automatic is None else _automatic()
-        if automatic is not None:
-            automatic.give_way()
+        seams = sys.modules.get("sftriage.trainer.seams.patches")
+        if seams is not None:
+            seams.take_out()
 
     def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
         # An inert one may be copied and pickled with what holds it; what lies in C does not go by itself.
@@ -245,16 +246,7 @@ class Monitor(Calls):
 
 
 class AutomaticMonitor(Monitor):
-    """The monitor of a script that makes none, from torch's seams (`sftriage.trainer.seams`).
-
-    ``give_way`` is called when the script makes one after all; it has to close this one.
-    """
-
-    def __init__(
-        self, stages: Sequence[str], sync: Sequence[str], cohort: str | None = None, *, give_way: Callable[[], None]
-    ) -> None:
-        super().__init__(stages, sync, cohort=cohort)
-        self.give_way = give_way
+    """The monitor of a script that makes none, from torch's seams (`sftriage.trainer.seams`)."""
 
     def _make_way(self) -> None:
         global _automatic
@@ -262,13 +254,13 @@ class AutomaticMonitor(Monitor):
 
 
 def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
-    """A stage that the seams of `sftriage run --auto` do not see, named by hand in an otherwise unedited script.
+    """A stage of an otherwise unedited script that `sftriage run` does not detect, as a context manager.
 
-    Nothing is recorded where the script makes a `Monitor`, in the first two steps, and without ``--auto``.
+    It does nothing in a script with a `Monitor`, in the first two steps, and under ``--no-auto``.
 
     Args:
-        name: a stage that is seen by itself, or a new one: it becomes the last before ``other``.
-        sync: of a new one, whether it ends in a blocking exchange between the ranks.
+        name: a detected stage, or a new one, which becomes the last before ``other``.
+        sync: whether a new stage ends in a blocking exchange between the ranks.
     """
     automatic = None if _automatic is None else _automatic()
     if automatic is None or not automatic.active:

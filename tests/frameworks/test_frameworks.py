@@ -202,7 +202,6 @@ def test_unedited_a_slowed_rank_is_named_by_auto(train, name):
     run = train(
         framework,
         without_us((EXAMPLES / framework.script).read_text()),
-        "--auto",
         ranks=3 if name == "accelerate" else 2,
     )
     # (what only the rank that writes it sees is of that rank alone)
@@ -225,7 +224,7 @@ def test_with_a_line_of_ours_it_is_named_under_the_frameworks_own_step_numbers_a
     # (three trackers at work on one of two ranks are a role of its own in a small step: a wider model takes longer)
     text = text.replace("512", "1024")
     # (under torchrun: the other launcher's ranks end at once, and what W&B has not written by then is lost)
-    run = train(framework, text, launcher=TORCHRUN)
+    run = train(framework, text, "--no-auto", launcher=TORCHRUN)
     # THEN its steps are there once, numbered as it logs them
     check_steps(run, framework, framework.first, 2)
     # AND what was found stands beside the loss, at the steps at which it was
@@ -255,7 +254,7 @@ def test_with_a_line_of_ours_it_is_named_under_the_frameworks_own_step_numbers_a
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_with_a_line_of_ours_and_auto_nothing_is_counted_twice(train, name):
     framework = FRAMEWORKS[name]
-    run = train(framework, (EXAMPLES / framework.script).read_text(), "--auto")
+    run = train(framework, (EXAMPLES / framework.script).read_text())
     check_steps(run, framework, framework.first, 2)
 
 

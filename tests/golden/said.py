@@ -303,6 +303,7 @@ FACTS = (
     *(replace(OVER, status=130, told=2), replace(OVER, told=15)),
     *(replace(OVER, status=status, seconds=20.0) for status in (0, 1)),
     replace(OVER, status=None, seconds=20.0, compiling=True),
+    replace(OVER, status=0, compiling=True),
 )
 
 

@@ -213,6 +213,7 @@ def end(job: Job) -> None:
     _, said = job.process.communicate(timeout=DEADLINE_S)
     assert job.process.returncode == 0, said
     assert not job.rings.exists()
+    assert not (job.directory.path / "auto").exists()
     check_record(job)
 
 

@@ -1,4 +1,4 @@
-"""`sftriage run --auto` on training scripts that know nothing of it, a rank slowed from outside or hanging."""
+"""`sftriage run` on training scripts that know nothing of it, a rank slowed from outside or hanging."""
 
 import json
 import os
@@ -48,11 +48,11 @@ def steps_of(run: Path, rank: int):
 
 @pytest.fixture
 def train(start, environment, tmp_path):
-    """Run a script, under ``--auto`` with a rank that becomes slow, and without; it trains the same bit for bit."""
+    """Run a script, under `sftriage run` with a rank that becomes slow, and without; it trains the same bit for bit."""
     (tmp_path / "policy.yaml").write_text(POLICY)
 
     def train(command, slow, plainly, *, saves=True):
-        options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
+        options = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
         job = start("run", *options, "--", *command, env=environment | slow)
         said, told = job.communicate(timeout=240)
         assert job.returncode == 0, told

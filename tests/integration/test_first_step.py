@@ -54,7 +54,7 @@ def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(
         assert process.stdout.readline() == "up\n"
         for second in range(0, 130, 5):
             first.look(process.pid, 1000.0 + second)
-        why = "the script creates no sftriage.Monitor; --auto detects stages without one"
+        why = "the script creates no sftriage.Monitor, and --no-auto detects no stages"
         assert said == [
             f"no step is recorded yet, 1 minute after torch was imported: {why}",
             f"no step is recorded yet, 2 minutes after torch was imported: {why}",

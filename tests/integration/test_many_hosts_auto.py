@@ -1,4 +1,4 @@
-"""`sftriage run --auto --hub` on two hosts: an unedited training script, with a slow rank on the second one."""
+"""`sftriage run --hub` on two hosts: an unedited training script, with a slow rank on the second one."""
 
 import os
 
@@ -19,7 +19,7 @@ def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, envi
     # GIVEN two hosts, and a script that knows nothing of sftriage, whose data set becomes slow on the second one
     (tmp_path / "policy.yaml").write_text(POLICY)
     environment = {**environment, **slowed(SLOW, A_STEP, SLOW_FROM)}
-    options, script = ("--auto", "--job-id", f"auto/{os.getpid()}"), (UNEDITED / "ddp.py", tmp_path, EPOCHS)
+    options, script = ("--job-id", f"auto/{os.getpid()}"), (UNEDITED / "ddp.py", tmp_path, EPOCHS)
     with two_hosts() as hosts:
         both = hosts.torchrun(tmp_path, environment, options, *script, ranks=1, port=29513)
         # WHEN the job has run

@@ -17,8 +17,8 @@ from sftriage.trainer.layout import find_rings
 from sftriage.windows.rings import Ring
 
 
-def pythons():
-    found = {sys.executable, *filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 16)))}
+def pythons(*versions):
+    found = {sys.executable, *filter(None, (shutil.which(f"python{version}") for version in versions))}
     # (a name may be that of a version that is not chosen here)
     return [one for one in sorted(found) if not subprocess.run([one, "-c", ""], capture_output=True).returncode]
 
@@ -86,7 +86,7 @@ def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, en
     assert (tmp_path / "rings" / "rank-0.0.ring").exists()
 
 
-@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("python", pythons(*(f"3.{minor}" for minor in range(10, 16))))
 def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, site, python):
     # GIVEN the folder in a Python that has nothing else
     script = f"""
@@ -145,6 +145,13 @@ def test_a_process_that_does_not_train_imports_nothing_of_ours(environment, site
     seams |= {f"sftriage.trainer.seams.{name}" for name in names}
     assert set(eval(output(importing, environment))) - set(before) == seams - set(before)
     assert set(eval(output(importing, {**environment, "SFTRIAGE_SEAMS": "off"}))) == set(before)
+
+
+@pytest.mark.parametrize("python", pythons("2.7", *(f"3.{minor}" for minor in range(6, 16))))
+def test_any_python_runs_as_without_the_folder(environment, site, python):
+    # GIVEN a Python that may be too old to record WHEN a job uses it THEN it prints nothing else
+    environment["PYTHONPATH"] = str(site)
+    assert output([python, "-c", "import json; print(json.dumps(1))"], environment) == "1\n"
 
 
 def test_the_folder_is_there_as_long_as_the_job_is_and_leaves_the_path_that_there_was(tmp_path, monkeypatch):

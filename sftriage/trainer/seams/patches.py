@@ -20,6 +20,7 @@ one warning; what it wraps continues. A monitor that the script makes replaces t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -29,6 +30,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,9 @@ RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process keeps a report of its seams for `sftriage doctor`."""
-_REPORT_EVERY_S = 0.25
+_REPORT_EVERY_S, _REPORT_LATER_S, _REPORT_OFTEN_S = 0.25, 5.0, 60.0
+"""How often a process looks for news to report; how often after the first minute, in a job that does not train yet."""
+_OLDEST_TORCH = 2, 4
 _COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
@@ -75,6 +79,14 @@ class Seams:
 
     def install(self) -> None:
         """Put them in; what this torch lacks is left out, with a warning."""
+        if _made_by_hand():
+            self.stop()
+            return
+        if tuple(map(int, self._torch.__version__.split(".")[:2])) < _OLDEST_TORCH:
+            # (no warning: the script may create a Monitor; `sftriage run` reports this if it does not)
+            self.failed["optimizer"] = "it needs torch {}.{} or later".format(*_OLDEST_TORCH)
+            self.stop()
+            return
         for name, put_in in (
             ("optimizer", self.optimizers.put_in),
             ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
@@ -153,13 +165,10 @@ class Seams:
 
         monitor = None
         try:
-            if recorder.made_by_hand():
-                self.stop()
-                return None
             found = self._look()
             self.compiled = self._compilations()
             cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
-            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
+            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort=cohort)
             uncompiled(*vars(moments.Stage).values(), *vars(moments.Log).values())
             if not monitor.active:
                 self.stop()
@@ -256,6 +265,12 @@ class Seams:
         return 0 if compiled is None else compiled.get("total", 0)
 
 
+def take_out() -> None:
+    """Take the seams out of this process: the script has created a monitor."""
+    if _installed is not None:
+        _installed.stop()
+
+
 def lead() -> Seams | None:
     """The seams of this process for a framework that says where steps end, put in if needed; None without recording."""
     global _installed
@@ -294,21 +309,31 @@ def _keep_report(seams: Seams, directory: Path) -> None:
     from sftriage.base.files import write_atomically
     from sftriage.base.loops import start_thread
 
-    def keep() -> None:
-        waiting = threading.Event()
-        while directory.is_dir():
-            worker_of = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
-            if worker_of is None or worker_of() is None:
+    written = ""
+
+    def write() -> None:
+        nonlocal written
+        worker_of = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+        if directory.is_dir() and (worker_of is None or worker_of() is None):
+            report = json.dumps(_report(seams))
+            if report != written:
                 with contextlib.suppress(OSError):
-                    write_atomically(directory / f"{os.getpid()}.json", json.dumps(_report(seams)), synced=False)
-            waiting.wait(_REPORT_EVERY_S)
+                    write_atomically(directory / f"{os.getpid()}.json", report, synced=False)
+                    written = report
+
+    def keep() -> None:
+        waiting, begun_s = threading.Event(), monotonic()
+        while directory.is_dir():
+            write()
+            waiting.wait(_REPORT_EVERY_S if monotonic() < begun_s + _REPORT_OFTEN_S else _REPORT_LATER_S)
 
     def begin() -> None:
         # (a fork of a rank that trains is none)
-        if not seams.steps.rounds:
+        if not seams.steps.rounds and directory.is_dir():
             start_thread("doctor", keep)
 
     begin()
+    atexit.register(write)
     # A launcher may have imported torch before it forks its ranks.
     os.register_at_fork(after_in_child=begin)
 
@@ -316,8 +341,6 @@ def _keep_report(seams: Seams, directory: Path) -> None:
 def _report(seams: Seams) -> dict[str, object]:
     torch = sys.modules["torch"]
     kineto = getattr(torch.autograd, "kineto_available", None)
-    # (it may be half imported just now)
-    by_hand = getattr(sys.modules.get("sftriage.trainer.monitor"), "made_by_hand", None)
     return {
         "pid": os.getpid(),
         "rank": os.environ.get("RANK", ""),
@@ -327,10 +350,16 @@ def _report(seams: Seams) -> dict[str, object]:
         "rounds": seams.steps.rounds,
         "models": list(seams.trained),
         "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.seen).items()},
-        "by_hand": bool(by_hand is not None and by_hand()),
+        "by_hand": _made_by_hand(),
         "kineto": bool(kineto is not None and kineto()),
         "compiling": _compiles(),
     }
+
+
+def _made_by_hand() -> bool:
+    # (the recorder may be half imported just now)
+    made = getattr(sys.modules.get("sftriage.trainer.monitor"), "made_by_hand", None)
+    return bool(made is not None and made())
 
 
 def _compiles() -> bool:

@@ -69,7 +69,7 @@ def test_what_a_trainer_was_not_given_is_told_from_what_it_was():
     assert hides(whole | {"PYTHONPATH": "/wrapper"}, ["python", "train.py"], given) == {"PYTHONPATH"}
     assert hides(whole | {"SFTRIAGE_SEAMS": "off"}, ["python", "-I", "train.py"], given) == {"SFTRIAGE_SEAMS", "-I"}
     assert hides({}, ["python", "train.py"], given) == {"SFTRIAGE_RINGS", "PYTHONPATH"}
-    # AND without --auto, PYTHONPATH is the job's own
+    # AND with --no-auto, PYTHONPATH is the job's own
     assert hides({"SFTRIAGE_RINGS": "/rings"}, ["python"], {"SFTRIAGE_RINGS": "/rings"}) == set()
 
 

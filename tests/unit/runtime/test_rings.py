@@ -17,6 +17,7 @@ from sftriage.errors import UsageError
 from sftriage.policy.in_force import find
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys
+from sftriage.runtime.carrying import FOLDER, carry
 from sftriage.runtime.local import LocalRun
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
@@ -69,9 +70,11 @@ def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path,
     (steps := tmp_path / "steps").mkdir()
     note_steps(left, steps)
     subprocess.run([sys.executable, "-c", HOLD, str(left)], input=b"", check=True, capture_output=True)
-    # WHEN the next run sweeps THEN they are where it would have kept them
+    carry(tmp_path / FOLDER)
+    # WHEN the next run sweeps THEN they are where it would have kept them, and nothing else is left
     make_rings_directory("run-2", tmp_path)
     assert not left.exists()
+    assert not (tmp_path / FOLDER).exists()
     (log,) = steps.glob("*.steps")
     assert len(LogReader(log).read()) == 1
 

@@ -124,7 +124,7 @@ def test_a_watch_that_begins_within_the_sync_stage_knows_the_visits_after_it(wat
 @pytest.mark.usefixtures("form")
 def test_the_seams_know_how_often_a_stage_was_entered_whether_it_is_watched_or_not(clock, tmp_path, monkeypatch):
     monkeypatch.setenv(RINGS_ENV, str(tmp_path))
-    with AutomaticMonitor(("data", "backward"), ("backward",), give_way=lambda: None) as monitor:
+    with AutomaticMonitor(("data", "backward"), ("backward",)) as monitor:
         stage = monitor.stage("backward")
         for model in (None, Chain(clock), Chain(clock), object()):
             if model is not None:

@@ -42,6 +42,7 @@ def rings(tmp_path, monkeypatch):
     monkeypatch.setenv(RINGS_ENV, str(tmp_path))
     monkeypatch.setattr(monitor, "_by_hand", False)
     monkeypatch.setattr(monitor, "_automatic", None)
+    monkeypatch.setattr(patches, "_installed", None)
     return tmp_path
 
 
@@ -52,6 +53,7 @@ def put_in():
 
     def put_in(*off: str) -> Seams:
         made.append(Seams(frozenset(off)))
+        patches._installed = made[-1]
         made[-1].install()
         return made[-1]
 
@@ -312,11 +314,12 @@ def test_a_name_that_is_none_is_said_and_ignored(caplog):
 @pytest.mark.parametrize("made", [0, 1, 5])
 def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings, made):
     # GIVEN a script that makes one before it trains, after its first step, or when it is recorded already
-    mine = []
+    mine, originals = [], (torch.autograd.backward, torch.save)
 
     def after(step):
         if step == made:
             mine.append(Monitor(("work",), ()))
+            assert (torch.autograd.backward, torch.save) == originals
         if mine:
             with mine[0].step(), mine[0].stage("work"):
                 pass
@@ -335,6 +338,22 @@ def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings,
     assert len(list(rings.glob("*.ring"))) == attempt + 1
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("why", ["a Monitor was created before torch was imported", "torch is too old"])
+def test_seams_that_cannot_record_are_not_installed(put_in, rings, monkeypatch, caplog, why):
+    if why == "torch is too old":
+        monkeypatch.setattr(torch, "__version__", "2.3.1+cpu")
+    else:
+        Monitor(("work",), ()).close()
+    original = torch.autograd.backward
+    seams = put_in()
+    train(4)
+    assert torch.autograd.backward is original
+    assert len(list(rings.glob("*.ring"))) == (why != "torch is too old")
+    # AND a script of either kind sees no warning: `sftriage run` reports why, if nothing was recorded
+    assert caplog.records == []
+    assert seams.failed == ({"optimizer": "it needs torch 2.4 or later"} if why == "torch is too old" else {})
 
 
 def test_where_nothing_can_be_recorded_the_seams_take_themselves_out(put_in, rings, monkeypatch, caplog):
@@ -544,7 +563,7 @@ def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
 
 
 def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
-    # GIVEN a script that names one stage, with --auto and without
+    # GIVEN a script that names one stage, with seams and without
     def train():
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -754,7 +773,7 @@ def test_a_model_of_which_only_parts_are_called_to_evaluate_is_seen_at_the_next_
 
 
 def test_a_framework_says_where_steps_end_and_which_numbers_they_have(rings, monkeypatch):
-    # GIVEN seams that `--auto` has put in, and a framework that takes the lead
+    # GIVEN seams that are in already, and a framework that takes the lead
     monkeypatch.setattr(patches, "_installed", None)
     patches.imported("torch")
     seams = patches.lead()

@@ -50,6 +50,8 @@ def _tell_when_done(spec):
 
 def _hand_over(name):
     try:
+        if sys.version_info < (3, 10):  # noqa: UP036 (any Python of the job gets here)
+            raise ImportError("Python 3.10 or later is needed")
         if "sftriage" not in sys.modules:
             _find_package()
         from sftriage.trainer.seams.patches import imported
@@ -66,12 +68,13 @@ def _find_package():
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     found = find_spec("sftriage")
-    theirs = list(found.submodule_search_locations or ()) if found and found.origin else []
-    if any(os.path.isdir(os.path.join(place, "trainer")) for place in theirs):  # noqa: PTH112, PTH118
+    places = list(found.submodule_search_locations or ()) if found and found.origin else []
+    if any(os.path.isdir(os.path.join(place, "trainer")) for place in places):  # noqa: PTH112, PTH118
         return
     init = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
-    # (what else belongs to theirs is still found there)
-    spec = spec_from_file_location("sftriage", init, submodule_search_locations=[_PACKAGE, *theirs])
+    # (the other modules of an installed one are still found)
+    places.insert(0, _PACKAGE)
+    spec = spec_from_file_location("sftriage", init, submodule_search_locations=places)
     if spec and spec.loader:
         sys.modules["sftriage"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -83,14 +86,14 @@ def _go_on():
     ours = sys.modules.pop("sitecustomize")
     try:
         __import__("sitecustomize")
-    except ModuleNotFoundError as error:
-        if error.name != "sitecustomize":
+    except ImportError as error:
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":  # (Python 2 names no module)
             raise
     finally:
         sys.modules.setdefault("sitecustomize", ours)
 
 
-if os.environ.get("SFTRIAGE_RINGS") and os.environ.get("SFTRIAGE_SEAMS") != "off":
+if sys.version_info >= (3,) and os.environ.get("SFTRIAGE_RINGS") and os.environ.get("SFTRIAGE_SEAMS") != "off":
     if "torch" in sys.modules:
         _hand_over("torch")
     else:
