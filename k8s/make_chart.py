@@ -30,7 +30,7 @@ PARTS = {
     "webhook/network.yaml": "",
     "webhook/webhook.yaml": "",
     "certificates/rbac.yaml": OWN,
-    "certificates/jobs.yaml": OWN,
+    "certificates/deployment.yaml": OWN,
     "cert-manager/certificate.yaml": CERT_MANAGER,
     "nats/config.yaml": NATS,
     "nats/statefulset.yaml": NATS,
@@ -56,12 +56,6 @@ _ANNOTATED = f"""  name: sftriage
   {{{{- end }}}}
 webhooks:
 """
-_JOB = "kind: Job\nmetadata:\n"
-# (a Job cannot be changed, so each release replaces it as a hook)
-_HOOK = f"""{_JOB}  annotations:
-    helm.sh/hook: post-install,post-upgrade
-    helm.sh/hook-delete-policy: before-hook-creation
-"""
 
 _DASHBOARDS = """{{- if .Values.dashboards }}
 apiVersion: v1
@@ -79,9 +73,10 @@ data:
 def template(source: str, condition: str) -> str:
     """A manifest as a template of the chart."""
     component, text = source.partition("/")[0], (HERE / source).read_text(encoding="utf-8")
-    text = text.replace(_WEBHOOKS, _ANNOTATED).replace(_JOB, _HOOK)
+    text = text.replace(_WEBHOOKS, _ANNOTATED)
     text = text.replace("sftriage-system", "{{ .Release.Namespace }}")
     text = text.replace("image: sftriage:latest", "image: {{ .Values.image }}")
+    text = text.replace("Policy: IfNotPresent", 'Policy: {{ .Values.settings.pull_policy | default "IfNotPresent" }}')
     text = _SETTINGS.sub(_SAID, text)
     text = _STORAGE.sub("{storage: {{ .Values.nats.storage }}}", text)
     if component in SIZED:
@@ -114,10 +109,13 @@ def values() -> str:
     said = [
         ("The image of operator, webhook, controllers and agents; pin it by digest.", {"image": "sftriage:latest"}),
         (
-            "The source of the webhook's certificate: own (a Job, and a weekly CronJob) or cert-manager.",
+            "The source of the webhook's certificate: own (a Deployment renews it) or cert-manager.",
             {"certificates": "own"},
         ),
-        ("Settings of injected pods: store, store_secret, nats and others, see docs/kubernetes.md.", {"settings": {}}),
+        (
+            "Settings of injected pods: pull_policy, store, store_secret, nats and others, see docs/kubernetes.md.",
+            {"settings": {}},
+        ),
         ("The Grafana dashboard, in a ConfigMap for Grafana's sidecar.", {"dashboards": False}),
         (
             "One hub for all jobs; connect to it with the settings nats, nats_secret and nats_ca.",

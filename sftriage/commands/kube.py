@@ -141,6 +141,7 @@ def operate(
     lease: str | None = option(
         "NAMESPACE/NAME", "Work only while holding this Lease, so that one of several operators works.", "no lease"
     ),
+    ready_file: Path | None = option("FILE", "With --lease: touch this file whenever the API server has answered."),
     watch_seconds: int = option("N", "Restart each watch of the API after this time.", min=1, max=3600, default=300),
 ) -> None:
     """Run the operator: it checks the policies of a cluster, and deletes traces of deleted captures.
@@ -153,6 +154,8 @@ def operate(
     held, slash, name = (lease or "").partition("/")
     if lease is not None and not (held and slash and name):
         raise UsageError(f"--lease {lease}: expected NAMESPACE/NAME")
+    if ready_file is not None and lease is None:
+        raise UsageError("--ready-file needs --lease")
     objects = ClusterObjects.connect()
     try:
         from sftriage.kube import operator
@@ -170,6 +173,7 @@ def operate(
     leader = None
     if lease is not None:
         leader = LeaderElection(objects, held, name, f"{socket.gethostname()}-{secrets.token_hex(4)}")
+        leader.on_contact = ready_file.touch if ready_file is not None else leader.on_contact
     times_s = {"grace_s": of_jobs.grace_seconds, "keep_s": of_jobs.report_days * DAY_S}
     operator.run(objects, stores, namespace or (), watch_seconds, controllers, leader, **times_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -18,7 +19,7 @@ from sftriage.commands.output import say
 from sftriage.errors import InputError, UsageError
 from sftriage.kube.client import ClusterObjects, path_of
 from sftriage.kube.injecting import SIDECARS_SINCE, injected
-from sftriage.kube.webhook import KeptSettings, WebhookServer, version_of_cluster, wait_for_certificate
+from sftriage.kube.webhook import WebhookServer, kept_settings, version_of_cluster, wait_for_certificate
 from sftriage.kube.webhook import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "as it reports")]
@@ -42,7 +43,7 @@ def serve(
     the cluster in kubectl's configuration, or inside a pod of its own.
     """
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
-    kept, version = KeptSettings(settings), _version(server_version)
+    kept, version = kept_settings(settings), _version(server_version)
     objects = ClusterObjects.connect()
     wait_for_certificate(cert, cert_seconds)
     webhook = WebhookServer(kept, lambda: version_of_cluster(objects) if version is None else version)
@@ -58,20 +59,20 @@ def _version(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
+_STOP = (signal.SIGINT, signal.SIGTERM)
+
+
 def certificates(
     namespace: str = option("--namespace -n NAME", "Namespace of the webhook.", default="sftriage-system"),
-    secret: str = option(
-        "NAME",
-        "Existing Secret for the webhook's certificate.",
-        default="sftriage-webhook-tls",
-    ),
+    secret: str = option("NAME", "Existing Secret for the webhook's certificate.", default="sftriage-webhook-tls"),
     service: str = option("NAME", "The webhook's Service.", default="sftriage-webhook"),
     configuration: str = option("NAME", "The MutatingWebhookConfiguration that must trust it.", default="sftriage"),
+    repeat_hours: float | None = option("N", "Run until SIGTERM, and check again every N hours.", "once", min=0.001),
 ) -> None:
     """Make the webhook's certificate, and have the API server trust it; do nothing if both are done.
 
-    For clusters without cert-manager. Run it regularly: a certificate is valid for a year, and is renewed in its last
-    60 days. It needs only the rights in k8s/certificates, on these two objects.
+    For clusters without cert-manager. A certificate is valid for a year, and is renewed in its last 60 days: run this
+    regularly, or with --repeat-hours. It needs only the rights in k8s/certificates, on these two objects.
     """
     from sftriage.kube.webhook import certify, service_names
 
@@ -81,7 +82,12 @@ def certificates(
     except ImportError:
         raise UsageError("certificates need the package cryptography; install sftriage[k8s]") from None
     path = path_of("v1", "secrets", namespace, secret)
-    say(certify(objects, path, service_names(service, namespace), configuration, datetime.now(timezone.utc)))
+    # (blocked, so that a container's first process ends by SIGTERM too)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    while True:
+        say(certify(objects, path, service_names(service, namespace), configuration, datetime.now(timezone.utc)))
+        if repeat_hours is None or signal.sigtimedwait(_STOP, repeat_hours * 3600) is not None:
+            return
 
 
 def inject(
@@ -96,7 +102,7 @@ def inject(
     stderr.
     """
     server = _version(server_version) or SIDECARS_SINCE
-    kept = KeptSettings(settings)()
+    kept = kept_settings(settings)()
     bodies = [one for name in file for one in _objects(name)]
     found = [injected(body, namespace, kept, server) for body in bodies]
     if not any(one.templates or one.warnings for one in found):

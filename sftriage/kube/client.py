@@ -358,6 +358,8 @@ class LeaderElection:
         self.lost = threading.Event()
         """Set once the lease is lost; then ``on_lost`` is called, from that thread."""
         self.on_lost: Callable[[], object] = lambda: None
+        self.on_contact: Callable[[], object] = lambda: None
+        """Called each time that the server has answered, whoever holds the lease."""
 
     def lead(self) -> None:
         """Wait for the lease, then keep renewing it in a thread."""
@@ -392,6 +394,8 @@ class LeaderElection:
         try:
             missing: dict[str, Any] = {"apiVersion": LEASES, "kind": "Lease", "metadata": self._about}
             body = ask_unless(self._objects, NOT_FOUND, "GET", f"{self._path}/{self._about['name']}") or missing
+            with contextlib.suppress(OSError):
+                self.on_contact()
             spec = body.get("spec") or {}
             holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
             # (clocks of others may be wrong; that something has changed is sure)

@@ -11,9 +11,10 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("sftriage.kube")
+Value = TypeVar("Value")
 
 
 def answer(review: Mapping[str, Any], settings: InjectionSettings, server: Version | None) -> dict[str, Any]:
@@ -97,7 +99,40 @@ LOOK_S = 0.5
 ASK_S, ASK_AGAIN_S = 300.0, 5.0
 """How often to read the server's version: once known, and before."""
 LEAVE_S = 5
-_WARN_AGAIN_S = 60.0
+
+
+class Reloaded(Generic[Value]):
+    """A value read from files, and read again when they change. While that fails, the previous value stays.
+
+    Raises:
+        InputError: it cannot be read at first.
+    """
+
+    def __init__(self, read: Callable[[], Value], *files: Path) -> None:
+        self._read, self._files, self._stamps = read, files, _stamps(files)
+        self._value = read()
+
+    def __call__(self) -> Value:
+        if (stamps := _stamps(self._files)) not in ((), self._stamps):
+            self._stamps = stamps
+            try:
+                self._value = self._read()
+                log.info("read the changed %s", self._files[0])
+            except InputError as error:
+                log.warning("%s; keeping the previous state", error)
+        return self._value
+
+
+def _stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
+    with contextlib.suppress(OSError):
+        found = [path.stat() for path in files]
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+    return ()
+
+
+def kept_settings(path: Path | None) -> Callable[[], InjectionSettings]:
+    """Returns the settings in a file as they are now; without a file, the defaults."""
+    return InjectionSettings if path is None else Reloaded(partial(read_settings, path), path)
 
 
 def rotating(folder: Path) -> ssl.SSLContext:
@@ -106,26 +141,12 @@ def rotating(folder: Path) -> ssl.SSLContext:
     Raises:
         InputError: there is none that is usable.
     """
-    files = folder / CERTIFICATE, folder / KEY
-    seen, warned_s = _seen(*files), float("-inf")
-    try:
-        first = newest = _context(folder)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"no usable certificate in {folder}: {error}") from error
+    newest = Reloaded(partial(_context, folder), folder / CERTIFICATE, folder / KEY)
+    first = newest()
 
-    def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_: ssl.SSLContext) -> None:
-        nonlocal newest, seen, warned_s
-        if (now := _seen(*files)) != seen:
-            try:
-                newest, seen = _context(folder), now
-                log.info("using the new certificate in %s", folder)
-            except (OSError, ssl.SSLError) as error:
-                # (a key and a certificate that are written one after the other do not match for a moment)
-                if time.monotonic() - warned_s > _WARN_AGAIN_S:
-                    warned_s = time.monotonic()
-                    log.warning("cannot use the new certificate in %s; keeping the old one: %s", folder, error)
-        if newest is not first:
-            connection.context = newest
+    def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _first: ssl.SSLContext) -> None:
+        if (context := newest()) is not first:
+            connection.context = context
 
     first.sni_callback = begin
     return first
@@ -134,36 +155,11 @@ def rotating(folder: Path) -> ssl.SSLContext:
 def _context(folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    try:
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"no usable certificate in {folder}: {error}") from error
     return context
-
-
-def _seen(*paths: Path) -> tuple[tuple[int, int, int], ...]:
-    with contextlib.suppress(OSError):
-        found = [path.stat() for path in paths]
-        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
-    return ()
-
-
-class KeptSettings:
-    """Returns the settings in a file, reread when it changes; while it is not valid, the previous ones.
-
-    Raises:
-        InputError: they cannot be read to begin with.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._seen = path, () if path is None else _seen(path)
-        self._settings = InjectionSettings() if path is None else read_settings(path)
-
-    def __call__(self) -> InjectionSettings:
-        if self._path is not None and (seen := _seen(self._path)) not in ((), self._seen):
-            self._seen = seen
-            try:
-                self._settings = read_settings(self._path)
-            except InputError as error:
-                log.warning("%s; keeping the previous settings", error)
-        return self._settings
 
 
 def version_of_cluster(objects: ClusterObjects) -> Version | None:

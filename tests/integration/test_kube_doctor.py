@@ -117,7 +117,7 @@ def test_an_operator_is_found_wherever_it_was_installed(server, namespace, lapto
             # (an old server does not know disruption budgets, and takes the rest)
             server.kubectl("apply", "-f", "-", text=text, check=False)
         found = wrong(laptop)
-        assert found["operator"].startswith("the operator does not run")
+        assert found["operator"].startswith("the operator is not running")
         assert "operator_rights" not in found
         # WHEN the server is asked of a namespace in which it is not
         elsewhere = laptop.json("doctor", "--operator-namespace", namespace, code=1)

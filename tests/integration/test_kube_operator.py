@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from sftriage.policy.in_force import find
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from tests.integration.kube import ANY, OWN, Cluster, Operators, OwnCluster, captured, made
+from tests.integration.kube import ANY, K8S, OWN, Cluster, Operators, OwnCluster, captured, made
 from tests.integration.processes import wait_until
 
 DEFAULT = yaml.safe_load(find("default").read_text())
@@ -164,6 +165,36 @@ def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
     assert done.returncode == 1
     assert "sftriage: the operator has stopped: the cluster rejected its credentials\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_replicas_are_ready_while_the_server_answers_them(server, namespace, operator, tmp_path):
+    """GIVEN two operators and one whose settings are wrong THEN by the manifest's probe the leader and the waiting one
+    are ready, and the third never is."""
+    deployment, _ = yaml.safe_load_all((K8S / "operator" / "deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    *shell, probe = container["readinessProbe"]["exec"]["command"]
+    place = container["command"][container["command"].index("--ready-file") + 1]
+
+    def ready(file: Path) -> bool:
+        return subprocess.run([*shell, probe.replace(place, str(file))], check=False).returncode == 0
+
+    # (its account may have this lease alone)
+    lease = "--lease", "sftriage-system/sftriage-operator", "--ready-file"
+    files = [tmp_path / f"{name}-ready" for name in ("leads", "waits", "broken")]
+    for file in files[:2]:
+        operator.start(file.name, *lease, str(file))
+        wait_until(lambda file=file: ready(file), SOON_S)
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("imag: x")
+    assert operator.start("broken", *lease, str(files[2]), "--settings", str(wrong)).wait(SOON_S) == 2
+    assert "wrong.yaml: imag: " in operator.said("broken")
+    assert not ready(files[2])
+    # WHEN the server's last answer is two minutes old THEN a replica is not ready, until the server answers again
+    for file in (files[2], *files[:2]):
+        file.touch()
+        os.utime(file, (time.time() - 120,) * 2)
+    assert not ready(files[2])
+    wait_until(lambda: ready(files[0]) and ready(files[1]), SOON_S)
 
 
 def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, namespace, operator):

@@ -235,13 +235,10 @@ def released(request):
     return yaml.safe_load(request.param.read_text())
 
 
-def test_its_pods_are_known(released):
-    seen = PodState.of(released)
-    assert (seen.job, seen.injected) == (JOB, True)
-
-
 def test_its_agents_find_the_hub_that_the_operator_has_made_now(released):
     """GIVEN a pod of before WHEN the controller is one of now THEN address, Secret and key are those its agent has"""
+    observed = PodState.of(released)
+    assert (observed.job, observed.injected) == (JOB, True)
     made = {one["kind"]: one for one in wanted(JOB, ControllerSettings(NEXT), {})}
     held = secret(JOB, NEXT, "x", datetime(2027, 1, 15, tzinfo=timezone.utc))
     (agent,) = (one for one in released["spec"]["initContainers"] if one["name"] == "sftriage-agent")

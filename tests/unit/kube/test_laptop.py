@@ -28,11 +28,8 @@ def capture(
     return made("TraceCapture", name, spec, found, creationTimestamp=created)
 
 
-JOBS = {"its name": "train", "its id on the hub": "ml/job/train", "what its objects are called": "sftriage-train-1"}
-
-
-@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_a_job_is_meant_by(job):
+@pytest.mark.parametrize("job", ["train", "ml/job/train", "sftriage-train-1"])
+def test_a_job_is_found_by_its_name_its_id_or_the_name_of_its_objects(job):
     about = {"annotations": {"sftriage.dev/job-id": "ml/job/train"}, "labels": {"sftriage.dev/job": "sftriage-train-1"}}
     assert is_of(made("TriageReport", "r", {"job": "train"}, **about), job)
     assert not is_of(made("TriageReport", "r", {"job": "other"}), job)
@@ -45,12 +42,9 @@ def test_what_nobody_has_said_anything_of_is_a_row_too():
     assert (row.state, row.profiler, row.steps, row.because_of, row.store) == ("requested", "auto", None, None, "")
 
 
-STEPS = {50: 0, 99: 0, 104: 0, 40: 10, 120: 16, 0: 50}
-
-
-@pytest.mark.parametrize(("step", "away"), STEPS.items())
-def test_how_far_a_capture_is_from_a_step(step, away):
-    assert trace_row(capture()).distance_from(step) == away
+def test_the_distance_of_a_capture_from_a_step():
+    distances = {50: 0, 99: 0, 104: 0, 40: 10, 120: 16, 0: 50}
+    assert {step: trace_row(capture()).distance_from(step) for step in distances} == distances
 
 
 def test_captures_of_a_step_or_the_nearest():

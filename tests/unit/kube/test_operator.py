@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,14 @@ def quick(monkeypatch):
 
 
 class Answering:
-    """A server whose answers are given, one for each request; then it takes what it is given."""
+    """A server that fails with prepared errors, one for each request, and then accepts everything."""
 
     def __init__(self, *, lists=(), writes=()) -> None:
         self.lists, self.writes, self.written = list(lists), list(writes), asyncio.Event()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def list(self, kind, namespace):
-        self.asked.append(namespace)
+        self.requests.append(namespace)
         if namespace == "bad" and self.lists:
             raise self.lists.pop(0)
         return [made(kind.kind, namespace, {"rules": [{"name": "r", "match": {}}]})]
@@ -44,6 +45,26 @@ class Answering:
             self.loop.call_soon_threadsafe(self.written.set)
 
 
+def reconciled(server: Answering, *rounds: tuple[str, ...]) -> list[str]:
+    """The requests until namespace ``bad`` has its statuses; a round begins when the errors before it are used up."""
+
+    async def run() -> None:
+        server.loop = asyncio.get_running_loop()
+        reconciler = Reconciler(server)
+        task = asyncio.create_task(reconciler.run())
+        for number, namespaces in enumerate(rounds):
+            while number and (server.writes or not server.requests):
+                await asyncio.sleep(0)
+            for namespace in namespaces:
+                reconciler.look(POLICIES.kind, namespace)
+        await asyncio.wait_for(server.written.wait(), DEADLINE_S)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(run())
+    return server.requests
+
+
 ANSWERS = {
     "a cluster that cannot be reached": {"lists": [ClusterError("gone")]},
     "what nobody thought of": {"lists": [KeyError("spec")]},
@@ -53,41 +74,16 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answers", ANSWERS.values(), ids=ANSWERS)
-def test_what_fails_is_tried_again_and_keeps_no_other_waiting(answers, caplog):
+def test_a_failure_is_retried_and_delays_no_other_namespace(answers, caplog):
     caplog.set_level(logging.CRITICAL)
-
-    async def reconciled() -> list[str]:
-        server = Answering(**answers)
-        server.loop = asyncio.get_running_loop()
-        reconciler = Reconciler(server)
-        for namespace in ("bad", "good"):
-            reconciler.look(POLICIES.kind, namespace)
-        task = asyncio.create_task(reconciler.run())
-        await asyncio.wait_for(server.written.wait(), DEADLINE_S)
-        assert not task.done()
-        task.cancel()
-        return server.asked
-
-    asked = asyncio.run(reconciled())
-    assert asked[:2] == ["bad", "good"]
-    assert asked.count("bad") == 2
+    requests = reconciled(Answering(**answers), ("bad", "good"))
+    assert requests[:2] == ["bad", "good"]
+    assert requests.count("bad") == 2
 
 
-def test_what_has_gone_meanwhile_is_not_tried_again():
-    async def asked() -> list[str]:
-        server = Answering(writes=[AnsweredError(NOT_FOUND, "gone")])
-        server.loop = asyncio.get_running_loop()
-        reconciler = Reconciler(server)
-        reconciler.look(POLICIES.kind, "good")
-        task = asyncio.create_task(reconciler.run())
-        while not server.asked or server.writes:
-            await asyncio.sleep(0)
-        reconciler.look(POLICIES.kind, "bad")
-        await asyncio.wait_for(server.written.wait(), DEADLINE_S)
-        task.cancel()
-        return server.asked
-
-    assert asyncio.run(asked()) == ["good", "bad"]
+def test_an_object_that_is_gone_is_not_retried():
+    server = Answering(writes=[AnsweredError(NOT_FOUND, "gone")])
+    assert reconciled(server, ("good",), ("bad",)) == ["good", "bad"]
 
 
 ID = "w100-149-r2-slow-rank-1"
@@ -116,50 +112,50 @@ def files(store: RemoteStore) -> list[Path]:
     return [path for path in Path(store.place.removeprefix("file://")).rglob("*") if path.is_file()]
 
 
-def test_a_trace_is_deleted_whole_and_once(traces):
-    body = deleted(traces.place)
+def removal_of(traces: RemoteStore, *stores: str, reference: str = REFERENCE, **how: Any) -> tuple[str, str, float]:
+    """What becomes of a deleted capture, as the operator with these stores decides; {place} stands for the trace's."""
+    found = remove_trace(deleted(traces.place, reference), stores, NOW_S, **how)
+    return found.action, found.words.replace(traces.place, "{place}"), found.wait_s
+
+
+def test_a_trace_is_deleted_completely_and_only_once(traces):
     assert len(files(traces)) == 2
-    found = remove_trace(body, {traces.place}, NOW_S)
-    assert (found.action, found.words) == ("release", f"Its trace in {traces.place} is deleted.")
+    assert removal_of(traces, traces.place)[:2] == ("release", "Its trace in {place} is deleted.")
     assert files(traces) == []
-    # WHEN the object is still there, for the operator was killed just then THEN that is no reason to hold it
-    again = remove_trace(body, {traces.place}, NOW_S)
-    assert (again.action, again.words) == ("release", f"Its trace is no longer in {traces.place}.")
+    # WHEN the operator was killed before the object went THEN the next one releases it
+    assert removal_of(traces, traces.place)[:2] == ("release", "Its trace is no longer in {place}.")
 
 
-def test_what_a_removal_left_that_was_cut_short_goes_too(traces):
+def test_the_rest_of_an_interrupted_removal_is_deleted(traces):
     traces.withdraw(REFERENCE)
     assert len(files(traces)) == 1
-    assert remove_trace(deleted(traces.place), {traces.place}, NOW_S).action == "release"
+    assert removal_of(traces, traces.place)[0] == "release"
     assert files(traces) == []
 
 
 def test_a_pinned_trace_stays(traces):
     traces.pin(REFERENCE)
-    found = remove_trace(deleted(traces.place), {traces.place}, NOW_S)
-    assert (found.action, found.words) == ("release", f"Its trace in {traces.place} is pinned and stays.")
+    assert removal_of(traces, traces.place)[:2] == ("release", "Its trace in {place} is pinned and stays.")
     assert traces.ids() == {REFERENCE}
 
 
-@pytest.mark.parametrize("allowed", [set(), {"s3://elsewhere"}])
-def test_nothing_is_deleted_in_a_store_that_the_operator_was_not_given(traces, allowed):
-    found = remove_trace(deleted(traces.place), allowed, NOW_S)
-    assert (found.action, found.wait_s) == ("wait", RETRY_S)
-    assert "is not a store of this operator (--store)" in found.words
+@pytest.mark.parametrize("stores", [(), ("s3://elsewhere",)])
+def test_nothing_is_deleted_in_a_store_that_the_operator_does_not_have(traces, stores):
+    action, words, wait_s = removal_of(traces, *stores)
+    assert (action, wait_s) == ("wait", RETRY_S)
+    assert "is not a store of this operator (--store)" in words
     assert traces.ids() == {REFERENCE}
 
 
 @pytest.mark.parametrize("reference", ["../../etc", "resnet/run-1", "resnet/../x", "", "a/b/c/d", "resnet/run-1/.."])
 def test_a_reference_that_leads_elsewhere_deletes_nothing(traces, reference):
-    found = remove_trace(deleted(traces.place, reference), {traces.place}, NOW_S)
-    assert found.action == "wait"
+    assert removal_of(traces, traces.place, reference=reference)[0] == "wait"
     assert traces.ids() == {REFERENCE}
 
 
-def test_a_store_that_cannot_be_reached_is_tried_again(traces):
+def test_an_unreachable_store_is_retried(traces):
     def unreachable(_url: str) -> RemoteStore:
         raise StoreError("s3://traces: connection refused")
 
-    found = remove_trace(deleted(traces.place), {traces.place}, NOW_S, unreachable)
-    assert (found.action, found.wait_s) == ("wait", RETRY_S)
-    assert found.words == f"Its trace in {traces.place} cannot be deleted now: s3://traces: connection refused"
+    words = "Its trace in {place} cannot be deleted now: s3://traces: connection refused"
+    assert removal_of(traces, traces.place, open_store=unreachable) == ("wait", words, RETRY_S)

@@ -16,11 +16,11 @@ import sftriage.kube.webhook as serving
 from sftriage.errors import InputError
 from sftriage.kube.injecting import InjectionSettings, applied
 from sftriage.kube.webhook import (
-    KeptSettings,
     WebhookServer,
     answer,
     good_until,
     issued,
+    kept_settings,
     rotating,
     service_names,
     wait_for_certificate,
@@ -142,23 +142,15 @@ def webhook(version: tuple[int, int] | None = (1, 31)) -> TestClient:
     return TestClient(WebhookServer(InjectionSettings, lambda: version).app)
 
 
-def test_a_review_is_answered_once_the_version_is_known():
-    with webhook() as client:
+@pytest.mark.parametrize(("version", "ready"), [((1, 31), 200), (None, 503)])
+def test_it_is_ready_and_injects_once_it_knows_the_version_of_the_cluster(version, ready):
+    with webhook(version) as client:
         assert client.get("/healthz").text == "ok"
-        wait_until(lambda: client.get("/readyz").status_code == 200, 30)
+        wait_until(lambda: client.get("/readyz").status_code == ready, 30)
         found = client.post("/mutate", json=review(pod(JOB))).json()["response"]
-        assert found["allowed"] is True
-        assert "patch" in found
-
-
-def test_a_cluster_that_does_not_tell_its_version_has_its_pods_left_alone():
-    with webhook(None) as client:
-        assert client.get("/healthz").status_code == 200
-        assert client.get("/readyz").status_code == 503
-        found = client.post("/mutate", json=review(pod(JOB))).json()["response"]
-        assert found["allowed"] is True
-        assert "patch" not in found
-        assert found["warnings"] == ["sftriage: not injected: the cluster's version is not known yet"]
+        assert (found["allowed"], "patch" in found) == (True, version is not None)
+        warnings = [] if version else ["sftriage: not injected: the cluster's version is not known yet"]
+        assert found.get("warnings", []) == warnings
 
 
 @pytest.mark.parametrize(
@@ -187,19 +179,19 @@ def test_settings_that_change_take_effect_and_those_that_make_no_sense_do_not(tm
         (tmp_path / "new").rename(path)
 
     write("image: one")
-    kept = KeptSettings(path)
+    kept = kept_settings(path)
     assert kept().image == "one"
     write("image: two")
     assert kept().image == "two"
     write("imag: three")
     assert kept().image == "two"
-    assert "keeping the previous settings" in caplog.text
+    assert "keeping the previous state" in caplog.text
     write("image: four")
     assert kept().image == "four"
     path.unlink()
     assert kept().image == "four"
     with pytest.raises(InputError, match="cannot read"):
-        KeptSettings(path)
+        kept_settings(path)
 
 
 def laid(folder: Path, made: dict[str, bytes]) -> None:
@@ -234,7 +226,7 @@ def test_each_handshake_has_the_certificate_that_lies_there_then(tmp_path, caplo
     # WHEN a key has come, and its certificate has not THEN the one before is used still
     (tmp_path / "tls.key").write_bytes(second["tls.key"])
     assert shaken(context, first)
-    assert "keeping the old one" in caplog.text
+    assert "keeping the previous state" in caplog.text
     laid(tmp_path, second)
     assert shaken(context, second)
     assert not shaken(context, first)
