@@ -70,7 +70,7 @@ def one_pass(options: argparse.Namespace, number: int) -> dict[str, Any]:
         policy, out, log = place / "policy.yaml", place / "found.json", place / "run"
         policy.write_text(POLICY)
         plan = vars(options) | {"root_pid": os.getpid(), "out": str(out), "seed": f"{options.seed}-{number}"}
-        plan["requests"] = str(RunDirectory(log).asks)
+        plan["requests"] = str(RunDirectory(log).requests)
         job = ("--policy", policy, "--out", log, "--", sys.executable, HERE / "jobs" / "overhead.py")
         variables = {"OVERHEAD_PLAN": json.dumps(plan), "KINETO_LOG_LEVEL": "6", "TMPDIR": directory}
         run("-m", "sftriage", "run", *job, timeout_s=LIMIT_S, **variables)

@@ -132,7 +132,7 @@ class Answers:
         except InputError as error:
             return {"run": run.path.name, "problem": str(error)}
         glance = RunSummary(view)
-        about = {"run": run.path.name, "goes_on": view.going, "health": glance.face, "says": glance.sentence}
+        about = {"run": run.path.name, "goes_on": view.going, "health": glance.health, "says": glance.sentence}
         if (info := view.info) is not None:
             about |= {"job": info.job, "began": info.created_at, "policy": info.policy}
         return {**about, "steps": _steps(view.rows)}
@@ -184,7 +184,7 @@ class Answers:
         if end < first_step:
             raise UsageError(f"steps {first_step} to {end}: the last one comes before the first")
         rows = [row for row in view.rows if row.first_step <= end and row.last_step >= first_step]
-        groups = list(reversed(groups_of(rows, view.became)))
+        groups = list(reversed(groups_of(rows, view.results)))
         listed = [_group(group) for group in groups[:MOST_LISTED]]
         left_out = len(groups) - len(listed)
         found = {"run": of.path.name, "newest_first": listed, "left_out": left_out, "cites": _cites(of, rows)}
@@ -223,7 +223,7 @@ class Answers:
         holding = [one for one in stored if far[one.capture_id] == 0]
         nearest = min(stored, key=lambda one: far[one.capture_id], default=None)
         rows = [row for row in view.rows if row.first_step <= step <= row.last_step]
-        decided = [_group(one) for one in reversed(groups_of(rows, view.became)[-MOST_NAMED:])]
+        decided = [_group(one) for one in reversed(groups_of(rows, view.results)[-MOST_NAMED:])]
         return _fitting(
             {
                 "captures": [_capture(one) for one in holding[:MOST_LISTED]],
@@ -386,7 +386,7 @@ def _manifest(view: View, capture: str) -> Manifest:
 
 def _cites(run: RunDirectory, rows: Sequence[WindowRow]) -> dict[str, Any]:
     named = (rank for row in rows for one in (row.suspects or row.candidates)[:1] for rank in one.ranks)
-    asked = (one.capture_id for row in rows for one in row.asked)
+    asked = (one.capture_id for row in rows for one in row.requests)
     ranks, captures = sorted(set(named))[:MOST_LISTED], list(dict.fromkeys(asked))[-MOST_LISTED:]
     return {"run": run.path.name, "steps": _steps(rows), "ranks": ranks, "captures": captures}
 

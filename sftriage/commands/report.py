@@ -74,7 +74,7 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     steps = heat_steps(axis, view.rows)
     heat = None if steps is None else source.heat(*steps)
     heat = heat if isinstance(heat, HeatMap) else None
-    chart = timeline(view.rows, axis, view.became, view.asks, heat)
+    chart = timeline(view.rows, axis, view.results, view.requests, heat)
     flames = flames_of(source.store, [one.manifest for one in found.captures if one.manifest.capture.role == "suspect"])
     return html(found, made, time.time, chart, heat, flames=flames)
 
@@ -92,6 +92,6 @@ def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
         return markdown(found, made)
     lanes = None
     if source is not None and view is not None:
-        asked = view.asked_by(manifest.capture_id)
+        asked = view.request_behind(manifest.capture_id)
         lanes = source.beside(manifest, asked.attempt if asked else 0, control_of(manifest))
     return html(found, made, time.time, lanes=lanes, flames=flames_of(its_store, [manifest]))

@@ -34,7 +34,7 @@ from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
 from sftriage.verdict.stalls import Watch, look, on_clock, still_ranks
 from sftriage.windows.gather import Shape
-from sftriage.words.verdicts import where, who
+from sftriage.words.verdicts import slow_stage, subject
 
 if TYPE_CHECKING:
     from sftriage.runs.journal import Journal
@@ -167,7 +167,7 @@ class Controller:
         if is_informative(verdict.label, verdict.reasons):
             one, chronic = verdict.named, None
             if one is not None and one.pattern == "chronic":
-                chronic = Straggler(who(one), where(one), one.ranks, 0, one.gain_s, verdict.step_s)
+                chronic = Straggler(subject(one), slow_stage(one), one.ranks, 0, one.gain_s, verdict.step_s)
             self._recent.append(chronic)
         return verdict
 

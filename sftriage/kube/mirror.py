@@ -92,7 +92,7 @@ class Mirrored:
 
         A person's request is the object of its capture. A capture that was deleted does not come back.
         """
-        requested = ((row, one) for row in self._rows() for one in row.asked)
+        requested = ((row, one) for row in self._rows() for one in row.requests)
         for count, (row, one) in enumerate(requested):
             if count < MAX_OBJECTS and one.capture_id not in known:
                 yield one.capture_id, self._body(row, one)
@@ -109,7 +109,7 @@ class Mirrored:
 
     def requests(self, bodies: Iterable[Body]) -> Iterator[ManualRequest]:
         """People's requests that this run has not answered yet."""
-        answered = {row.request_id for row in self.view.asks}
+        answered = {row.request_id for row in self.view.requests}
         for body in bodies:
             if _capture_id(body) or "deletionTimestamp" in body["metadata"]:
                 continue
@@ -121,7 +121,7 @@ class Mirrored:
 
     def _rows(self) -> Iterator[WindowRow | RequestRow]:
         yield from self.view.rows
-        yield from (row for row in self.view.asks if not row.request_id.startswith(_REQUEST))
+        yield from (row for row in self.view.requests if not row.request_id.startswith(_REQUEST))
 
     def _body(self, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
         name = re.sub(r"[^a-z0-9]+", "-", one.capture_id.lower()).strip("-")
@@ -139,9 +139,9 @@ class Mirrored:
             # (without a status, it was made in the last moment of its controller)
             lost = unended or not status_of(body)
         else:
-            row = next((row for row in reversed(self.view.asks) if row.request_id == _request_id(body)), None)
-            if row is not None and row.asked:
-                return self._of(row.asked[0].capture_id, row.asked[0].rank)
+            row = next((row for row in reversed(self.view.requests) if row.request_id == _request_id(body)), None)
+            if row is not None and row.requests:
+                return self._of(row.requests[0].capture_id, row.requests[0].rank)
             if row is not None:
                 return KnownCapture(CaptureResult("", 0, "refused", f"{row.words}. {row.resolves}".strip()))
             lost = unended

@@ -19,7 +19,7 @@ from sftriage.policy.fields import Name, Rank, Stage
 from sftriage.policy.parsing import in_capture, path_text
 from sftriage.policy.schema import PolicyModel, ProfilerRun
 from sftriage.traces.manifest import FileName, Sha256
-from sftriage.words.run import Face
+from sftriage.words.run import Health
 from sftriage.words.verdicts import clock
 
 Body = Mapping[str, Any]
@@ -329,7 +329,7 @@ class TriageReportStatus(ObservedStatus):
     """The state of the job. `Healthy`: nothing exceeds its threshold. `Watched`: a controller judges its steps now."""
 
     run: Word | None = Field(default=None, description="The newest run of the job.")
-    health: Face | None = Field(default=None, description="The state of the job, in one word.")
+    health: Health | None = Field(default=None, description="The state of the job, in one word.")
     summary: Sentence | None = Field(default=None, description="The state of the job, in a sentence.")
     since_step: Count | None = Field(default=None, description="The step since which this holds, approximately.")
     suspect: Word | None = Field(default=None, description="The suspect and its stage; missing if there is none.")

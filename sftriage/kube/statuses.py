@@ -268,7 +268,7 @@ def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
         observedGeneration=body["metadata"].get("generation"),
         conditions=dated(body, (_healthy(stands), _watched(view)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
-        health=stands.face,
+        health=stands.health,
         summary=stands.sentence or stands.headline,
         since_step=stands.since_step,
         suspect=stands.named or None,
@@ -294,8 +294,8 @@ def outdated(body: Body, now_s: float, keep_s: float) -> bool:
 
 
 def _healthy(stands: RunSummary) -> Now:
-    status: Answer = "Unknown" if stands.face in _NOT_KNOWN else "True" if stands.face == "healthy" else "False"
-    reason = "".join(word.capitalize() for word in stands.face.split("_"))
+    status: Answer = "Unknown" if stands.health in _NOT_KNOWN else "True" if stands.health == "healthy" else "False"
+    reason = "".join(word.capitalize() for word in stands.health.split("_"))
     words = f"{stands.headline}. {stands.sentence}".strip()
     return Now("Healthy", status, reason, words)
 

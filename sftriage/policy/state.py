@@ -20,7 +20,7 @@ import msgspec
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult, LeftOpen, Profiler
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.words.verdicts import where, who
+from sftriage.words.verdicts import slow_stage, subject
 
 WHOLE = "*"
 """The key for all local stages; no stage has this name."""
@@ -468,7 +468,7 @@ class Losses:
         if key not in self.by_suspect and len(self.by_suspect) >= MOST_SUSPECTS:
             key, before = OTHERS, self.by_suspect.get(OTHERS, SuspectLoss(OTHERS, ""))
         else:
-            named = SuspectLoss(who(suspect), where(replace(suspect, stage=suspect.identity[2])))
+            named = SuspectLoss(subject(suspect), slow_stage(replace(suspect, stage=suspect.identity[2])))
             before = self.by_suspect.get(key, named)
         found = replace(
             before,

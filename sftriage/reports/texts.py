@@ -20,7 +20,7 @@ from sftriage.model.captures import Decision, Outcome
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
-from sftriage.words.verdicts import every, milliseconds, numbers, size, span, verdict_sentence, where, who
+from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +74,7 @@ def windows_table(judged: Iterable[Verdict]) -> Table:
         label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
         for suspect in verdict.suspects[:1]:
             how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
-            named = f"{who(suspect)}, {where(suspect)}{'' if verdict.named else ' (candidate)'}"
+            named = f"{subject(suspect)}, {slow_stage(suspect)}{'' if verdict.named else ' (candidate)'}"
             suspected = [named, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
         table.add_row(
             *[str(verdict.attempt + 1)] * again,
@@ -302,15 +302,15 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     if verdict.suspects:
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} of each slow step ({first.share:.1%})"
-        named = f"{who(first)}, {where(first)}, {verdicts.when(first)}"
+        named = f"{subject(first)}, {slow_stage(first)}, {verdicts.timing(first)}"
         yield f"{'Suspect:  ' if verdict.named else 'Candidate:'} {named}: {gain}"
         if done := verdicts.system_sentence(verdict):
             yield f"System:    {done}"
     if verdict.suspects and explanation.runner_up is None:
         yield "Runner-up: no other rank would save much if fixed alone"
-    if explanation.runner_up is not None:
-        second = explanation.runner_up
-        yield f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} of each ({second.share:.1%})"
+    if (second := explanation.runner_up) is not None:
+        gain = f"{milliseconds(second.gain_s)} of each ({second.share:.1%})"
+        yield f"Runner-up: {subject(second)}, {slow_stage(second)}: {gain}"
     for change in explanation.changes:
         yield f"It would be {change}."
     if what := resolves(verdict, decision):
@@ -481,7 +481,7 @@ class ReplayReport:
         if first.label == "suspect" and first.outcome != "capture":
             named = group[0].verdict.suspects[0]
             gain = f"{1000 * named.gain_s:.3g} ms a step, {named.pattern}"
-            about += f" ({who(named)} in {where(named)}, {gain})"
+            about += f" ({subject(named)} in {slow_stage(named)}, {gain})"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
             what = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"

@@ -16,7 +16,7 @@ from sftriage.reports.watch_lines import clean
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.source import RunSource, View
-from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, telling_row
+from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, decisive_row
 from sftriage.words.decisions import ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import event_sentence, triage_off
@@ -25,7 +25,7 @@ from sftriage.words.verdicts import clock_time, counted, place
 
 def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
     """What `sftriage watch` shows of a run, as JSON values; ``place`` is its directory."""
-    view, info, telling = shown.view, shown.view.info, shown.telling
+    view, info, telling = shown.view, shown.view.info, shown.decisive
     judged = shown if view.rows or view.unknown else None
     newest = view.rows[-1] if view.rows else None
     return {
@@ -37,7 +37,7 @@ def picture_values(shown: RunSummary, place: str) -> dict[str, Any]:
         "run": "" if info is None else info.run_id,
         "policy": "" if info is None else info.policy,
         "windows": view.windows,
-        "health": judged and judged.face,
+        "health": judged and judged.health,
         "since_step": judged and judged.since_step,
         "since_until_step": judged and judged.until_step,
         **{name: judged and getattr(judged, name) for name in ("since_s", "sentence", "done", "resolves")},
@@ -70,7 +70,7 @@ def window_values(row: WindowRow) -> dict[str, Any]:
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": [
-                picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.asked
+                picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.requests
             ],
         },
     }
@@ -123,12 +123,12 @@ def opening(view: View, place: str) -> str:
     what = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
     if not view.rows:
         return f"{what}. No window has been judged yet."
-    return f"{what}. {clean(telling_row(view.rows).sentence)}"
+    return f"{what}. {clean(decisive_row(view.rows).sentence)}"
 
 
 def closing(view: View) -> str:
     """The line at the end of a run, with its totals."""
-    captured = sum(result.state == "stored" for result in view.became.values())
+    captured = sum(result.state == "stored" for result in view.results.values())
     return f"The run has ended: {counted(view.windows, 'window')} judged, {counted(captured, 'capture')} stored."
 
 
@@ -142,16 +142,16 @@ class RunNews:
     def __init__(self, view: View | None = None) -> None:
         """Nothing in a ``view`` is news; the newest of its windows counts as printed."""
         self.ended: set[str] = set()
-        self._windows = self._asks = self._notes = self._attempt = 0
+        self._windows = self._requests = self._notes = self._attempt = 0
         self._failing, self._lines = False, RecentLines()
         if view is not None:
             self._new(view)
             self._attempt, self._failing = view.rows[-1].attempt if view.rows else 0, view.failing != ""
-            self._lines = RecentLines(telling_row(view.rows).news.standing if view.rows else None)
+            self._lines = RecentLines(decisive_row(view.rows).news.standing if view.rows else None)
 
     def lines(self, view: View, now_s: float) -> list[str]:
         """A line for each news item. `RecentLines` decides which windows are news."""
-        rows, asks, ended, notes = self._new(view)
+        rows, requests, ended, notes = self._new(view)
         lines = []
         for row in rows:
             if row.attempt > self._attempt:
@@ -159,12 +159,12 @@ class RunNews:
                 lines.append(f"{clock_time(row.time_s)}  The job restarted (restart {row.attempt}).")
             is_news = self._lines.after(row.news)
             refused = row.label == "suspect" and self._lines.refusing(row.news, row.outcome)
-            if is_news or refused or row.asked:
-                lines.append(f"{clock_time(row.time_s)}  {clean(_window_said(row))}")
-        lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
+            if is_news or refused or row.requests:
+                lines.append(f"{clock_time(row.time_s)}  {clean(_window_line(row))}")
+        lines += [f"{clock_time(row.time_s)}  {clean(_request_line(row))}" for row in requests]
         for one in ended:
             damaged = f"No trace of rank {one.rank}: the stored capture is damaged: {one.detail}."
-            text = damaged if one.state == "damaged" else ended_sentence(view.became[one.capture_id], one.size_bytes)
+            text = damaged if one.state == "damaged" else ended_sentence(view.results[one.capture_id], one.size_bytes)
             lines.append(f"{clock_time(now_s)}  {clean(text)}")
         lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in notes if (text := event_sentence(one))]
         if self._failing != (view.failing != ""):
@@ -181,34 +181,34 @@ class RunNews:
         return values + [msgspec.to_builtins(one) for one in notes]
 
     def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[Any]]:
-        if len(view.rows) < self._windows or len(view.asks) < self._asks or len(view.notes) < self._notes:
+        if len(view.rows) < self._windows or len(view.requests) < self._requests or len(view.notes) < self._notes:
             # The journal was restarted.
-            self._windows = self._asks = self._notes = self._attempt = 0
+            self._windows = self._requests = self._notes = self._attempt = 0
             self.ended, self._lines = set(), RecentLines()
-        new = view.became.keys() - self.ended
+        new = view.results.keys() - self.ended
         ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
         shown = CauseFound, RemedyChanged, RingGivenUp, JobPaused
         notes = [one for one in view.notes[self._notes :] if isinstance(one, shown)]
-        found = view.rows[self._windows :], view.asks[self._asks :], ended, notes
-        self._windows, self._asks, self._notes = len(view.rows), len(view.asks), len(view.notes)
+        found = view.rows[self._windows :], view.requests[self._requests :], ended, notes
+        self._windows, self._requests, self._notes = len(view.rows), len(view.requests), len(view.notes)
         self.ended |= new
         return found
 
 
-def _window_said(row: WindowRow) -> str:
+def _window_line(row: WindowRow) -> str:
     if row.outcome == "capture":
-        return f"{row.sentence} Capturing {_captured(row.asked)}."
-    said = row.sentence
-    if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
-        said += f" {'Throttled' if row.outcome == 'throttle' else 'Nothing was done'}: {row.words}."
-    return f"{said} To resolve it: {row.resolves}" if row.resolves else said
+        return f"{row.sentence} {_capturing(row.requests)}"
+    refused = row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy")
+    why = f" {'Throttled' if row.outcome == 'throttle' else 'Nothing was done'}: {row.words}." if refused else ""
+    return f"{row.sentence}{why}" + (f" To resolve it: {row.resolves}" if row.resolves else "")
 
 
-def _ask_said(ask: RequestRow) -> str:
-    by = f"{ask.by} requested a capture" if ask.by else "Another capture led to this"
-    return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
+def _request_line(row: RequestRow) -> str:
+    by = f"{row.by} requested a capture" if row.by else "Another capture led to this"
+    return f"{by}: {row.why}. {_capturing(row.requests) if row.requests else f'Refused: {row.words}.'}"
 
 
-def _captured(asked: Sequence[CaptureRequest]) -> str:
+def _capturing(requests: Sequence[CaptureRequest]) -> str:
     beside = {"control": " for comparison"}
-    return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
+    named = (f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in requests)
+    return f"Capturing {', '.join(named)}."

@@ -39,7 +39,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\uffff]")
 """Characters without width, and those that reverse the order of text."""
 
-_FACE_STYLES = {
+_HEALTH_STYLES = {
     "healthy": "bold green",
     "unknown": "bold",
     **dict.fromkeys(("held", "regressed"), "bold yellow"),
@@ -134,12 +134,12 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
     if shown.state == "waiting":
         return parts
     if shown.frontier is not None:
-        parts.append(_frontier(shown.frontier, _named_stage(shown.telling), width, blocks))
-    if shown.telling is not None:
-        stalled = shown.telling.label == "stalled"
-        found, title, style = shown.telling.suspects, "Suspects", "red"
-        if shown.telling.label == "needs_evidence" and shown.telling.candidates:
-            found, title, style = shown.telling.candidates, "Candidates, none certain enough to be named", "yellow"
+        parts.append(_frontier(shown.frontier, _named_stage(shown.decisive), width, blocks))
+    if shown.decisive is not None:
+        stalled = shown.decisive.label == "stalled"
+        found, title, style = shown.decisive.suspects, "Suspects", "red"
+        if shown.decisive.label == "needs_evidence" and shown.decisive.candidates:
+            found, title, style = shown.decisive.candidates, "Candidates, none certain enough to be named", "yellow"
         suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
@@ -196,12 +196,12 @@ def _headline(shown: RunSummary, now_s: float) -> tuple[str, str]:
     if shown.state == "waiting":
         return "Waiting for a run", "bold cyan"
     over = "" if shown.state != "ended" else ", the run has ended"
-    if shown.face == "unknown":
-        return shown.headline, _FACE_STYLES["unknown"]
+    if shown.health == "unknown":
+        return shown.headline, _HEALTH_STYLES["unknown"]
     if shown.since_step is None or shown.since_s is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
     since = f"since {since_words(shown.since_step, shown.until_step)}, {ago(shown.since_s, now_s)}"
-    return f"{shown.headline}  {since}{over}", _FACE_STYLES.get(shown.face, "bold")
+    return f"{shown.headline}  {since}{over}", _HEALTH_STYLES.get(shown.health, "bold")
 
 
 def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
@@ -212,7 +212,7 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
     paragraphs = [_wrapped(shown.sentence, width)]
     if shown.disturbed:
         paragraphs.append(_wrapped("A capture disturbed the newest windows; these are the ones before.", width, "dim"))
-    if shown.face != "healthy":
+    if shown.health != "healthy":
         if shown.cause is not None:
             paragraphs.append(_wrapped(f"Why: {caused(shown.cause)}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))

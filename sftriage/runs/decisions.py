@@ -24,7 +24,7 @@ from sftriage.windows.log_files import find_logs
 from sftriage.words.decisions import decision_values, reason_sentence, resolution
 from sftriage.words.news import News, news_of
 from sftriage.words.run import disk_now, event_sentence
-from sftriage.words.verdicts import verdict_sentence, when, where, who
+from sftriage.words.verdicts import slow_stage, subject, timing, verdict_sentence
 
 if TYPE_CHECKING:
     from sftriage.traces.catalogue import CaptureRow
@@ -38,7 +38,7 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
-    """The stored part of any decision. ``words`` explain ``reason``; ``asked`` are the captures that it requested.
+    """The stored part of any decision. ``words`` explain ``reason``; ``requests`` are the captures that it requested.
 
     ``triggers`` say why, by capture, where that is on record.
     """
@@ -49,7 +49,7 @@ class _DecisionRow:
     reason: captures.ReasonCode
     words: str
     resolves: str = ""
-    asked: tuple[captures.CaptureRequest, ...] = ()
+    requests: tuple[captures.CaptureRequest, ...] = ()
     triggers: Mapping[str, captures.Trigger] = field(default_factory=dict)
 
 
@@ -187,15 +187,15 @@ def _status(capture_id: str, rank: int, role: str, result: captures.CaptureResul
 class JournalRecord:
     """The journal's contents so far.
 
-    ``rows`` are windows, ``asks`` captures requested beside them, and ``notes`` what else is on record, all in order.
-    By capture, ``became`` says how it ended and ``states`` how far it is. ``skipped`` lines could not be read,
-    ``dropped`` windows went with their age, and ``losses`` are what stragglers have cost since the run began.
+    ``rows`` are windows, ``requests`` captures that no window led to, and ``notes`` the other events, each in order.
+    By capture, ``results`` says how it ended and ``states`` how far it is. ``skipped`` lines could not be read, a
+    compaction removed ``dropped`` windows, and ``losses`` are what stragglers have cost since the run began.
     """
 
     rows: list[WindowRow] = field(default_factory=list)
-    became: dict[str, captures.CaptureResult] = field(default_factory=dict)
+    results: dict[str, captures.CaptureResult] = field(default_factory=dict)
     states: dict[str, captures.CaptureResult] = field(default_factory=dict)
-    asks: list[RequestRow] = field(default_factory=list)
+    requests: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
     dropped: int = 0
@@ -236,9 +236,9 @@ class JournalTail:
             case events.CaptureChanged():
                 record.states[event.result.capture_id] = event.result
                 if event.result.state in captures.ENDED:
-                    record.became[event.result.capture_id] = event.result
+                    record.results[event.result.capture_id] = event.result
             case events.ManualRequestDecided() | events.FollowUpDecided():
-                record.asks.append(request_row(event))
+                record.requests.append(request_row(event))
             case _:
                 record.notes.append(event)
 
@@ -250,7 +250,7 @@ def row_of(
     first = verdict.named
     of_suspect = "stage", "gain_s", "share", "persistence", "pattern"
     found = tuple(
-        NamedSuspect(who(one), where(one), when(one), one.ranks[:MAX_NAMED], **picked(one, *of_suspect))
+        NamedSuspect(subject(one), slow_stage(one), timing(one), one.ranks[:MAX_NAMED], **picked(one, *of_suspect))
         for one in verdict.suspects[:MAX_NAMED]
         if one.ranks
     )
@@ -260,7 +260,7 @@ def row_of(
         **_decided(decision, triggers) | {"attempt": verdict.attempt} | picked(verdict, *of_verdict),
         advances_s=verdict.advances_s,
         sentence=verdict_sentence(verdict),
-        named=f"{who(first)} in {where(first)}" if first is not None and first.ranks else "",
+        named=f"{subject(first)} in {slow_stage(first)}" if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
         parameters=decision.parameters,
         rule=decision.rule or "",
@@ -284,7 +284,7 @@ def _decided(decision: captures.Decision, triggers: Mapping[str, captures.Trigge
         **picked(decision, "time_s", "attempt", "outcome", "reason"),
         "words": reason_sentence(decision),
         "resolves": resolution(decision),
-        "asked": decision.requests,
+        "requests": decision.requests,
         "triggers": triggers,
     }
 
@@ -356,7 +356,7 @@ def log_of(
     told: list[DecisionGroup | Noted] = [*groups_of([row for row in rows if kind in ("", row.outcome)], results)]
     requests = (note for note in notes if isinstance(note, RequestRow))
     asking: Iterator[WindowRow | RequestRow] = chain(rows, requests)
-    attempts = {one.capture_id: row.attempt for row in asking for one in row.asked}
+    attempts = {one.capture_id: row.attempt for row in asking for one in row.requests}
     kinds = [(note_kind(note), *([note.outcome] if isinstance(note, RequestRow) else [])) for note in notes]
     told += [_noted(note, results, attempts) for note, of in zip(notes, kinds, strict=True) if not kind or kind in of]
     if notes:
@@ -371,7 +371,7 @@ def log_of(
 
 def _noted(note: Note, results: Mapping[str, captures.CaptureResult], attempts: Mapping[str, int]) -> Noted:
     if isinstance(note, RequestRow):
-        return Noted(note, note_kind(note), statuses(note.asked, results))
+        return Noted(note, note_kind(note), statuses(note.requests, results))
     ended: Iterable[captures.CaptureResult] = ()
     if isinstance(note, events.CauseFound):
         ended = (one for one in results.values() if one.capture_id == note.capture_id)
@@ -395,11 +395,11 @@ def groups_of(rows: Sequence[WindowRow], results: Mapping[str, captures.CaptureR
     """The decisions on windows, consecutive like ones as one group, oldest first."""
 
     def alike(row: WindowRow) -> tuple[object, ...]:
-        return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.asked))
+        return (row.attempt, row.label, row.reasons, row.trouble, row.outcome, row.rule, bool(row.requests))
 
-    starts = [n for n, row in enumerate(rows) if n == 0 or row.asked or alike(row) != alike(rows[n - 1])]
+    starts = [n for n, row in enumerate(rows) if n == 0 or row.requests or alike(row) != alike(rows[n - 1])]
     return [
-        DecisionGroup(rows[start].first_step, end - start, rows[end - 1], statuses(rows[start].asked, results))
+        DecisionGroup(rows[start].first_step, end - start, rows[end - 1], statuses(rows[start].requests, results))
         for start, end in pairwise([*starts, len(rows)])
     ]
 
@@ -460,7 +460,7 @@ def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[WindowRow]) 
     A capture's fault lasts from its onset to the end of the last window that names the same suspect;
     if the run's windows are not known, to the end of the capture.
     """
-    of_capture = {request.capture_id: one for one in named for request in one.asked}
+    of_capture = {request.capture_id: one for one in named for request in one.requests}
     found = []
     for row in rows:
         if row.role == "control" or row.label == "asked":

@@ -80,7 +80,7 @@ class RunDirectory:
         self.nsys = path / "nsys.json"
         self.hub = path / "hub.json"
         self.generations = path / "generations.json"
-        self.asks = path / "asks"
+        self.requests = path / "asks"
         self.spool = path / "spool"
         self.catalogue = path / "catalogue.db"
         self.failures = path / "failures.log"
@@ -102,7 +102,7 @@ def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> 
     if run.info_file.exists():
         raise UsageError(f"{path} already holds a run; name another directory with --out")
     try:
-        for directory in (run.path, run.steps, run.spool, run.asks):
+        for directory in (run.path, run.steps, run.spool, run.requests):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(run.policy_file, policy_text)
         for number, text in enumerate(more_policies, start=2):

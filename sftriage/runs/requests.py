@@ -60,10 +60,10 @@ def leave(directory: RunDirectory, request: ManualRequest) -> None:
             raise UsageError(f"{of} {_WRONG_TEXT[first['type']]}") from None
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     try:
-        directory.asks.mkdir(mode=0o700, exist_ok=True)
+        directory.requests.mkdir(mode=0o700, exist_ok=True)
         write_atomically(_path(directory, request), json.dumps(plain(request)))
     except OSError as error:
-        raise UsageError(f"{directory.asks} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{directory.requests} cannot be written: {error.strerror}") from error
 
 
 def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
@@ -72,7 +72,7 @@ def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
 
 
 def _path(directory: RunDirectory, request: ManualRequest) -> Path:
-    return directory.asks / f"{request.request_id}.json"
+    return directory.requests / f"{request.request_id}.json"
 
 
 POLL_S = 0.1

@@ -161,14 +161,14 @@ class View(JournalRecord):
     def has_ended(self) -> bool:
         return self.info is not None and not self.going
 
-    def asked_by(self, capture_id: str) -> WindowRow | RequestRow | None:
+    def request_behind(self, capture_id: str) -> WindowRow | RequestRow | None:
         """What led to a capture: a window's decision, a person's request, or another capture."""
-        newest: Iterator[WindowRow | RequestRow] = chain(reversed(self.rows), reversed(self.asks))
-        return next((row for row in newest if any(one.capture_id == capture_id for one in row.asked)), None)
+        newest: Iterator[WindowRow | RequestRow] = chain(reversed(self.rows), reversed(self.requests))
+        return next((row for row in newest if any(one.capture_id == capture_id for one in row.requests)), None)
 
     def cost_of(self, manifest: Manifest) -> CostMeasured | None:
         """What a capture, with those that ran beside it, cost the job; None if unknown."""
-        asked, capture = self.asked_by(manifest.capture_id), manifest.capture
+        asked, capture = self.request_behind(manifest.capture_id), manifest.capture
         for cost in reversed(self.notes):
             if not isinstance(cost, CostMeasured) or asked is None or cost.attempt != asked.attempt:
                 continue
@@ -288,7 +288,7 @@ class RunSource:
         unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=there)
         disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and there else ""
         fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and there else ""
-        lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
+        lengths = len(journal.rows), len(journal.requests), len(journal.notes), journal.skipped
         about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
         seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)

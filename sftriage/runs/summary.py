@@ -91,8 +91,8 @@ class RunSummary:
 
     Attributes:
         view: what is known of the run.
-        telling: the window that determines the job's state (see `telling_row`); None before any is judged.
-        face: the job's state in one word; ``sentence`` is that of the newest informative verdict.
+        decisive: the window that determines the job's state (see `decisive_row`); None before any is judged.
+        health: the job's state in one word; ``sentence`` is that of the newest informative verdict.
         since_step: when that state began, or the earliest such step up to ``until_step``, first judged at ``since_s``
             (seconds since the epoch).
         named: of a trouble, the suspect and its stage; "" while none is named.
@@ -105,7 +105,7 @@ class RunSummary:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.telling: WindowRow | None = None
+        self.decisive: WindowRow | None = None
         self.since_step: int | None = None
         self.until_step: int | None = None
         self.since_s: float | None = None
@@ -117,9 +117,9 @@ class RunSummary:
         self.answers: tuple[Answer, ...] = ()
         self.steps: tuple[NextStep, ...] = (_to_watch(view),) if view.unwatched else ()
         if view.rows:
-            self._judge(telling_row(view.rows))
+            self._judge(decisive_row(view.rows))
         else:
-            self.face, self.sentence = _unjudged(view)
+            self.health, self.sentence = _unjudged(view)
 
     @property
     def state(self) -> Literal["waiting", "warming_up", "going", "ended"]:
@@ -130,9 +130,9 @@ class RunSummary:
 
     @property
     def headline(self) -> str:
-        """The face in words; for a run that is no longer watched, with the last judged step."""
+        """The health in words; for a run that is no longer watched, with the last judged step."""
         since = f" since step {self.view.rows[-1].last_step:,}" if self.view.rows and self.view.unknown else ""
-        return words.FACES[self.face] + since
+        return words.HEADLINES[self.health] + since
 
     @cached_property
     def frontier(self) -> Frontier | None:
@@ -163,61 +163,61 @@ class RunSummary:
     @cached_property
     def decisions(self) -> tuple[DecisionGroup, ...]:
         """The newest decisions on windows, consecutive like ones as one, newest first."""
-        return tuple(reversed(groups_of(self.view.rows, self.view.became)[-MAX_DECISIONS:]))
+        return tuple(reversed(groups_of(self.view.rows, self.view.results)[-MAX_DECISIONS:]))
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
         """The captures of the present trouble that left no trace."""
         return tuple(one for one in self.captures if one.lost)
 
-    def _judge(self, telling: WindowRow) -> None:
+    def _judge(self, decisive: WindowRow) -> None:
         view, newest = self.view, self.view.rows[-1]
-        self.telling, self.sentence, self.disturbed = telling, telling.sentence, newest is not telling
-        stretch = _stretch(view.rows, telling)
+        self.decisive, self.sentence, self.disturbed = decisive, decisive.sentence, newest is not decisive
+        stretch = _stretch(view.rows, decisive)
         # Trouble before a suspect was named may have had another cause.
-        of_named = [row for row in stretch if row.is_trouble_of(telling)] or stretch
+        of_named = [row for row in stretch if row.is_trouble_of(decisive)] or stretch
         self.since_s = of_named[0].time_s
-        since, self.until_step = _began(of_named, telling)
+        since, self.until_step = _began(of_named, decisive)
         self.since_step = since
         trouble: list[WindowRow] = []
         before = next((row for row in reversed(view.rows) if row.named), None)
-        if telling.label != "healthy":
-            self.named, self.resolves = telling.named, newest.resolves
+        if decisive.label != "healthy":
+            self.named, self.resolves = decisive.named, newest.resolves
             self.done = words.decision_phrase(newest.outcome, newest.words)
-            asked = [one for row in reversed(stretch) for one in row.asked]
-            for ask in view.asks:
+            asked = [one for row in reversed(stretch) for one in row.requests]
+            for ask in view.requests:
                 if ask.beside and any(one.capture_id == ask.beside for one in asked):
-                    asked = [*ask.asked, *asked]
-            self.captures = statuses(asked, view.became)
-            before = next((row for row in reversed(stretch) if row.named), None) if not telling.named else None
-            trouble = [one for one in view.rows if one.attempt == telling.attempt and one.last_step >= since]
-            self.lost_s = self._lost_s(trouble, telling, since)
-        self.face = _face(telling, self.captures)
+                    asked = [*ask.requests, *asked]
+            self.captures = statuses(asked, view.results)
+            before = next((row for row in reversed(stretch) if row.named), None) if not decisive.named else None
+            trouble = [one for one in view.rows if one.attempt == decisive.attempt and one.last_step >= since]
+            self.lost_s = self._lost_s(trouble, decisive, since)
+        self.health = _health_of(decisive, self.captures)
         causes = [one.cause for one in self._stored() if one.cause is not None and one.cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
         self.answers = (
             self._healthy(),
             self._since(since, before),
-            self._who(telling, causes),
-            self._sure(telling, trouble),
-            self._cost(telling),
+            self._who(decisive, causes),
+            self._sure(decisive, trouble),
+            self._cost(decisive),
             self._captured(),
         )
-        self.steps = (*self.steps, *self._to_do(telling))
+        self.steps = (*self.steps, *self._to_do(decisive))
         if view.unknown:
             off = f"{words.triage_off(view.failing)} " if view.failing else ""
-            self.face = "unknown"
-            self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {telling.sentence}"
+            self.health = "unknown"
+            self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {decisive.sentence}"
 
     def _healthy(self) -> Answer:
-        was = words.HEALTH.get("suspect" if self.face == "held" and self.named else self.face, words.SLOW)
+        was = words.HEALTH_ANSWERS.get("suspect" if self.health == "held" and self.named else self.health, words.SLOW)
         if not self.view.unknown:
             return Answer("healthy", was)
         before = f"at step {self.view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
-        return Answer("healthy", words.HEALTH["unknown" if self.view.unwatched else "off"], (before,))
+        return Answer("healthy", words.HEALTH_ANSWERS["unknown" if self.view.unwatched else "off"], (before,))
 
     def _since(self, step: int, before: WindowRow | None) -> Answer:
-        more = ["no trouble so far"] if self.face == "healthy" else []
+        more = ["no trouble so far"] if self.health == "healthy" else []
         if before is not None:
             more = [f"trouble before, up to step {before.last_step:,}: {before.named}"]
         since = words.since_words(step, self.until_step)
@@ -226,52 +226,52 @@ class RunSummary:
             since = f"unknown since step {self.view.rows[-1].last_step:,}"
         return Answer("since", since, tuple(more))
 
-    def _who(self, telling: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
-        if self.face == "healthy":
+    def _who(self, decisive: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
+        if self.health == "healthy":
             return Answer("who", "none")
         if self.named:
-            first, known = telling.suspects[0], self.view.hosts
+            first, known = decisive.suspects[0], self.view.hosts
             hosts = dict.fromkeys(known[rank] for rank in first.ranks if rank in known)
             on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
             more = (on,) if hosts and not words.has_host(first.who) else ()
             # (the first is the summary's own)
             return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
-        named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
+        named = ", ".join(f"{one.who} in {one.where}" for one in decisive.candidates[:MAX_SHOWN])
         return Answer("who", "no rank is named", (f"candidates, none certain enough: {named}",) if named else ())
 
-    def _sure(self, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
-        clock = ["by the devices' clock"] if telling.clock == "device" else []
-        steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
-        if self.face == "healthy":
+    def _sure(self, decisive: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
+        clock = ["by the devices' clock"] if decisive.clock == "device" else []
+        steps = f"steps {decisive.first_step:,} to {decisive.last_step:,}"
+        if self.health == "healthy":
             return Answer("sure", f"nothing over the thresholds in {steps}", tuple(clock))
-        if telling.label == "stalled" or not self.named:
-            sure = "observed from outside" if telling.label == "stalled" else "not enough to name a rank"
-            return Answer("sure", sure, (*explained(telling.reasons), *clock))
+        if decisive.label == "stalled" or not self.named:
+            sure = "observed from outside" if decisive.label == "stalled" else "not enough to name a rank"
+            return Answer("sure", sure, (*explained(decisive.reasons), *clock))
         judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
-        naming = sum(row.is_trouble_of(telling) for row in judged)
+        naming = sum(row.is_trouble_of(decisive) for row in judged)
         more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
         again = next((one.reproduced for one in self._stored() if one.reproduced is not None), None)
         if again is not None:
             more.append(f"its trace shows it in {again.steps_with:,} of {again.steps:,} captured steps")
-        return Answer("sure", f"present in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
+        return Answer("sure", f"present in {decisive.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
 
-    def _cost(self, telling: WindowRow) -> Answer:
+    def _cost(self, decisive: WindowRow) -> Answer:
         view, more, devices = self.view, [], on_devices(self.view)
-        stalled, lost_s = telling.label == "stalled", self.lost_s
+        stalled, lost_s = decisive.label == "stalled", self.lost_s
         if stalled:
-            lost_s = telling.exposed_s
+            lost_s = decisive.exposed_s
         if lost_s is not None:
             if ranks := view.telemetry.world_size:
                 more.append(f"{hours_of_ranks(lost_s * ranks, on_devices=devices)} ({ranks:,} ranks)")
-            if telling.suspects and not stalled:
-                more.append(f"{milliseconds(telling.suspects[0].gain_s)} of each slow step")
+            if decisive.suspects and not stalled:
+                more.append(f"{milliseconds(decisive.suspects[0].gain_s)} of each slow step")
         if view.losses.by_suspect:
             more.append(losses_words(view.losses, on_devices=devices))
         if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
             more.append(f"pauses of all ranks took {lasted(paused_s)}")
         if captures_s := captures_cost_s(view.notes):
             more.append(f"and {lasted(captures_s)} for captures")
-        if self.face == "healthy":
+        if self.health == "healthy":
             text = "nothing now"
         elif lost_s is None:
             text = "unknown"
@@ -281,14 +281,14 @@ class RunSummary:
             text = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
         return Answer("cost", text, tuple(more))
 
-    def _lost_s(self, trouble: Sequence[WindowRow], telling: WindowRow, since: int) -> float | None:
+    def _lost_s(self, trouble: Sequence[WindowRow], decisive: WindowRow, since: int) -> float | None:
         """Time lost to the named suspect; else the excess over normal in windows that do not overlap, newest first.
 
         Such a window without an excess of its own counts with the mean of the others.
         """
         if self.named:
             # (a window that a capture disturbed adds to what was named before it)
-            mine = [row.lost_s for row in trouble if row.is_trouble_of(telling) or row.reasons == DISTURBED]
+            mine = [row.lost_s for row in trouble if row.is_trouble_of(decisive) or row.reasons == DISTURBED]
             return sum(mine) or None
         known = [row.excess_s for row in trouble if row.excess_s is not None]
         if not known:
@@ -314,7 +314,7 @@ class RunSummary:
         captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
         captures += [f"rank {one.rank}: in progress" for one in self.captures if one.state == "running"]
         more = [f"rank {one.rank}: {', '.join(filter(None, (one.state, one.detail)))}" for one in self.lost]
-        if self.face != "healthy" and newest.outcome != "capture":
+        if self.health != "healthy" and newest.outcome != "capture":
             # (the reasons of a verdict are in how sure it is)
             why = "" if newest.reason in ("undecided", "standstill") else newest.words
             done = words.decision_phrase(newest.outcome, why)
@@ -323,20 +323,20 @@ class RunSummary:
             more.append(f"captures before that: {others:,}")
         return Answer("captured", "; ".join(captures) or "nothing", tuple(more))
 
-    def _to_do(self, telling: WindowRow) -> Iterator[NextStep]:
+    def _to_do(self, decisive: WindowRow) -> Iterator[NextStep]:
         view = self.view
-        if self.face == "healthy":
+        if self.health == "healthy":
             yield from _lived_with(view)
             return
         run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
         watched = view.going and not view.unwatched
-        window = f"{telling.first_step}-{telling.last_step}"
+        window = f"{decisive.first_step}-{decisive.last_step}"
         opened = next(iter(self._stored()), None)
         if opened is not None:
             command = f"sftriage traces open {opened.capture_id} {run}"
             yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
-        if self.named and telling.label == "suspect":
-            first = telling.suspects[0]
+        if self.named and decisive.label == "suspect":
+            first = decisive.suspects[0]
             if self.cause is not None:
                 yield NextStep(self.cause.next_step)
             else:
@@ -355,7 +355,7 @@ class RunSummary:
         yield NextStep("See the numbers behind the verdict.", f"sftriage explain {window} {run}")
 
 
-def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
+def decisive_row(rows: Sequence[WindowRow]) -> WindowRow:
     """The newest window that no capture disturbed, or, of this attempt of the job, the oldest."""
     at = len(rows) - 1
     while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
@@ -363,38 +363,38 @@ def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
     return rows[at]
 
 
-def _stretch(rows: Sequence[WindowRow], telling: WindowRow) -> Sequence[WindowRow]:
+def _stretch(rows: Sequence[WindowRow], decisive: WindowRow) -> Sequence[WindowRow]:
     """The newest windows of this attempt: since it is healthy, or since it is not."""
     start = len(rows)
-    while start > 0 and rows[start - 1].attempt == telling.attempt:
+    while start > 0 and rows[start - 1].attempt == decisive.attempt:
         row = rows[start - 1]
-        if row.reasons != DISTURBED and (row.label == "healthy") != (telling.label == "healthy"):
+        if row.reasons != DISTURBED and (row.label == "healthy") != (decisive.label == "healthy"):
             break
         start -= 1
     first = next((n for n in range(start, len(rows)) if rows[n].reasons != DISTURBED), start)
     return rows[first:]
 
 
-def _began(stretch: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
+def _began(stretch: Sequence[WindowRow], decisive: WindowRow) -> tuple[int, int]:
     """The range of steps in which the present state began, by its windows; the same step twice if it is known.
 
     Only the named suspect's onset counts; without one, it began in a step that the previous window did not have.
     """
     first = stretch[0]
-    if telling.label == "healthy":
+    if decisive.label == "healthy":
         return first.first_step, first.first_step
     # The newest knows best, and its sentence says it.
-    newest = [telling.onset_step] if telling.named and telling.onset_step is not None else []
-    onsets = newest or [row.onset_step for row in stretch if telling.named and row.onset_step is not None]
-    if not onsets and telling.regression is not None and "regressed" in telling.reasons:
-        onsets = [telling.regression.since_step]
+    newest = [decisive.onset_step] if decisive.named and decisive.onset_step is not None else []
+    onsets = newest or [row.onset_step for row in stretch if decisive.named and row.onset_step is not None]
+    if not onsets and decisive.regression is not None and "regressed" in decisive.reasons:
+        onsets = [decisive.regression.since_step]
     return (min(onsets), min(onsets)) if onsets else (first.first_step, first.last_step)
 
 
 def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     """Every requested capture, newest first; then those in the store that this run did not request."""
-    asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
-    asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
+    asked = [(row.time_s, "", one) for row in view.rows for one in row.requests]
+    asked += [(row.time_s, row.by, one) for row in view.requests for one in row.requests]
     asked.sort(key=lambda entry: entry[0])
     known = {
         one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
@@ -410,7 +410,7 @@ def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) ->
     found: dict[str, Any] = {}
     if (sent := view.uploads.get(capture_id)) is not None:
         found = {"upload": sent.state, "upload_reason": sent.reason}
-    result = view.became.get(capture_id)
+    result = view.results.get(capture_id)
     if (now := result or view.states.get(capture_id)) is not None:
         found |= picked(now, "state", "detail")
     if isinstance(stored, Damaged):
@@ -424,7 +424,7 @@ def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) ->
     return found
 
 
-def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
+def _health_of(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Health:
     if row.label in ("healthy", "stalled"):
         return "healthy" if row.label == "healthy" else "stalled"
     if row.label == "needs_evidence":
@@ -434,8 +434,8 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Face:
     return "throttled" if row.outcome == "throttle" else "held" if row.outcome == "hold" else "suspect"
 
 
-def _unjudged(view: View) -> tuple[words.Face, str]:
-    """The face and sentence of a run before its first judged window."""
+def _unjudged(view: View) -> tuple[words.Health, str]:
+    """The health and sentence of a run before its first judged window."""
     if view.problem:
         return "no_run", view.problem
     if view.info is None:
@@ -503,12 +503,12 @@ def _lived_with(view: View) -> Iterator[NextStep]:
 
 def _straggler_of(view: View) -> remedies.Straggler | None:
     """The rank that stays slow: the chronic first suspect of most recent windows; None if there is none."""
-    telling = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
+    decisive = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
     chronic = [
         remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
         if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
         else None
-        for row in islice(telling, remedies.RECENT_WINDOWS)
+        for row in islice(decisive, remedies.RECENT_WINDOWS)
     ]
     return remedies.straggler_in(chronic[::-1], view.telemetry.world_size or 0)
 

@@ -485,7 +485,7 @@ def requests_in(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
     """
     found = []
     try:
-        files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
+        files = (path for path in directory.requests.glob("*.json") if not path.is_dir())
         paths = sorted(files, key=lambda path: path.lstat().st_mtime_ns)
     except OSError:
         return []

@@ -417,7 +417,7 @@ def _markers(
 ) -> Iterator[Marker]:
     asking: Iterable[WindowRow | RequestRow] = (*rows, *asks)
     for row in asking:
-        for one in row.asked:
+        for one in row.requests:
             became, steps = results.get(one.capture_id), None
             if became is not None and became.first_step is not None and became.last_step is not None:
                 steps = became.first_step, became.last_step

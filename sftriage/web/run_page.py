@@ -89,7 +89,7 @@ class RunPage(Page[RunSource]):
         steps = heat_steps(axis, rows)
         heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
         map_ = heat if isinstance(heat, HeatMap) else None
-        chart = timeline(rows, axis, view.became, view.asks, map_)
+        chart = timeline(rows, axis, view.results, view.requests, map_)
         stages = [] if chart is None else [one.stage for one in chart.series]
         stored = {one.capture_id for one in view.captures}
         n_steps = view.rows[-1].last_step - min(row.first_step for row in view.rows) + 1 if view.rows else 0
@@ -106,7 +106,7 @@ class RunPage(Page[RunSource]):
             heat=map_,
             heat_at=0 if axis is None else axis.stretches[-1].at,
             drawing=isinstance(heat, Drawing),
-            newest=log_of(view.rows, (*view.asks, *view.notes), view.became, size=NEWEST),
+            newest=log_of(view.rows, (*view.requests, *view.notes), view.results, size=NEWEST),
             captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
@@ -116,7 +116,7 @@ class RunPage(Page[RunSource]):
     def _decisions(self, request: Request) -> Response:
         view, outcome = self._source.view(), request.query_params.get("outcome", "")
         outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
-        page = log_of(view.rows, (*view.asks, *view.notes), view.became, outcome, page_number(request))
+        page = log_of(view.rows, (*view.requests, *view.notes), view.results, outcome, page_number(request))
         return self.html("decisions.html", view, outcome=outcome, page=page)
 
     def _heat(self, request: Request) -> Response:
@@ -166,13 +166,13 @@ class RunPage(Page[RunSource]):
         view, capture_id, found = self._found(request)
         if isinstance(found, Damaged):
             return self.refusal(view, 422, "This capture cannot be shown", found.problem)
-        row = view.asked_by(capture_id)
+        row = view.request_behind(capture_id)
         if found is None:
             if row is None:
                 raise HTTPException(404, "There is no such capture.")
             status = {one.capture_id: one for one in captures_of(view)}[capture_id]
             return self.html("lost.html", view, status=status, asked=row)
-        control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
+        control = next((one.rank for one in row.requests if one.role == "control"), None) if row else None
         if (compared := control_of(found)) is not None:
             control = compared
         stored = ((one, self._source.store) for one in view.captures if isinstance(one, Manifest))

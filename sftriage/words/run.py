@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler
 
 
-Face = Literal[
+Health = Literal[
     "no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown"
 ]
 """The state of a job in a word."""
 
-FACES: Mapping[Face, str] = {
+HEADLINES: Mapping[Health, str] = {
     "no_run": "No run yet",
     "warming_up": "Warming up",
     "healthy": "Healthy",
@@ -66,7 +66,7 @@ QUESTIONS: Mapping[str, str] = {
     "captured": "What was captured?",
 }
 
-HEALTH: Mapping[str, str] = {
+HEALTH_ANSWERS: Mapping[str, str] = {
     "healthy": "Yes",
     "held": "It is slower, but no rank can be named",
     "regressed": "It is slower than before, and no single rank is the cause",
@@ -74,7 +74,7 @@ HEALTH: Mapping[str, str] = {
     "unknown": "Unknown: it is no longer being watched",
     "off": "Unknown: triage is off",
 }
-"""The first answer, by the face; for any other face it is `SLOW`."""
+"""The answer to the first question, by the job's state; `SLOW` for any other state."""
 
 SLOW = "No: it is slow"
 

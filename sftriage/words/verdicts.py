@@ -184,7 +184,7 @@ AFTER_GRADIENTS = (
 """The advice on ``sync_ambiguous`` if the last gradient of each step is on record."""
 
 
-def who(suspect: Suspect) -> str:
+def subject(suspect: Suspect) -> str:
     """A suspect's scope; a rank with its host, if the job has several."""
     if suspect.scope == "rank":
         return f"rank {suspect.ranks[0]}" + (f" on {suspect.on_host}" if suspect.on_host else "")
@@ -194,7 +194,7 @@ def who(suspect: Suspect) -> str:
     return of_cohort if suspect.scope == "cohort" else "every rank"
 
 
-def when(suspect: Suspect) -> str:
+def timing(suspect: Suspect) -> str:
     """When a suspect's fault began, and whether it recurs."""
     since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
     if suspect.pattern == "recurring":
@@ -266,7 +266,7 @@ _EACH = {
 """What the system did in each step, by the number of the verdict."""
 
 
-def where(suspect: Suspect) -> str:
+def slow_stage(suspect: Suspect) -> str:
     """A suspect's stage."""
     return suspect.stage or "all its local stages"
 
@@ -329,19 +329,19 @@ def alone_so_far(work: OwnWork) -> str:
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     over = suspect.pattern == "one-off"
-    slow = f"{who(suspect)[:1].upper()}{who(suspect)[1:]} {'was' if over else 'is'} slow in {where(suspect)}"
+    name = f"{subject(suspect)[:1].upper()}{subject(suspect)[1:]}"
+    slow = f"{name} {'was' if over else 'is'} slow in {slow_stage(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
-    without_s = verdict.numbers.get("without_s")
     # (left out if it would show as 0.0 ms)
-    left = "" if without_s is None or over or without_s < 5e-5 else milliseconds(without_s)
-    without = f", which would take {left} without it" if left else ""
+    without_s = 0.0 if over else verdict.numbers.get("without_s", 0.0)
+    without = f", which would take {milliseconds(without_s)} without it" if without_s >= 5e-5 else ""
     system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
     wait = f"; the others wait in {' and '.join(verdict.sync)}" if verdict.sync else ""
     if suspect.alone is not None and suspect.pattern == "recurring":
         often = f"{every(suspect.period_steps)} " if suspect.period_steps else ""
         return (
-            f"{who(suspect).capitalize()} {alone_phrase(suspect.alone)} {often}since {onset(suspect)}: "
-            f"{cost} each time, in {where(suspect)} ({suspect.share:.0%} of such a step{without}), "
+            f"{name} {alone_phrase(suspect.alone)} {often}since {onset(suspect)}: "
+            f"{cost} each time, in {slow_stage(suspect)} ({suspect.share:.0%} of such a step{without}), "
             f"{alone_so_far(suspect.alone)}{wait}{system}."
         )
     if suspect.alone is not None:
@@ -349,7 +349,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step{without}), in {steps}{system}."
-    often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
+    often = f"in {suspect.persistence:.0%} of {steps}; {timing(suspect)}"
     return f"{slow}: {cost} of each slow step ({suspect.share:.0%}){without}, {often}{system}."
 
 
@@ -359,7 +359,7 @@ def _stall_sentence(verdict: Verdict) -> str:
     typical_s = verdict.numbers.get("typical_step_s", 0.0)
     usual = f" (a step takes {milliseconds(typical_s)})" if typical_s else ""
     why = "; ".join(STALLS.get(reason, reason) for reason in verdict.reasons)
-    who_where = ", ".join(f"{_missing(suspect)} in {where(suspect)}" for suspect in verdict.suspects)
+    who_where = ", ".join(f"{_missing(suspect)} in {slow_stage(suspect)}" for suspect in verdict.suspects)
     more = verdict.numbers.get("missing_ranks", 0.0) - sum(len(suspect.ranks) for suspect in verdict.suspects)
     if more > 0:
         who_where += f" and {more:.0f} more"
@@ -369,7 +369,7 @@ def _stall_sentence(verdict: Verdict) -> str:
 def _missing(suspect: Suspect) -> str:
     if suspect.scope == "host":
         return f"host {suspect.host} ({some_ranks(suspect.ranks)})"
-    return who(suspect) if suspect.scope == "rank" else "every rank"
+    return subject(suspect) if suspect.scope == "rank" else "every rank"
 
 
 def explained(codes: Iterable[str]) -> tuple[str, ...]:

@@ -133,13 +133,13 @@ def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
     # GIVEN a run that goes on, of which nobody knows who watches it, and somebody who waits for an answer
     directory = run_going_on(tmp_path / "run")
     waiting = start("capture", "--run", directory.path, "--rank", 0, "--reason", "a look")
-    wait_until(lambda: list(directory.asks.glob("*.json")))
+    wait_until(lambda: list(directory.requests.glob("*.json")))
     # WHEN they press Ctrl-C THEN nothing is asked for any more
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)
     assert (waiting.returncode, out) == (130, "")
     assert "withdrawn before an answer" in err
-    assert not list(directory.asks.iterdir())
+    assert not list(directory.requests.iterdir())
 
 
 def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_asked_for(start, tmp_path, environment):

@@ -78,8 +78,8 @@ from sftriage.words.kube import CAPTURE_STATES, CAPTURES, INJECTED_BUT, LEFT_ALO
 from sftriage.words.kube import REPRODUCED as UNKNOWN
 from sftriage.words.run import (
     AFTERWARDS,
-    FACES,
-    HEALTH,
+    HEADLINES,
+    HEALTH_ANSWERS,
     LOOK_AT,
     OUTCOMES,
     QUESTIONS,
@@ -281,7 +281,7 @@ def decisions() -> Rows:
             yield f"{code}, resolved by", resolves
     throttled = Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
     yield "on a terminal", outcome_sentence(throttled)
-    yield from tables({"outcome: ": OUTCOMES, "headline: ": FACES})
+    yield from tables({"outcome: ": OUTCOMES, "headline: ": HEADLINES})
 
 
 def requested(rank: int, profiler: Profiler = "torch", role: str = "suspect") -> CaptureRequest:
@@ -418,7 +418,7 @@ def causes() -> Rows:
 
 
 def first_glance() -> Rows:
-    yield from tables({"question: ": QUESTIONS, "healthy? ": {**HEALTH, "any other": SLOW}})
+    yield from tables({"question: ": QUESTIONS, "healthy? ": {**HEALTH_ANSWERS, "any other": SLOW}})
     for stage in LOOK_AT:
         yield f"slow in {stage or 'all local stages'}", look_at("rank 2", stage, ("node-1",))
     for who, stage, hosts in (("rank 2", "data", [""]), ("host vm (8 ranks)", None, ["vm"]), ("every rank", "x", "ab")):

@@ -41,7 +41,7 @@ def test_a_reason_or_a_name_that_is_no_line_of_text_is_refused_in_words(sftriage
     monkeypatch.setenv("LOGNAME", user)
     outcome = sftriage("capture", "--run", run.path, "--rank", 0, "--reason", reason)
     assert (outcome.code, outcome.out, outcome.err) == (2, "", f"sftriage: {said}\n")
-    assert not list(run.asks.iterdir())
+    assert not list(run.requests.iterdir())
 
 
 def test_whoever_asks_has_every_option_that_a_policy_has_with_its_default_and_its_bounds():
@@ -89,7 +89,7 @@ REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)
 def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
     # GIVEN a request that a person left in a run's directory, beside what is no file
     directory = RunDirectory(tmp_path)
-    (directory.asks / "a0.json").mkdir(parents=True)
+    (directory.requests / "a0.json").mkdir(parents=True)
     leave(directory, REQUEST)
     # WHEN the run takes it up THEN it is what was left, and it is gone once its file is removed
     ((path, request),) = requests_in(directory)

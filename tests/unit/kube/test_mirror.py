@@ -143,14 +143,14 @@ def test_these_are_not_asked_of_the_run(body):
 
 def test_the_answer_to_a_person_is_on_their_object():
     request = CaptureRequest("asked-1", 2, "stacks", 5, 0, 60.0, 2**29)
-    taken = run(asks=(answered("capture", "asked", request),))
+    taken = run(requests=(answered("capture", "asked", request),))
     assert list(taken.requests([by_person()])) == []
     ((_, status),) = taken.statuses([by_person()], NOW_S)
     assert status["state"] == "accepted"
     # AND is no object besides
     assert list(taken.new(())) == []
     # WHEN it is refused THEN it says why
-    no = run(asks=(answered("throttle", "captures_per_run"),))
+    no = run(requests=(answered("throttle", "captures_per_run"),))
     ((_, status),) = no.statuses([by_person()], NOW_S)
     assert status["state"] == "refused"
     assert status["detail"]

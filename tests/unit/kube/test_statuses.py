@@ -39,7 +39,7 @@ from sftriage.runs.directory import RunInfo
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
-from sftriage.words.run import Face
+from sftriage.words.run import Health
 from sftriage.words.verdicts import clock
 from tests.scenario import decision, held, row
 from tests.unit.conftest import cases, manifest_of
@@ -479,11 +479,11 @@ def test_what_changes_is_news_once(given, expected):
     assert ("; ".join(f"{one.kind} {one.reason}: {one.message}" for one in found) or "nothing") == expected
 
 
-FACES = st.sampled_from(get_args(Face))
+HEALTHS = st.sampled_from(get_args(Health))
 OF_EACH = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState)))
 
 
-@given(st.lists(st.builds(lambda face, captures: status(face, **captures), FACES, OF_EACH), max_size=40))
+@given(st.lists(st.builds(lambda face, captures: status(face, **captures), HEALTHS, OF_EACH), max_size=40))
 def test_however_long_a_job_it_has_few_events(course):
     """GIVEN any course of a job THEN its events have a dozen names at most, and each counts how often it was so."""
     served, count = {}, 0
@@ -493,6 +493,6 @@ def test_however_long_a_job_it_has_few_events(course):
             name = event_name(JOB, one.reason)
             served[name] = event_body(JOB, report, one, served.get(name, {}), 1, NOW_S)
             count += 1
-    assert len(served) <= len(get_args(Face)) + 2
+    assert len(served) <= len(get_args(Health)) + 2
     assert sum(one["count"] for one in served.values()) == count
     assert all(0 < len(one["message"]) <= 1024 for one in served.values())

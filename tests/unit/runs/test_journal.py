@@ -253,9 +253,9 @@ def test_what_the_controller_writes_is_followed(path, tail):
     (row,) = tail.record.rows
     assert (row.first_step, row.last_step, row.label, row.outcome) == (100, 149, "suspect", "capture")
     assert (row.named, row.onset_step, row.rule) == ("rank 2 in data", 120, "slow-rank")
-    assert [(one.capture_id, one.rank, one.role) for one in row.asked] == [("c-1", 2, "suspect")]
+    assert [(one.capture_id, one.rank, one.role) for one in row.requests] == [("c-1", 2, "suspect")]
     assert sum(row.advances_s.values()) == pytest.approx(row.exposed_s)
-    assert (tail.record.became["c-1"].state, tail.record.skipped) == ("failed", 0)
+    assert (tail.record.results["c-1"].state, tail.record.skipped) == ("failed", 0)
     # AND nothing is read twice
     assert not tail.follow()
     journal.window(verdict(110), decision(verdict(110)))

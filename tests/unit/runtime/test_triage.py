@@ -101,7 +101,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     def face() -> str:
         clock.now_s += LOOKS_S
         triage.turn()
-        return RunSummary(source.view()).face
+        return RunSummary(source.view()).health
 
     assert face() == "healthy"
     # WHEN what it needs of its agents raises, turn after turn

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from sftriage.model.verdicts import Settings
-from sftriage.words.verdicts import who
+from sftriage.words.verdicts import subject
 from tests.scenario import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, from_step, gaussian, heavy_tailed, past_of
 
 LOCAL = ("data", "forward", "optimizer", "other")
@@ -187,7 +187,7 @@ def test_the_truth_table(expected, faults, job, known, split):
         # AND a rank has its host beside it, where there are several
         several = len(set(job.hosts or ())) > 1
         if scope == "rank":
-            assert who(first) == (f"rank {named} on {job.hosts[named]}" if several else f"rank {named}")
+            assert subject(first) == (f"rank {named} on {job.hosts[named]}" if several else f"rank {named}")
         assert first.host == (job.hosts[ranks[0]] if scope == "host" else None)
 
 
