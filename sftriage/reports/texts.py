@@ -65,12 +65,12 @@ def frontier_table(verdict: Verdict) -> Table:
 
 def windows_table(judged: Iterable[Verdict]) -> Table:
     """One row per window."""
-    seen = list(judged)
-    again = any(one.attempt for one in seen)
+    verdicts_ = list(judged)
+    again = any(verdict.attempt for verdict in verdicts_)
     table = titled("Windows", ["attempt"] * again + ["steps", "verdict", "a step", "suspect", "gain", "how often"])
     for column in table.columns:
         column.justify = "right" if column.header in ("a step", "gain", "how often") else "left"
-    for verdict in seen:
+    for verdict in verdicts_:
         label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
         for suspect in verdict.suspects[:1]:
             how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
@@ -88,12 +88,12 @@ def windows_table(judged: Iterable[Verdict]) -> Table:
 
 def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
     """One row per decision, as `decision_values` returns them."""
-    again = any(one["attempt"] for one in decided)
+    again = any(decision["attempt"] for decision in decided)
     table = titled("Decisions", ["time (UTC)", *["attempt"] * again, "steps", "label", "outcome", "reason"])
     for decision in decided:
         became = [
-            f"rank {one['rank']}: {one['state']}" + (f", {one['detail']}" if one["detail"] else "")
-            for one in decision["results"]
+            f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
+            for result in decision["results"]
         ]
         table.add_row(
             f"{verdicts.moment(decision['time_s']):%H:%M:%S}",
@@ -196,34 +196,34 @@ ORIGINS = {
 }
 
 
-def trace_values(one: Reduction) -> dict[str, Any]:
+def trace_values(reduction: Reduction) -> dict[str, Any]:
     """A reduction as JSON values."""
-    trace, steps = one.trace, one.steps
+    trace, steps = reduction.trace, reduction.steps
     return {
         **{name: getattr(trace, name) for name in ("source", "rank", "world_size", "job", "capture_id")},
-        "origin": one.origin,
-        "stages": one.schema.stages,
-        "sync": one.schema.sync,
+        "origin": reduction.origin,
+        "stages": reduction.schema.stages,
+        "sync": reduction.schema.sync,
         "steps": steps.number_N.tolist(),
         "start_ns": steps.start_N.tolist(),
         "step_ns": (steps.end_N - steps.start_N).tolist(),
-        "durations_ns": one.durations_ns_NS.tolist(),
-        "mean_s": one.mean_s,
+        "durations_ns": reduction.durations_ns_NS.tolist(),
+        "mean_s": reduction.mean_s,
         "absolute": trace.absolute,
-        "notes": one.notes,
+        "notes": reduction.notes,
     }
 
 
-def stages_table(one: Reduction) -> Table:
+def stages_table(reduction: Reduction) -> Table:
     """The times of each stage of a trace."""
-    steps = one.steps
-    whose = "a trace of unknown rank" if one.trace.rank is None else f"rank {one.trace.rank}"
-    title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
-    caption = {"caption": one.trace.source, "caption_justify": "left"}
+    steps = reduction.steps
+    whose = "a trace of unknown rank" if reduction.trace.rank is None else f"rank {reduction.trace.rank}"
+    title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[reduction.origin]}"
+    caption = {"caption": reduction.trace.source, "caption_justify": "left"}
     table = titled(title, ["stage"], ["mean", "least", "most", "share"], **caption)
     lasts_N = steps.end_N - steps.start_N
-    for stage, its_N in zip(one.schema.stages, one.durations_ns_NS.T, strict=True):
-        name = f"{stage} (sync)" if stage in one.schema.sync else stage
+    for stage, its_N in zip(reduction.schema.stages, reduction.durations_ns_NS.T, strict=True):
+        name = f"{stage} (sync)" if stage in reduction.schema.sync else stage
         table.add_row(name, *_times(its_N), f"{its_N.mean() / lasts_N.mean():.0%}")
     table.add_section()
     table.add_row("step", *_times(lasts_N), "100%")
@@ -239,11 +239,10 @@ def agreement_table(agreement: Agreement) -> Table:
     title = f"Rank {agreement.rank}, trace against signal, steps {agreement.first_step} to {agreement.last_step}"
     table = titled(title, ["stage"], ["trace", "signal", "difference", "allowed"])
     table.add_column("agrees")
-    for one in agreement.stages:
-        times = (milliseconds(one.trace_s), milliseconds(one.signal_s), f"{one.difference_s * 1e3:+.2f} ms")
-        table.add_row(
-            one.stage, *times, milliseconds(one.allowed_s), Text("yes") if one.agrees else Text("no", "bold red")
-        )
+    for stage in agreement.stages:
+        times = (milliseconds(stage.trace_s), milliseconds(stage.signal_s), f"{stage.difference_s * 1e3:+.2f} ms")
+        agrees = Text("yes") if stage.agrees else Text("no", "bold red")
+        table.add_row(stage.stage, *times, milliseconds(stage.allowed_s), agrees)
     return table
 
 
@@ -251,14 +250,12 @@ def confirmation_sentence(confirmation: Confirmation) -> str:
     """Whether the heavy trace agrees with the coarse signal."""
     parts = []
     for agreement in confirmation.ranks:
-        off = [one for one in agreement.stages if not one.agrees]
-        asked = next((one for one in agreement.stages if one.stage == agreement.stage), None)
-        said = f"rank {agreement.rank}: {agreement.agrees}"
-        if asked is not None:
-            said += f", {asked.stage} {milliseconds(asked.trace_s)} against {milliseconds(asked.signal_s)}"
-        if off:
-            said += f"; different: {', '.join(f'{one.stage} {one.difference_s * 1e3:+.1f} ms' for one in off)}"
-        parts.append(said)
+        part = f"rank {agreement.rank}: {agreement.agrees}"
+        for stage in agreement.stages:
+            if stage.stage == agreement.stage:
+                part += f", {stage.stage} {milliseconds(stage.trace_s)} against {milliseconds(stage.signal_s)}"
+        off = [f"{stage.stage} {stage.difference_s * 1e3:+.1f} ms" for stage in agreement.stages if not stage.agrees]
+        parts.append(part + (f"; different: {', '.join(off)}" if off else ""))
     if confirmation.verdict is not None:
         same = "the same" if confirmation.verdicts_agree else f"different: {verdict_sentence(confirmation.verdict)}"
         parts.append(f"the signal's verdict on these steps is {same}")
@@ -274,9 +271,9 @@ def shares_table(findings: Findings) -> Table:
     table.columns[0].overflow = "fold"
     for share in findings.shares:
         control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
-        what = f"{share.kind}, waits" if share.waits else share.kind
+        kind = f"{share.kind}, waits" if share.waits else share.kind
         calls = f"{share.calls:.1f}" if share.calls else ""
-        table.add_row(share.name, what, milliseconds(share.self_s), *control, calls)
+        table.add_row(share.name, kind, milliseconds(share.self_s), *control, calls)
     return table
 
 
@@ -296,7 +293,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     yield verdict_sentence(verdict)
     # (a threshold of 0 is none)
     amounts = {"s": milliseconds, "fraction": "{:.1%}".format, "log odds": "{:.1f}".format}
-    for check in (one for one in explanation.checks if one.threshold):
+    for check in (check for check in explanation.checks if check.threshold):
         value, threshold = map(amounts[check.unit], (check.value, check.threshold))
         yield f"  {check.what}: {value}, {'reaches' if check.met else 'is under'} the threshold of {threshold}"
     if verdict.suspects:
@@ -313,8 +310,8 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
         yield f"Runner-up: {subject(second)}, {slow_stage(second)}: {gain}"
     for change in explanation.changes:
         yield f"It would be {change}."
-    if what := resolves(verdict, decision):
-        yield f"What would resolve it: {what}"
+    if advice := resolves(verdict, decision):
+        yield f"What would resolve it: {advice}"
     yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
     if remedies:
         from sftriage.words.run import event_sentence
@@ -354,7 +351,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        to the job: {cost}",
         f"its time    on rank {capture.rank}: {timings or 'not measured'}",
-        *(f"trace       {one.name}, {size(one.size_bytes)}, sha256 {one.sha256}" for one in manifest.artefacts),
+        *(f"trace       {file.name}, {size(file.size_bytes)}, sha256 {file.sha256}" for file in manifest.artefacts),
         f"may contain {manifest.may_contain}",
         *_found(manifest),
     ]
@@ -366,12 +363,12 @@ def _reproduced(manifest: Manifest) -> str:
         return "unknown whether the fault was there"
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
-    there = (
+    presence = (
         f"{found.answer}: {whose} was in {found.steps_with} of {verdicts.counted(found.steps, 'captured step')}{due}"
     )
     before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
     over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
-    return f"{there}; the suspect took {over} than its peers ({before})"
+    return f"{presence}; the suspect took {over} than its peers ({before})"
 
 
 def _why(manifest: Manifest) -> str:
@@ -410,9 +407,9 @@ def finding_lines(findings: Findings) -> list[str]:
             f"({milliseconds(suspect.collective_s)} in collectives), from {suspect.launches:.0f} launches "
             f"that took the host {milliseconds(suspect.launch_s)}"
         )
-    most = [one for one in findings.kernels[:3] if one.device_s >= max(5e-5, 0.05 * suspect.device_s)]
-    if most:
-        lines.append(f"on the device: {', '.join(f'{one.words} {milliseconds(one.device_s)}' for one in most)}")
+    least_s = max(5e-5, 0.05 * suspect.device_s)
+    if most := [f"{of.words} {milliseconds(of.device_s)}" for of in findings.kernels[:3] if of.device_s >= least_s]:
+        lines.append(f"on the device: {', '.join(most)}")
     return lines
 
 
@@ -434,7 +431,7 @@ class ReplayReport:
     def text(self) -> str:
         """The timeline, with consecutive decisions for the same reason in one line, and the summary."""
         groups = groupby(enumerate(self.replayed), key=lambda numbered: _likeness(*numbered))
-        lines = [line for _, group in groups for line in self._lines([one for _, one in group])]
+        lines = [line for _, group in groups for line in self._lines([replayed for _, replayed in group])]
         widths = [*(max(map(len, column)) for column in list(zip(*lines, strict=True))[:-1]), 0]
         aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*aligned, "", *self._summary()]) + "\n"
@@ -448,28 +445,28 @@ class ReplayReport:
             "notifications": self._messages,
             "windows": [
                 {
-                    "time_s": one.time_s,
-                    "after_s": one.time_s - self.start_s,
-                    "label": one.verdict.label,
-                    "reasons": list(one.verdict.reasons),
-                    "suspect": plain(one.verdict.named),
-                    "decision": decisions.decision_values(one.decision),
-                    "captured_steps": plain(one.captured_steps),
+                    "time_s": window.time_s,
+                    "after_s": window.time_s - self.start_s,
+                    "label": window.verdict.label,
+                    "reasons": list(window.verdict.reasons),
+                    "suspect": plain(window.verdict.named),
+                    "decision": decisions.decision_values(window.decision),
+                    "captured_steps": plain(window.captured_steps),
                 }
-                for one in self.replayed
+                for window in self.replayed
             ],
         }
 
     @property
     def _captures(self) -> int:
-        return sum(len(one.decision.requests) for one in self.replayed)
+        return sum(len(window.decision.requests) for window in self.replayed)
 
     @property
     def _messages(self) -> int:
-        return sum(len(one.decision.notify) for one in self.replayed)
+        return sum(len(window.decision.notify) for window in self.replayed)
 
     def _counts(self) -> dict[Outcome, int]:
-        counted = Counter(one.decision.outcome for one in self.replayed)
+        counted = Counter(window.decision.outcome for window in self.replayed)
         return {outcome: counted[outcome] for outcome in OUTCOMES}
 
     def _lines(self, group: list[ReplayedDecision]) -> Iterable[tuple[str, ...]]:
@@ -484,10 +481,10 @@ class ReplayReport:
             about += f" ({subject(named)} in {slow_stage(named)}, {gain})"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
-            what = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"
+            steps_ = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"
             healthy = ", healthy, for comparison" if request.role == "control" else ""
             bounds = f"{request.max_seconds:g} s and {size(request.max_bytes)}"
-            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {what} {bounds}"
+            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {steps_} {bounds}"
         for rule in first.notify:
             yield *[""] * 4, f"rule {rule} notifies"
 
@@ -497,7 +494,7 @@ class ReplayReport:
         if not self.replayed:
             yield "No window: the recording is shorter than the warm-up and one window."
             return
-        lasted = _elapsed(max(one.time_s for one in self.replayed) - self.start_s)
+        lasted = _elapsed(max(window.time_s for window in self.replayed) - self.start_s)
         made = [verdicts.counted(self._captures, "capture")]
         if self._messages:
             made.append(verdicts.counted(self._messages, "notification"))
@@ -506,16 +503,15 @@ class ReplayReport:
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"
         for outcome, windows in self._counts().items():
-            why = Counter(
-                decisions.reason_kind(one.decision) for one in self.replayed if one.decision.outcome == outcome
-            )
-            said = ", ".join(f"{reason} ({count})" for reason, count in sorted(why.items(), key=lambda one: -one[1]))
-            yield f"| {outcome} | {windows} | {said.replace('|', '&#124;')} |"
+            taken = (window.decision for window in self.replayed if window.decision.outcome == outcome)
+            why = Counter(map(decisions.reason_kind, taken)).most_common()
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in why)
+            yield f"| {outcome} | {windows} | {reasons.replace('|', '&#124;')} |"
 
 
-def _likeness(number: int, one: ReplayedDecision) -> tuple[object, ...]:
+def _likeness(number: int, replayed: ReplayedDecision) -> tuple[object, ...]:
     """What windows of one line have in common. A capture, a message and a stall each get their own line."""
-    decision, verdict = one.decision, one.verdict
+    decision, verdict = replayed.decision, replayed.verdict
     alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
     named = verdict.suspects[0].identity if verdict.label == "suspect" else None
     # Numbers vary from window to window.

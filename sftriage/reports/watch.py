@@ -70,7 +70,8 @@ def window_values(row: WindowRow) -> dict[str, Any]:
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": [
-                picked(one, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(one.capture_id)} for one in row.requests
+                picked(request, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(request.capture_id)}
+                for request in row.requests
             ],
         },
     }
@@ -120,10 +121,10 @@ def opening(view: View, place: str) -> str:
     """The run and its state, in one line."""
     if view.info is None:
         return f"Waiting for a run: {clean(place)}"
-    what = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
+    title = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
     if not view.rows:
-        return f"{what}. No window has been judged yet."
-    return f"{what}. {clean(decisive_row(view.rows).sentence)}"
+        return f"{title}. No window has been judged yet."
+    return f"{title}. {clean(decisive_row(view.rows).sentence)}"
 
 
 def closing(view: View) -> str:
@@ -162,11 +163,12 @@ class RunNews:
             if is_news or refused or row.requests:
                 lines.append(f"{clock_time(row.time_s)}  {clean(_window_line(row))}")
         lines += [f"{clock_time(row.time_s)}  {clean(_request_line(row))}" for row in requests]
-        for one in ended:
-            damaged = f"No trace of rank {one.rank}: the stored capture is damaged: {one.detail}."
-            text = damaged if one.state == "damaged" else ended_sentence(view.results[one.capture_id], one.size_bytes)
+        for capture in ended:
+            text = ended_sentence(view.results[capture.capture_id], capture.size_bytes)
+            if capture.state == "damaged":
+                text = f"No trace of rank {capture.rank}: the stored capture is damaged: {capture.detail}."
             lines.append(f"{clock_time(now_s)}  {clean(text)}")
-        lines += [f"{clock_time(one.time_s)}  {clean(text)}" for one in notes if (text := event_sentence(one))]
+        lines += [f"{clock_time(note.time_s)}  {clean(text)}" for note in notes if (text := event_sentence(note))]
         if self._failing != (view.failing != ""):
             self._failing = not self._failing
             off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
@@ -177,8 +179,8 @@ class RunNews:
         """Every new window, end of a capture, cause and remedy, as JSON values."""
         rows, _, ended, notes = self._new(view)
         values = [window_values(row) for row in rows]
-        values += [{"type": "capture", **plain(one)} for one in ended]
-        return values + [msgspec.to_builtins(one) for one in notes]
+        values += [{"type": "capture", **plain(capture)} for capture in ended]
+        return values + [msgspec.to_builtins(note) for note in notes]
 
     def _new(self, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureStatus], list[Any]]:
         if len(view.rows) < self._windows or len(view.requests) < self._requests or len(view.notes) < self._notes:
@@ -186,9 +188,9 @@ class RunNews:
             self._windows = self._requests = self._notes = self._attempt = 0
             self.ended, self._lines = set(), RecentLines()
         new = view.results.keys() - self.ended
-        ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
+        ended = [capture for capture in reversed(captures_of(view)) if capture.capture_id in new] if new else []
         shown = CauseFound, RemedyChanged, RingGivenUp, JobPaused
-        notes = [one for one in view.notes[self._notes :] if isinstance(one, shown)]
+        notes = [note for note in view.notes[self._notes :] if isinstance(note, shown)]
         found = view.rows[self._windows :], view.requests[self._requests :], ended, notes
         self._windows, self._requests, self._notes = len(view.rows), len(view.requests), len(view.notes)
         self.ended |= new

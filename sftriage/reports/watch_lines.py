@@ -28,7 +28,7 @@ from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_o
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
-from sftriage.words.verdicts import ago, counted, milliseconds, moment, size, span
+from sftriage.words.verdicts import ago, capitalized, counted, milliseconds, moment, size, span
 
 WIDE = 60
 """Columns from which on a line shows more than the minimum."""
@@ -105,7 +105,7 @@ def apportion(values: Sequence[float], total: int) -> list[int]:
     if whole <= 0.0:
         return [0] * len(values)
     exact = [value / whole * total for value in values]
-    shares = [floor(one) for one in exact]
+    shares = [floor(share) for share in exact]
     by_remainder = sorted(range(len(values)), key=lambda n: (shares[n] - exact[n], n))
     for n in by_remainder[: total - sum(shares)]:
         shares[n] += 1
@@ -140,13 +140,13 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
         found, title, style = shown.decisive.suspects, "Suspects", "red"
         if shown.decisive.label == "needs_evidence" and shown.decisive.candidates:
             found, title, style = shown.decisive.candidates, "Candidates, none certain enough to be named", "yellow"
-        suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
+        suspects = [_suspect(suspect, stalled, style) for suspect in found] or [Text("  none", style="dim")]
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
         parts.append(_listed("Decisions", decided, lambda _: f"on {counted(view.windows, 'window')}"))
     if known := captures_of(view):
-        captures = [_capture(one) for one in known[:MAX_CAPTURES]]
+        captures = [_capture(capture) for capture in known[:MAX_CAPTURES]]
         parts.append(_listed("Captures", captures, lambda count: _left(len(known) - count)))
     telemetry = _telemetry(shown, now_s)
     parts.append(_Part(len(telemetry), 1, lambda _: telemetry))
@@ -155,8 +155,8 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
 
 def _listed(title: str, lines: list[Text], remark: Callable[[int], str]) -> _Part:
     def build(count: int) -> list[Text]:
-        said = remark(count - 1)
-        return [Text(title, style="bold") + Text(f"  {said}" if said else "", style="dim"), *lines]
+        text = remark(count - 1)
+        return [Text(title, style="bold") + Text(f"  {text}" if text else "", style="dim"), *lines]
 
     return _Part(1 + len(lines), 2, build)
 
@@ -216,11 +216,11 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
         if shown.cause is not None:
             paragraphs.append(_wrapped(f"Why: {caused(shown.cause)}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))
-        texts = (" ".join(filter(None, (one.text, one.command))) for one in shown.steps)
-        paragraphs += [_wrapped(f"Next: {one}", width, "cyan") for one in texts]
+        texts = (" ".join(filter(None, (step.text, step.command))) for step in shown.steps)
+        paragraphs += [_wrapped(f"Next: {text}", width, "cyan") for text in texts]
     if shown.view.losses.by_suspect:
-        cost = losses_words(shown.view.losses, on_devices=on_devices(shown.view))
-        paragraphs.append(_wrapped(f"{cost[:1].upper()}{cost[1:]}.", width, "dim"))
+        cost = capitalized(losses_words(shown.view.losses, on_devices=on_devices(shown.view)))
+        paragraphs.append(_wrapped(f"{cost}.", width, "dim"))
     return paragraphs
 
 
@@ -285,13 +285,13 @@ def _trend(values_s: Sequence[float], blocks: bool) -> str:
     return "".join(_LEVELS[min(7, floor(value / top * 8))] for value in values_s)
 
 
-def _suspect(one: NamedSuspect, stalled: bool, style: str) -> Text:
-    line = Text("  ").append(clean(f"{one.who}, {one.where}"), style=style)
-    gain = f"waited for {one.gain_s:.0f} s" if stalled else f"{milliseconds(one.gain_s)} of each slow step"
-    gain += "" if stalled else f" ({one.share:.0%})"
+def _suspect(suspect: NamedSuspect, stalled: bool, style: str) -> Text:
+    line = Text("  ").append(clean(f"{suspect.who}, {suspect.where}"), style=style)
+    gain = f"waited for {suspect.gain_s:.0f} s" if stalled else f"{milliseconds(suspect.gain_s)} of each slow step"
+    gain += "" if stalled else f" ({suspect.share:.0%})"
     line.append(f"  {gain}")
     if not stalled:
-        line.append(f"  in {one.persistence:.0%} of steps  {clean(one.when)}")
+        line.append(f"  in {suspect.persistence:.0%} of steps  {clean(suspect.when)}")
     return line
 
 
@@ -308,20 +308,20 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
     return line
 
 
-def _capture(one: CaptureStatus) -> Text:
-    line = Text("  ").append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
-    rank = "" if one.rank is None else f"  rank {one.rank}"
-    line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
-    upload = _UPLOADS[one.upload] + (f": {clean(one.upload_reason)}" if one.upload_reason else "") if one.upload else ""
+def _capture(capture: CaptureStatus) -> Text:
+    line = Text("  ").append(clean(capture.state), style=_STATE_STYLES.get(capture.state, ""))
+    rank = "" if capture.rank is None else f"  rank {capture.rank}"
+    line.append(f"{rank}{' (control)' if capture.role == 'control' else ''}  {clean(capture.capture_id)}")
+    upload = ": ".join(filter(None, (_UPLOADS.get(capture.upload, ""), clean(capture.upload_reason))))
     facts = [
-        span(one.first_step, one.last_step)
-        if one.first_step is not None and one.last_step is not None and one.state == "stored"
+        span(capture.first_step, capture.last_step)
+        if capture.first_step is not None and capture.last_step is not None and capture.state == "stored"
         else "",
-        size(one.size_bytes) if one.size_bytes else "",
-        f"fault in it: {one.reproduced}" if one.reproduced else "",
+        size(capture.size_bytes) if capture.size_bytes else "",
+        f"fault in it: {capture.reproduced}" if capture.reproduced else "",
         upload,
-        f"requested by {clean(one.asked_by)}" if one.asked_by else "",
-        clean(one.detail),
+        f"requested by {clean(capture.asked_by)}" if capture.asked_by else "",
+        clean(capture.detail),
     ]
     line.append("  " if any(facts) else "").append(", ".join(filter(None, facts)), style="dim")
     return line
@@ -347,7 +347,7 @@ def _telemetry(shown: RunSummary, now_s: float) -> list[Text]:
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
     off, disk = shown.view.failing and triage_off(shown.view.failing), shown.view.disk and disk_now(shown.view.disk)
     alarms = {"Disk       ": disk, "Triage     ": off}
-    return [*(Text(name, "bold red") + Text(clean(said), "red") for name, said in alarms.items() if said), *lines]
+    return [*(Text(name, "bold red") + Text(clean(alarm), "red") for name, alarm in alarms.items() if alarm), *lines]
 
 
 def _wrapped(text: str, width: int, style: str = "") -> list[Text]:

@@ -49,7 +49,7 @@ StoredState: TypeAlias = "tuple[Manifest | None, StoreCondition | None]"
 
 
 def described(
-    rows: Sequence[CaptureRow], seen: Sequence[StoredState], directory: RunDirectory | None
+    rows: Sequence[CaptureRow], states: Sequence[StoredState], directory: RunDirectory | None
 ) -> list[dict[str, Any]]:
     """Captures as JSON values, each with its condition, cause and upload; None for what is unknown."""
     return [
@@ -60,7 +60,7 @@ def described(
             "cause": cause_values(manifest) if manifest else row.why_slow and row.why_slow.model_dump(mode="json"),
             "upload": upload_values(upload_of(directory, row.capture_id)),
         }
-        for row, (manifest, condition) in zip(rows, seen, strict=True)
+        for row, (manifest, condition) in zip(rows, states, strict=True)
     ]
 
 

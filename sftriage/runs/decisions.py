@@ -1,7 +1,7 @@
-"""A journal as rows for display: its windows and decisions, and the list of decisions.
+"""A journal as rows: its windows, the decisions on them, and its other events.
 
-`JournalTail` follows a journal, each line once. In the list, like decisions in a row are one entry, so that a quiet
-night is one line; between them are the other events: manual requests, costs, policy changes, evidence.
+The views of a run (terminal, page, reports, assistants, objects of a cluster) read the journal through `JournalTail`,
+which reads each line once. In a list, consecutive like decisions are one entry, so that a quiet night is one line.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecisionRow:
-    """The stored part of any decision. ``words`` explain ``reason``; ``requests`` are the captures that it requested.
+    """What is kept of any decision: ``words`` for its reason, and the ``requests`` for captures that it made.
 
-    ``triggers`` say why, by capture, where that is on record.
+    ``triggers`` say why, by capture, if that is on record.
     """
 
     time_s: float
@@ -55,10 +55,10 @@ class _DecisionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow(_DecisionRow):
-    """Captures that no window led to, and the decision on them: a person or another capture requested them.
+    """Captures that a person or another capture requested, and the decision on them.
 
-    ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
-    ``request_id`` is the person's (see `model.captures.ManualRequest`).
+    ``by`` is the person, or "". ``why`` is the person's reason, or names the other capture, whose id is in ``beside``.
+    ``request_id`` is that of the `ManualRequest`.
     """
 
     by: str
@@ -108,13 +108,12 @@ class NamedSuspect:
 class WindowRow(_DecisionRow):
     """What is kept of one window: its verdict and the decision on it.
 
-    ``advances_s``, by stage, sum to ``exposed_s``, of which ``excess_s`` is over what is normal (None where that is not
-    known). ``named`` is the first suspect in a few words, "" where no rank is named, and ``onset_step`` where that one
-    began. ``suspects`` are the first few, each with the first few of its ranks; a held window has ``candidates``
-    instead. ``coverage`` is the fraction of the window's vectors that were there, and ``clock`` the one that its times
-    are on. ``lost_s`` is what the window adds to the cost of suspects. ``parameters`` are those of the words of
-    ``reason``. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is there while the
-    job is slower than its own best, and once when that ends. ``news`` says when the window is worth a line.
+    ``advances_s``, by stage, sum to ``exposed_s``; ``excess_s`` of that is over the normal step time (None: unknown).
+    ``named`` is the first suspect in a few words, "" if no rank is named, and ``onset_step`` the step at which its
+    fault began. ``suspects`` are the first few, each with the first few of its ranks; a held window has ``candidates``
+    instead. ``coverage`` is the fraction of the window's vectors that arrived, and ``lost_s`` what the window adds to
+    the cost of suspects. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is set
+    while the job is slower than its own best, and once when that ends. ``news`` says whether to print the window.
     """
 
     first_step: int
@@ -146,11 +145,10 @@ class WindowRow(_DecisionRow):
 
 @dataclass(frozen=True, slots=True)
 class CaptureStatus:
-    """A requested capture and its state.
+    """A requested capture and its state: a `CaptureState`, or ``damaged`` if what is stored is not a capture.
 
-    ``state`` is a `CaptureState`, or ``damaged`` where what is stored is no capture.
-    ``asked_by`` is the person who requested it, "" for a policy; ``reproduced`` says whether the fault was in it;
-    ``upload`` is how far it is on its way to a store elsewhere, "" where it goes to none.
+    ``asked_by`` is the person who requested it, "" for a policy. ``reproduced`` says whether it contains the fault, and
+    ``upload`` is the state of its copy to a remote store, "" without one.
     """
 
     capture_id: str
@@ -172,15 +170,18 @@ class CaptureStatus:
 
 
 def statuses(
-    asked: Iterable[captures.CaptureRequest], results: Mapping[str, captures.CaptureResult]
+    requests: Iterable[captures.CaptureRequest], results: Mapping[str, captures.CaptureResult]
 ) -> tuple[CaptureStatus, ...]:
     """The states of requested captures: running or ended."""
-    return tuple(_status(one.capture_id, one.rank, one.role, results.get(one.capture_id)) for one in asked)
+    return tuple(_status(request, request.role, results) for request in requests)
 
 
-def _status(capture_id: str, rank: int, role: str, result: captures.CaptureResult | None) -> CaptureStatus:
+def _status(
+    capture: captures.CaptureRequest | captures.CaptureResult, role: str, results: Mapping[str, captures.CaptureResult]
+) -> CaptureStatus:
+    result = results.get(capture.capture_id)
     found = () if result is None else (result.state, result.detail, result.first_step, result.last_step)
-    return CaptureStatus(capture_id, rank, role, *found)
+    return CaptureStatus(capture.capture_id, capture.rank, role, *found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +248,11 @@ def row_of(
     verdict: Verdict, decision: captures.Decision, triggers: Mapping[str, captures.Trigger] = {}, lost_s: float = 0.0
 ) -> WindowRow:
     """The part of a window that the page stores."""
-    first = verdict.named
-    of_suspect = "stage", "gain_s", "share", "persistence", "pattern"
+    first, of_suspect = verdict.named, ("stage", "gain_s", "share", "persistence", "pattern")
     found = tuple(
-        NamedSuspect(subject(one), slow_stage(one), timing(one), one.ranks[:MAX_NAMED], **picked(one, *of_suspect))
-        for one in verdict.suspects[:MAX_NAMED]
-        if one.ranks
+        NamedSuspect(subject(each), slow_stage(each), timing(each), each.ranks[:MAX_NAMED], **picked(each, *of_suspect))
+        for each in verdict.suspects[:MAX_NAMED]
+        if each.ranks
     )
     excess_s = verdict.numbers.get("excess_s", -1.0)
     of_verdict = "first_step", "last_step", "label", "reasons", "exposed_s", "step_s", "clock", "regression"
@@ -290,12 +290,12 @@ def _decided(decision: captures.Decision, triggers: Mapping[str, captures.Trigge
 
 
 def request_row(event: events.ManualRequestDecided | events.FollowUpDecided) -> RequestRow:
-    """The stored part of captures that no window led to."""
+    """The row of captures that no window led to."""
     decided = _decided(event.decision, event.triggers)
     if isinstance(event, events.FollowUpDecided):
         return RequestRow(**decided, by="", why=f"capture {event.capture_id}", beside=event.capture_id)
-    asked = event.request
-    return RequestRow(**decided, by=asked.who, why=asked.reason, request_id=asked.request_id)
+    request = event.request
+    return RequestRow(**decided, by=request.who, why=request.reason, request_id=request.request_id)
 
 
 PAGE_SIZE = 50
@@ -353,20 +353,22 @@ def log_of(
 
     A number past the end is the last page.
     """
-    told: list[DecisionGroup | Noted] = [*groups_of([row for row in rows if kind in ("", row.outcome)], results)]
-    requests = (note for note in notes if isinstance(note, RequestRow))
-    asking: Iterator[WindowRow | RequestRow] = chain(rows, requests)
-    attempts = {one.capture_id: row.attempt for row in asking for one in row.requests}
-    kinds = [(note_kind(note), *([note.outcome] if isinstance(note, RequestRow) else [])) for note in notes]
-    told += [_noted(note, results, attempts) for note, of in zip(notes, kinds, strict=True) if not kind or kind in of]
+    entries: list[DecisionGroup | Noted] = [*groups_of([row for row in rows if kind in ("", row.outcome)], results)]
+    decided: Iterator[WindowRow | RequestRow] = chain(rows, (note for note in notes if isinstance(note, RequestRow)))
+    attempts = {request.capture_id: row.attempt for row in decided for request in row.requests}
+    counts = Counter[str](row.outcome for row in rows)
+    for note in notes:
+        kinds = [note_kind(note), *([note.outcome] if isinstance(note, RequestRow) else [])]
+        counts.update(kinds)
+        if kind in ("", *kinds):
+            entries.append(_noted(note, results, attempts))
     if notes:
         # (at the same time, the window comes first: requests and findings resulted from it)
-        told.sort(key=lambda one: one.time_s)
-    counts = Counter(row.outcome for row in rows) + Counter(chain(*kinds))
-    pages = max(1, -(-len(told) // size))
+        entries.sort(key=lambda entry: entry.time_s)
+    pages = max(1, -(-len(entries) // size))
     number = min(max(number, 1), pages)
-    end = len(told) - (number - 1) * size
-    return LogPage(tuple(reversed(told[max(0, end - size) : end])), number, pages, counts)
+    end = len(entries) - (number - 1) * size
+    return LogPage(tuple(reversed(entries[max(0, end - size) : end])), number, pages, counts)
 
 
 def _noted(note: Note, results: Mapping[str, captures.CaptureResult], attempts: Mapping[str, int]) -> Noted:
@@ -374,10 +376,10 @@ def _noted(note: Note, results: Mapping[str, captures.CaptureResult], attempts: 
         return Noted(note, note_kind(note), statuses(note.requests, results))
     ended: Iterable[captures.CaptureResult] = ()
     if isinstance(note, events.CauseFound):
-        ended = (one for one in results.values() if one.capture_id == note.capture_id)
+        ended = (result for result in results.values() if result.capture_id == note.capture_id)
     elif isinstance(note, events.CostMeasured):
         ended = captures_in(note, attempts, results.values())
-    return Noted(note, note_kind(note), tuple(_status(one.capture_id, one.rank, "suspect", one) for one in ended))
+    return Noted(note, note_kind(note), tuple(_status(result, "suspect", results) for result in ended))
 
 
 def captures_in(
@@ -409,40 +411,42 @@ MAX_DECISIONS = 8  # about one step
 
 def decided_in(record: Iterable[events.Event]) -> list[events.Decided]:
     """The events that hold a decision."""
-    return [one for one in record if isinstance(one, events.Decided)]
+    return [event for event in record if isinstance(event, events.Decided)]
 
 
 def states_in(record: Iterable[events.Event]) -> dict[str, captures.CaptureResult]:
     """The states of captures, by id."""
-    return {one.result.capture_id: one.result for one in record if isinstance(one, events.CaptureChanged)}
+    return {event.result.capture_id: event.result for event in record if isinstance(event, events.CaptureChanged)}
 
 
 def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
-    """A run's decisions as values, in order, each with the results of the captures it requested (``results``).
+    """A run's decisions as values, in order, each with the results of the captures that it requested (``results``).
 
     Raises:
         InputError: the journal cannot be read.
     """
     record = list(read_journal(directory.decisions))
-    results = {capture_id: one for capture_id, one in states_in(record).items() if one.state in captures.ENDED}
+    ended = {name: plain(result) for name, result in states_in(record).items() if result.state in captures.ENDED}
+    decided = [event.decision for event in decided_in(record)]
+    requested = [[request.capture_id for request in decision.requests] for decision in decided]
     return [
-        {
-            **decision_values(one.decision),
-            "results": [plain(results[it.capture_id]) for it in one.decision.requests if it.capture_id in results],
-        }
-        for one in decided_in(record)
+        {**decision_values(decision), "results": [ended[name] for name in names if name in ended]}
+        for decision, names in zip(decided, requested, strict=True)
     ]
 
 
 def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
     """The newest decisions on windows that contain a step."""
-    return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]
+    about = [decision for decision in decisions if decision["first_step"] <= step <= decision["last_step"]]
+    return about[-MAX_DECISIONS:]
 
 
 def unlike(decisions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The newest of each group of like decisions (label, outcome and reason)."""
-    newest = {(one["label"], one["outcome"], one["reason"]): one for one in decisions}
-    return [one for one in decisions if newest[one["label"], one["outcome"], one["reason"]] is one]
+    newest: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for decision in reversed(decisions):
+        newest.setdefault((decision["label"], decision["outcome"], decision["reason"]), decision)
+    return list(newest.values())[::-1]
 
 
 def faults_in(directory: RunDirectory | None) -> list[WindowRow]:
@@ -460,22 +464,24 @@ def fault_at(step: int, rows: Sequence[CaptureRow], named: Sequence[WindowRow]) 
     A capture's fault lasts from its onset to the end of the last window that names the same suspect;
     if the run's windows are not known, to the end of the capture.
     """
-    of_capture = {request.capture_id: one for one in named for request in one.requests}
+    window_of_capture = {request.capture_id: window for window in named for request in window.requests}
     found = []
     for row in rows:
         if row.role == "control" or row.label == "asked":
             continue
         first = row.window_first_step if row.onset_step is None else row.onset_step
-        last = max(row.last_step, row.window_last_step)
-        if (its := of_capture.get(row.capture_id)) is not None:
-            again = (one for one in named if (one.trouble, one.attempt) == (its.trouble, its.attempt))
-            last = max(last, *(one.last_step for one in again if one.onset_step is None or one.onset_step <= last))
+        last = captured_to = max(row.last_step, row.window_last_step)
+        if (cause := window_of_capture.get(row.capture_id)) is not None:
+            for window in named:
+                begun = window.onset_step is None or window.onset_step <= captured_to
+                if begun and (window.trouble, window.attempt) == (cause.trouble, cause.attempt):
+                    last = max(last, window.last_step)
         if first <= step <= last:
             found.append(row)
     return min(found, key=lambda row: (row.cause is None, row.distance_from(step), row.first_step), default=None)
 
 
-def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
+def window_of(directory: RunDirectory, name: str) -> events.WindowJudged:
     """The last window that contains a step, is ``FIRST-LAST``, or led to a capture.
 
     Raises:
@@ -484,39 +490,37 @@ def window_of(directory: RunDirectory, what: str) -> events.WindowJudged:
     """
     damaged: list[bytes] = []
     record = list(read_journal(directory.decisions, damaged))
-    decided = decided_in(record)
-    for event in reversed(decided):
+    capture: captures.Decision | None = None
+    for event in reversed(decided_in(record)):
         first, last = event.decision.first_step, event.decision.last_step
-        is_it = what == f"{first}-{last}" or (what.isdecimal() and first <= int(what) <= last)
-        asked = any(one.capture_id == what for one in event.decision.requests)
-        if isinstance(event, events.WindowJudged) and (is_it or asked):
+        requested = any(request.capture_id == name for request in event.decision.requests)
+        is_named = requested or name == f"{first}-{last}" or (name.isdecimal() and first <= int(name) <= last)
+        if is_named and isinstance(event, events.WindowJudged):
             return event
-    for event in decided:
-        if any(one.capture_id == what for one in event.decision.requests):
-            raise UsageError(f"no window led to {what}: {reason_sentence(event.decision)}")
-    if what.isdecimal() and (missing := _unwritten(directory, record, int(what))) is not None:
-        raise UsageError(f"{directory.path}: no window of step {what} is on record. {missing}")
+        capture = event.decision if requested else capture
+    if capture is not None:
+        raise UsageError(f"no window led to {name}: {reason_sentence(capture)}")
+    if name.isdecimal() and (missing := _unwritten(directory, record, int(name))) is not None:
+        raise UsageError(f"{directory.path}: no window of step {name} is on record. {missing}")
     lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
     advice = "`sftriage decisions` lists its windows" + (f" ({lines} damaged)" if damaged else "")
-    raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
+    raise UsageError(f"{directory.path} has no window or capture {name}; {advice}")
 
 
 def remedies_by(directory: RunDirectory, window: events.WindowJudged) -> list[events.RemedyChanged]:
     """The remedies tried by the time of a window: the last of each group of ranks."""
-    told = [one for one in read_journal(directory.decisions) if isinstance(one, events.RemedyChanged)]
-    return list({one.switch: one for one in told if one.time_s <= window.decision.time_s}.values())
+    tried = (event for event in read_journal(directory.decisions) if isinstance(event, events.RemedyChanged))
+    return list({remedy.switch: remedy for remedy in tried if remedy.time_s <= window.decision.time_s}.values())
 
 
 def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: int) -> str | None:
-    """Why windows of a step are lost or late: the run directory could not or cannot be written. None: they are not."""
+    """Why the windows of a step are lost or late (a full disk, a compacted journal); None if they are not."""
     for event in record:
-        if isinstance(event, events.DiskRecovered) and event.lost_steps is not None:
-            first, last = event.lost_steps
-            if first <= step <= last:
-                return event_sentence(event)
-        if isinstance(event, events.JournalCompacted) and step <= event.dropped_step:
+        lost = isinstance(event, events.DiskRecovered) and event.lost_steps
+        dropped = isinstance(event, events.JournalCompacted) and step <= event.dropped_step
+        if dropped or (lost and lost[0] <= step <= lost[1]):
             return event_sentence(event)
-    if step <= max((one.decision.last_step for one in decided_in(record)), default=-1):
+    if step <= max((event.decision.last_step for event in decided_in(record)), default=-1):
         return None
     rings = Path(read_info(directory).rings)
     if not rings.is_dir():
@@ -531,9 +535,9 @@ def why_none(directory: RunDirectory, step: int) -> str:
     """Why there is no decision on a step, in words."""
     record = list(read_journal(directory.decisions))
     windows = [
-        (one.decision.first_step, one.decision.last_step)
-        for one in decided_in(record)
-        if isinstance(one, events.WindowJudged) and one.verdict.label != "stalled"
+        (event.decision.first_step, event.decision.last_step)
+        for event in decided_in(record)
+        if isinstance(event, events.WindowJudged) and event.verdict.label != "stalled"
     ]
     try:
         if (missing := _unwritten(directory, record, step)) is not None:
@@ -563,7 +567,7 @@ def why_undecided(windows: Sequence[tuple[int, int]], step: int, *, ended: bool)
     """Why no window holds a step, in words."""
     if not windows:
         return "no window was judged" + ("; the job has ended" if ended else " yet")
-    first, last = min(one for one, _ in windows), max(one for _, one in windows)
+    first, last = min(start for start, _ in windows), max(end for _, end in windows)
     if step < first:
         return f"it is a warm-up step; the first window begins at step {first}"
     if step > last:

@@ -167,7 +167,7 @@ def find_run(run: Path | None) -> RunDirectory:
     """
     if run is not None:
         if not run.is_dir():
-            named = (one for one in started_runs() if str(run) == one.path.name)
+            named = (started for started in started_runs() if str(run) == started.path.name)
             if (found := next(named, None)) is not None:
                 return found
             raise UsageError(f"{run}: no such directory")
@@ -215,12 +215,12 @@ def started_runs() -> Iterator[RunDirectory]:
         lines = _notes().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return
-    seen: set[Path] = set()
+    known: set[Path] = set()
     for line in reversed(lines):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             path = Path(json.loads(line)["path"])
-            if path not in seen and (run := RunDirectory(path)).info_file.is_file():
-                seen.add(path)
+            if path not in known and (run := RunDirectory(path)).info_file.is_file():
+                known.add(path)
                 yield run
 
 

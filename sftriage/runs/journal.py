@@ -97,15 +97,15 @@ class Journal:
             file.seek(kept_from)
             kept_from += len(file.readline())
             file.seek(0)
-            older, told = what_matters(file, kept_from, self._max_bytes // 4)
+            older, header = what_matters(file, kept_from, self._max_bytes // 4)
             inode = os.fstat(file.fileno()).st_ino
-            told = msgspec.structs.replace(told, inode=inode, kept_from=kept_from, older_bytes=len(older))
+            header = msgspec.structs.replace(header, inode=inode, kept_from=kept_from, older_bytes=len(older))
             partial = self._path.with_name(f".{self._path.name}.partial")
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(partial, flags, 0o600)
             try:
                 with os.fdopen(os.dup(descriptor), "wb") as copy:
-                    copy.write(encode(told) + b"\n" + older)
+                    copy.write(encode(header) + b"\n" + older)
                     file.seek(kept_from)
                     shutil.copyfileobj(file, copy)
                 os.fsync(descriptor)
@@ -166,7 +166,7 @@ def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, Jour
         while size_bytes > max_bytes:
             _, gone, was_window = kept.popleft()
             size_bytes, dropped = size_bytes - len(gone), dropped + was_window
-    told = JournalCompacted(
+    header = JournalCompacted(
         inode=0,
         kept_from=0,
         older_bytes=0,
@@ -174,7 +174,7 @@ def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, Jour
         dropped_step=dropped_step,
         losses=losses.values(),
     )
-    return b"".join(line for _, line, _ in sorted([*kept, *last.values()])), told
+    return b"".join(line for _, line, _ in sorted([*kept, *last.values()])), header
 
 
 def counted(event: Event, size_bytes: int) -> Counted:

@@ -232,11 +232,11 @@ class TelemetryLook:
 
     def at(self, attempt: int | None) -> RankCoverage:
         try:
-            seen = (self.directory.stat().st_mtime_ns, attempt)
-            if seen != self._seen:
+            state = (self.directory.stat().st_mtime_ns, attempt)
+            if state != self._seen:
                 self._found = telemetry_of(self.directory, attempt)
                 # A log whose header is yet to be written is looked at again.
-                self._seen = seen if self._found.world_size else None
+                self._seen = state if self._found.world_size else None
         except OSError:
             return RankCoverage()
         return self._found

@@ -82,7 +82,7 @@ ANSWER_S = 15.0
 _T = TypeVar("_T")
 
 
-def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
+def answer(directory: RunDirectory, request: ManualRequest) -> dict[str, Any]:
     """The decision to capture.
 
     Raises:
@@ -90,11 +90,11 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
         CaptureError: the decision is not to capture.
     """
     try:
-        decision = _waited(directory, lambda: _decision(directory, ask), ANSWER_S)
+        decision = _waited(directory, lambda: _decision(directory, request), ANSWER_S)
         if decision is None:
             raise UsageError(f"the controller of {place(directory.path)} did not answer; try again")
     except UsageError:
-        withdraw(directory, ask)
+        withdraw(directory, request)
         raise
     if decision["outcome"] != "capture":
         raise CaptureError(f"not captured: {decision['words']}. {decision['resolves']}".strip())
@@ -111,29 +111,30 @@ def ended(
     Raises:
         UsageError: the controller is gone, so they cannot end.
     """
-    ids, told = [request["capture_id"] for request in decision["requests"]], set[str]()
+    ids, progress = [request["capture_id"] for request in decision["requests"]], set[str]()
 
     def found() -> list[dict[str, Any]] | None:
         states = states_in(read_journal(directory.decisions))
-        results = {capture_id: one for capture_id, one in states.items() if one.state in ENDED}
-        for one in (states[capture_id] for capture_id in ids if capture_id in states.keys() - results.keys()):
-            if one.detail:
-                told.add(one.detail)
-                doing(f"rank {one.rank}: {one.detail}")
-        return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
+        known = [states[capture_id] for capture_id in ids if capture_id in states]
+        for capture in known:
+            if capture.state not in ENDED and capture.detail:
+                progress.add(capture.detail)
+                doing(f"rank {capture.rank}: {capture.detail}")
+        ended = [plain(capture) for capture in known if capture.state in ENDED]
+        return ended if len(ended) == len(ids) else None
 
     while True:
-        before = len(told)
-        if (results := _waited(directory, found, deadline_s)) is not None or len(told) == before:
+        before = len(progress)
+        if (results := _waited(directory, found, deadline_s)) is not None or len(progress) == before:
             return results or []
 
 
-def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
+def left_alone(directory: RunDirectory, manual: ManualRequest) -> str:
     """What happens to a capture after the caller stops waiting for it."""
-    decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
+    decision, run = _decision(directory, manual), f"--run {place(directory.path)}"
     if decision is None or not decision["requests"]:
-        return f"withdrawn before an answer; if it was accepted just now, `sftriage decisions {where}` shows it"
-    shown = ", ".join(f"`sftriage traces show {request['capture_id']} {where}`" for request in decision["requests"])
+        return f"withdrawn before an answer; if it was accepted just now, `sftriage decisions {run}` shows it"
+    shown = ", ".join(f"`sftriage traces show {request['capture_id']} {run}`" for request in decision["requests"])
     return f"the capture continues, and is stored when it ends: {shown}"
 
 
@@ -141,14 +142,14 @@ def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str
     """The captures that these have led to: the stacks of a rank that hung."""
     ids = {result["capture_id"] for result in ended}
     decided = decided_in(read_journal(directory.decisions))
-    led = (one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids)
+    led = (event.decision for event in decided if isinstance(event, FollowUpDecided) and event.capture_id in ids)
     return [request.capture_id for decision in led for request in decision.requests]
 
 
-def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:
-    for one in decided_in(read_journal(directory.decisions)):
-        if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id:
-            return decision_values(one.decision)
+def _decision(directory: RunDirectory, request: ManualRequest) -> dict[str, Any] | None:
+    for event in decided_in(read_journal(directory.decisions)):
+        if isinstance(event, ManualRequestDecided) and event.request.request_id == request.request_id:
+            return decision_values(event.decision)
     return None
 
 
@@ -164,11 +165,8 @@ def _waited(directory: RunDirectory, look: Callable[[], _T | None], deadline_s: 
         state = watchers.at(now_s, rings).state
         # (the controller may have answered just before it ended)
         if state in ("unwatched", "left") and (found := look()) is None:
-            where = place(directory.path)
-            if state == "left":
-                raise UsageError(f"{where} is not being watched, and its job has ended")
-            raise UsageError(
-                f"{where} is not being watched, as its sftriage ended; take over with `sftriage attach --run {where}`"
-            )
+            run = place(directory.path)
+            why = f"as its sftriage ended; take over with `sftriage attach --run {run}`"
+            raise UsageError(f"{run} is not being watched, {'and its job has ended' if state == 'left' else why}")
         time.sleep(POLL_S)
     return found

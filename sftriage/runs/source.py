@@ -49,9 +49,9 @@ class CaptureShelf:
         ids = self._store.ids()
         self._known = {name: known for name, known in self._known.items() if name in ids}
         found = [self.get(name) for name in sorted(ids)]
-        whole = [one for one in found if isinstance(one, Manifest)]
+        whole = [capture for capture in found if isinstance(capture, Manifest)]
         whole.sort(key=lambda manifest: (manifest.created_at, manifest.capture_id), reverse=True)
-        return [*whole, *(one for one in found if isinstance(one, Damaged))]
+        return [*whole, *(capture for capture in found if isinstance(capture, Damaged))]
 
     def get(self, capture_id: str) -> Manifest | Damaged | None:
         """One capture; None if there is none with that id, or the id is invalid."""
@@ -67,7 +67,7 @@ class CaptureShelf:
         except (InputError, IntegrityError, OSError) as error:
             return Damaged(capture_id, str(error))
         sizes = tuple(self._sizes(capture_id, found.artefacts))
-        if all(size in (None, one.size_bytes) for size, one in zip(sizes, found.artefacts, strict=True)):
+        if all(size in (None, artefact.size_bytes) for size, artefact in zip(sizes, found.artefacts, strict=True)):
             self._known[capture_id] = ((*signature, *sizes), found)
         return found
 
@@ -88,10 +88,10 @@ class CaptureShelf:
         if all(upload.state == "stored" for upload in found.values()):
             return found, False
         busy = self._store.busy
-        for name, one in found.items():
+        for name, upload_ in found.items():
             # What was on its way when its sender died waits.
-            if not busy and one.state == "uploading":
-                found[name] = one.model_copy(update={"state": "waiting"})
+            if not busy and upload_.state == "uploading":
+                found[name] = upload_.model_copy(update={"state": "waiting"})
         return found, busy
 
     def signature(self) -> tuple[object, ...]:
@@ -164,13 +164,13 @@ class View(JournalRecord):
     def request_behind(self, capture_id: str) -> WindowRow | RequestRow | None:
         """What led to a capture: a window's decision, a person's request, or another capture."""
         newest: Iterator[WindowRow | RequestRow] = chain(reversed(self.rows), reversed(self.requests))
-        return next((row for row in newest if any(one.capture_id == capture_id for one in row.requests)), None)
+        return next((row for row in newest if any(request.capture_id == capture_id for request in row.requests)), None)
 
     def cost_of(self, manifest: Manifest) -> CostMeasured | None:
         """What a capture, with those that ran beside it, cost the job; None if unknown."""
-        asked, capture = self.request_behind(manifest.capture_id), manifest.capture
+        origin, capture = self.request_behind(manifest.capture_id), manifest.capture
         for cost in reversed(self.notes):
-            if not isinstance(cost, CostMeasured) or asked is None or cost.attempt != asked.attempt:
+            if not isinstance(cost, CostMeasured) or origin is None or cost.attempt != origin.attempt:
                 continue
             if cost.first_step <= capture.last_step and cost.last_step >= capture.first_step:
                 return cost
@@ -278,32 +278,32 @@ class RunSource:
             info, problem = read_info(run), ""
         except InputError as error:
             info, problem = None, str(error)
-        there = info is not None and Path(info.rings).is_dir()
+        has_rings = info is not None and Path(info.rings).is_dir()
         # (its rings are on the host of the job, and the run directory may be seen from another one)
-        look = info is not None and (there or info.ended_at == "")
+        look = info is not None and (has_rings or info.ended_at == "")
         watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info and look else liveness.Watcher()
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
-        going = (there or liveness.is_watched(watcher)) and watcher.state != "left"
-        unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=there)
-        disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and there else ""
-        fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and there else ""
+        going = (has_rings or liveness.is_watched(watcher)) and watcher.state != "left"
+        unwatched = info is not None and liveness.is_unwatched(info, watcher, rings_there=has_rings)
+        disk = liveness.noted_problem(Path(info.rings) / liveness.DISK) if info is not None and has_rings else ""
+        fails = liveness.noted_problem(Path(info.rings) / liveness.FAILING) if info is not None and has_rings else ""
         lengths = len(journal.rows), len(journal.requests), len(journal.notes), journal.skipped
         about = (going, unwatched, problem, watcher, telemetry, uploading, disk, fails, self._late_maps)
-        sent = sorted((name, one.state) for name, one in uploads.items())
-        seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
-        version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+        sent = sorted((name, upload.state) for name, upload in uploads.items())
+        state = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
+        version = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
             named = next((row for row in reversed(journal.rows) if row.suspects), None)
             self._view = View(
                 # (copied: the journal grows on)
-                **{one.name: copy(getattr(journal, one.name)) for one in fields(journal)},
+                **{field_.name: copy(getattr(journal, field_.name)) for field_ in fields(journal)},
                 version=version,
                 info=info,
                 problem=problem,
                 going=going,
                 unwatched=unwatched,
-                rings_there=there,
+                rings_there=has_rings,
                 captures=tuple(shelf.all()),
                 watcher=watcher,
                 telemetry=telemetry,
@@ -355,7 +355,7 @@ class StartedRuns:
     def look(self) -> Followed:
         with self._lock:
             if time.monotonic() >= self._due_s:
-                runs = tuple(run for one in islice(started_runs(), MAX_LISTED) if (run := _started(one)) is not None)
+                runs = tuple(run for run_ in islice(started_runs(), MAX_LISTED) if (run := _started(run_)) is not None)
                 last, newest = self._found.newest, runs[0] if runs else None
                 switched = last is not None and newest is not None and last.directory != newest.directory
                 self._found = Followed(runs, last if switched else self._found.before)

@@ -1,7 +1,7 @@
 """The state of a run, computed once for all displays: its health, the first questions and answers, and what to do.
 
-The page, `sftriage watch`, reports, assistants and objects of a cluster render a `RunSummary`; `words` has the
-sentences. Windows that a capture disturbed say nothing about the job: they neither end a trouble nor begin one. Pure.
+Terminal, page, reports, assistants and objects of a cluster render a `RunSummary`; `words` has the sentences. Windows
+that a capture disturbed show nothing about the job: they neither begin a trouble nor end one. Pure.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from sftriage.runs.decisions import (
 from sftriage.runs.source import Damaged, View
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
-from sftriage.words.decisions import caused
+from sftriage.words.decisions import afterwards, caused
 from sftriage.words.verdicts import explained, hours_of_ranks, lasted, milliseconds, span
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
-MAX_DECISIONS = 20
-MAX_SHOWN = 4
-"""Captures, and candidates, that are named one by one."""
+FRONTIER_WINDOWS, TREND_WINDOWS = 5, 120
+"""Windows that the frontier is the mean of, and those of its trend."""
+MAX_DECISIONS, MAX_CAPTURES, MAX_SHOWN = 20, 20, 4
+"""The newest decisions and captures that are listed; captures and candidates that one answer names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,12 @@ class NextStep:
     capture_id: str = ""
 
 
-FRONTIER_WINDOWS = 5
-"""Windows that the frontier is the mean of."""
-
-TREND_WINDOWS = 120
-
-MAX_CAPTURES = 20
-"""Captures that are listed, the newest."""
-
-
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
+    """Where the time of the last windows' steps went: the mean of exact accounts, which is exact too.
 
-    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is what
-    a step took in each of more windows, oldest first.
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is the mean step
+    time of each of more windows, oldest first.
     """
 
     first_step: int
@@ -87,20 +79,20 @@ class Frontier:
 
 
 class RunSummary:
-    """The state of a run, the answers in the order of their questions, and what to do next, the most useful first.
+    """The state of a run, the answers in the order of their questions, and the next steps, the most useful first.
 
     Attributes:
-        view: what is known of the run.
+        view: the run as its source read it.
         decisive: the window that determines the job's state (see `decisive_row`); None before any is judged.
         health: the job's state in one word; ``sentence`` is that of the newest informative verdict.
-        since_step: when that state began, or the earliest such step up to ``until_step``, first judged at ``since_s``
-            (seconds since the epoch).
-        named: of a trouble, the suspect and its stage; "" while none is named.
+        since_step: the step at which that state began, or the earliest possible one of those up to ``until_step``;
+            first judged at ``since_s`` (seconds since the epoch).
+        named: the suspect of a trouble and its stage; "" if none is named.
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
         captures: those that the trouble has led to, newest first.
         disturbed: a capture disturbed the newest window.
-        lost_s: what the trouble has cost of every rank's time; None where there is none, or it is not known.
-        cause: why the job is slow, where a capture of the suspect has shown that.
+        lost_s: the time that the trouble has cost every rank; None if there is no trouble, or the cost is unknown.
+        cause: why the job is slow, if a capture of the suspect has shown it.
     """
 
     def __init__(self, view: View) -> None:
@@ -130,16 +122,13 @@ class RunSummary:
 
     @property
     def headline(self) -> str:
-        """The health in words; for a run that is no longer watched, with the last judged step."""
+        """The health in words; with the last judged step if the run is no longer watched."""
         since = f" since step {self.view.rows[-1].last_step:,}" if self.view.rows and self.view.unknown else ""
         return words.HEADLINES[self.health] + since
 
     @cached_property
     def frontier(self) -> Frontier | None:
-        """The frontier of the newest windows of the newest attempt that have one; None if none has.
-
-        Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
-        """
+        """The frontier of the newest windows of the newest attempt, as far as they have the same stages; None: none."""
         rows, recent = self.view.rows, list[WindowRow]()
         for row in reversed(rows):
             if row.attempt != rows[-1].attempt or len(recent) == TREND_WINDOWS:
@@ -168,7 +157,7 @@ class RunSummary:
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
         """The captures of the present trouble that left no trace."""
-        return tuple(one for one in self.captures if one.lost)
+        return tuple(capture for capture in self.captures if capture.lost)
 
     def _judge(self, decisive: WindowRow) -> None:
         view, newest = self.view, self.view.rows[-1]
@@ -184,16 +173,17 @@ class RunSummary:
         if decisive.label != "healthy":
             self.named, self.resolves = decisive.named, newest.resolves
             self.done = words.decision_phrase(newest.outcome, newest.words)
-            asked = [one for row in reversed(stretch) for one in row.requests]
-            for ask in view.requests:
-                if ask.beside and any(one.capture_id == ask.beside for one in asked):
-                    asked = [*ask.requests, *asked]
-            self.captures = statuses(asked, view.results)
+            requests = [request for row in reversed(stretch) for request in row.requests]
+            for row in view.requests:
+                if row.beside and any(request.capture_id == row.beside for request in requests):
+                    requests = [*row.requests, *requests]
+            self.captures = statuses(requests, view.results)
             before = next((row for row in reversed(stretch) if row.named), None) if not decisive.named else None
-            trouble = [one for one in view.rows if one.attempt == decisive.attempt and one.last_step >= since]
+            trouble = [row for row in view.rows if row.attempt == decisive.attempt and row.last_step >= since]
             self.lost_s = self._lost_s(trouble, decisive, since)
         self.health = _health_of(decisive, self.captures)
-        causes = [one.cause for one in self._stored() if one.cause is not None and one.cause.code != "unknown"]
+        found = (manifest.cause for manifest in self._stored())
+        causes = [cause for cause in found if cause is not None and cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
         self.answers = (
             self._healthy(),
@@ -236,7 +226,7 @@ class RunSummary:
             more = (on,) if hosts and not words.has_host(first.who) else ()
             # (the first is the summary's own)
             return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
-        named = ", ".join(f"{one.who} in {one.where}" for one in decisive.candidates[:MAX_SHOWN])
+        named = ", ".join(f"{suspect.who} in {suspect.where}" for suspect in decisive.candidates[:MAX_SHOWN])
         return Answer("who", "no rank is named", (f"candidates, none certain enough: {named}",) if named else ())
 
     def _sure(self, decisive: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
@@ -250,7 +240,7 @@ class RunSummary:
         judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
         naming = sum(row.is_trouble_of(decisive) for row in judged)
         more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
-        again = next((one.reproduced for one in self._stored() if one.reproduced is not None), None)
+        again = next((manifest.reproduced for manifest in self._stored() if manifest.reproduced is not None), None)
         if again is not None:
             more.append(f"its trace shows it in {again.steps_with:,} of {again.steps:,} captured steps")
         return Answer("sure", f"present in {decisive.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
@@ -267,7 +257,7 @@ class RunSummary:
                 more.append(f"{milliseconds(decisive.suspects[0].gain_s)} of each slow step")
         if view.losses.by_suspect:
             more.append(losses_words(view.losses, on_devices=devices))
-        if paused_s := sum(one.lasted_s for one in view.notes if isinstance(one, JobPaused)):
+        if paused_s := sum(note.lasted_s for note in view.notes if isinstance(note, JobPaused)):
             more.append(f"pauses of all ranks took {lasted(paused_s)}")
         if captures_s := captures_cost_s(view.notes):
             more.append(f"and {lasted(captures_s)} for captures")
@@ -305,21 +295,23 @@ class RunSummary:
 
     def _stored(self) -> list[Manifest]:
         """The stored captures of the trouble, those of suspects first."""
-        wanted = {one.capture_id: one for one in self.captures}
-        stored = [one for one in self.view.captures if isinstance(one, Manifest) and one.capture_id in wanted]
-        return sorted(stored, key=lambda one: wanted[one.capture_id].role != "suspect")
+        roles = {capture.capture_id: capture.role for capture in self.captures}
+        manifests = (capture for capture in self.view.captures if isinstance(capture, Manifest))
+        stored = [manifest for manifest in manifests if manifest.capture_id in roles]
+        return sorted(stored, key=lambda manifest: roles[manifest.capture_id] != "suspect")
 
     def _captured(self) -> Answer:
         stored, newest = self._stored(), self.view.rows[-1]
-        captures = [captured_words(one) for one in stored[:MAX_SHOWN]]
-        captures += [f"rank {one.rank}: in progress" for one in self.captures if one.state == "running"]
-        more = [f"rank {one.rank}: {', '.join(filter(None, (one.state, one.detail)))}" for one in self.lost]
+        captures = [captured_words(manifest) for manifest in stored[:MAX_SHOWN]]
+        captures += [f"rank {capture.rank}: in progress" for capture in self.captures if capture.state == "running"]
+        lost = ((capture.rank, filter(None, (capture.state, capture.detail))) for capture in self.lost)
+        more = [f"rank {rank}: {', '.join(facts)}" for rank, facts in lost]
         if self.health != "healthy" and newest.outcome != "capture":
             # (the reasons of a verdict are in how sure it is)
             why = "" if newest.reason in ("undecided", "standstill") else newest.words
             done = words.decision_phrase(newest.outcome, why)
             more.append(f"Then: {done}" if captures else done)
-        if others := sum(isinstance(one, Manifest) for one in self.view.captures) - len(stored):
+        if others := sum(isinstance(capture, Manifest) for capture in self.view.captures) - len(stored):
             more.append(f"captures before that: {others:,}")
         return Answer("captured", "; ".join(captures) or "nothing", tuple(more))
 
@@ -342,14 +334,14 @@ class RunSummary:
             else:
                 hosts = (view.hosts.get(rank, "") for rank in first.ranks)
                 yield NextStep(words.look_at(first.who, first.stage, hosts))
-            if opened is None and watched and all(one.lost for one in self.captures):
+            if opened is None and watched and all(capture.lost for capture in self.captures):
                 # (nothing of the journal's texts goes into what is pasted into a shell)
                 command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
                 yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
-        advice = newest.resolves if watched else words.afterwards(newest.reason, newest.reasons, newest.parameters)
+        advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
         # (where the trace holds the fault, no limit is worth raising for another)
-        there = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
-        if advice and newest.outcome != "capture" and (not there or newest.reason == "already_captured"):
+        fault_in_trace = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
+        if advice and newest.outcome != "capture" and (not fault_in_trace or newest.reason == "already_captured"):
             yield NextStep(advice)
         yield from _lived_with(view)
         yield NextStep("See the numbers behind the verdict.", f"sftriage explain {window} {run}")
@@ -376,9 +368,9 @@ def _stretch(rows: Sequence[WindowRow], decisive: WindowRow) -> Sequence[WindowR
 
 
 def _began(stretch: Sequence[WindowRow], decisive: WindowRow) -> tuple[int, int]:
-    """The range of steps in which the present state began, by its windows; the same step twice if it is known.
+    """The range of steps in which the present state began; the same step twice if it is known.
 
-    Only the named suspect's onset counts; without one, it began in a step that the previous window did not have.
+    A named suspect's state began at its onset, a slowdown at its change point, any other state in its first window.
     """
     first = stretch[0]
     if decisive.label == "healthy":
@@ -393,17 +385,16 @@ def _began(stretch: Sequence[WindowRow], decisive: WindowRow) -> tuple[int, int]
 
 def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     """Every requested capture, newest first; then those in the store that this run did not request."""
-    asked = [(row.time_s, "", one) for row in view.rows for one in row.requests]
-    asked += [(row.time_s, row.by, one) for row in view.requests for one in row.requests]
-    asked.sort(key=lambda entry: entry[0])
-    known = {
-        one.capture_id: CaptureStatus(one.capture_id, one.rank, one.role, asked_by=by) for _, by, one in reversed(asked)
-    }
-    stored = {one.capture_id: one for one in view.captures}
+    requested = [(row.time_s, "", request) for row in view.rows for request in row.requests]
+    requested += [(row.time_s, row.by, request) for row in view.requests for request in row.requests]
+    requested.sort(key=lambda entry: entry[0])
+    requested.reverse()
+    known = {of.capture_id: CaptureStatus(of.capture_id, of.rank, of.role, asked_by=by) for _, by, of in requested}
+    stored = {capture.capture_id: capture for capture in view.captures}
     for name, found in stored.items():
         rank = None if isinstance(found, Damaged) else found.capture.rank
         known.setdefault(name, CaptureStatus(name, rank, "suspect", "stored"))
-    return tuple(replace(one, **_found_of(view, name, stored.get(name))) for name, one in known.items())
+    return tuple(replace(status, **_found_of(view, name, stored.get(name))) for name, status in known.items())
 
 
 def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) -> dict[str, Any]:
@@ -429,7 +420,7 @@ def _health_of(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Healt
         return "healthy" if row.label == "healthy" else "stalled"
     if row.label == "needs_evidence":
         return "regressed" if "regressed" in row.reasons else "held"
-    if any(not one.lost for one in captures):
+    if any(not capture.lost for capture in captures):
         return "captured"
     return "throttled" if row.outcome == "throttle" else "held" if row.outcome == "hold" else "suspect"
 
@@ -457,11 +448,11 @@ def on_devices(view: View) -> bool:
 def losses_words(losses: Losses, *, on_devices: bool) -> str:
     """What suspects have cost since a run began, and which cost most."""
     largest = losses.largest
-    names = [f"{one.who} in {one.where}" if one.where else one.who for one in largest[:MAX_SHOWN]]
+    names = [f"{loss.who} in {loss.where}" if loss.where else loss.who for loss in largest[:MAX_SHOWN]]
     cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
     if len(largest) == 1:
         return f"since the run began, {names[0]} has cost {cost}"
-    hours = (hours_of_ranks(one.rank_s, on_devices=on_devices) for one in largest)
+    hours = (hours_of_ranks(loss.rank_s, on_devices=on_devices) for loss in largest)
     whose = [f"{name} {lost}" for name, lost in zip(names, hours, strict=False)]
     if (more := len(largest) - MAX_SHOWN) > 0:
         whose.append(f"{more:,} more")
@@ -470,7 +461,7 @@ def losses_words(losses: Losses, *, on_devices: bool) -> str:
 
 def captures_cost_s(notes: Sequence[Note]) -> float:
     """The measured cost of captures to the job so far; a negative one counts as 0."""
-    return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
+    return sum(max(0.0, note.cost_s) for note in notes if isinstance(note, CostMeasured) and note.cost_s is not None)
 
 
 def captured_words(manifest: Manifest) -> str:
@@ -515,7 +506,7 @@ def _straggler_of(view: View) -> remedies.Straggler | None:
 
 def _pipeline_of(view: View) -> Pipeline | None:
     """The pipeline with a slow link, as its ranks measured it last; None if there is none, or no longer."""
-    newest = next((one for one in reversed(view.notes) if isinstance(one, RemedyChanged) and one.pipeline), None)
+    newest = next((note for note in reversed(view.notes) if isinstance(note, RemedyChanged) and note.pipeline), None)
     return None if newest is None or newest.reason in ("gone", "restarted") else newest.pipeline
 
 
@@ -530,8 +521,8 @@ def advice_of_run(
 
 def tried_in(view: View) -> list[RemedyChanged]:
     """The results of tried remedies, the last of each group of ranks."""
-    tried = [one for one in view.notes if isinstance(one, RemedyChanged) and one.state != "advised"]
-    return list({one.switch: one for one in tried}.values())
+    tried = [note for note in view.notes if isinstance(note, RemedyChanged) and note.state != "advised"]
+    return list({remedy.switch: remedy for remedy in tried}.values())
 
 
 def _exchange(view: View, straggler: remedies.Straggler | None) -> remedies.UnderStraggler | None:
@@ -549,7 +540,7 @@ def advice_lines(advice: remedies.Advice) -> list[str]:
     lines = [] if advice.straggler is None else [words.straggler_sentence(advice.straggler)]
     if (slow := advice.slow_link) is not None:
         lines.append(f"{words.link_name(slow.link).capitalize()} delays a microbatch by {milliseconds(slow.delay_s)}.")
-    lines = lines or [words.NOBODY]
+    lines = lines or [words.NO_STRAGGLER]
     lines += map(words.event_sentence, advice.tried)
     if advice.remedies and advice.best is None:
         lines.append(words.NOTHING)
@@ -569,10 +560,10 @@ def advice_values(advice: remedies.Advice) -> dict[str, Any]:
         "straggler": None if advice.straggler is None else plain(advice.straggler),
         "slow_link": None if advice.slow_link is None else advice.slow_link._asdict(),
         "step_s": advice.step_s,
-        "tried": [msgspec.to_builtins(one) for one in advice.tried],
+        "tried": [msgspec.to_builtins(remedy) for remedy in advice.tried],
         "best": None if advice.best is None else advice.best.code,
         "remedies": [
-            {**plain(one), "says": words.remedy_sentence(one), "taken_for_granted": words.ASSUMPTIONS[one.code]}
-            for one in advice.remedies
+            plain(remedy) | {"says": words.remedy_sentence(remedy), "taken_for_granted": words.ASSUMPTIONS[remedy.code]}
+            for remedy in advice.remedies
         ],
     }

@@ -217,21 +217,21 @@ class WhatIf:
 
     def _sentence(self, kind: OperationKind) -> str:
         operations, n_workers = self.operations, len(kind.workers)
-        who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers[:SHOWN_WORKERS]]
-        said = KINDS[kind.code].format(
+        named = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers[:SHOWN_WORKERS]]
+        sentence = KINDS[kind.code].format(
             part=kind.part,
             # Fixing a place may save more than stragglers cost, as it may be better than ideal.
             of_it="all" if kind.share >= 0.995 else f"{kind.share:.0%}",
             who_it_is="One slow worker" if n_workers == 1 else "A few slow workers",
             them="it" if n_workers == 1 else "them",
-            named=", ".join(who) + (f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""),
+            named=", ".join(named) + (f" and {n_workers - SHOWN_WORKERS} more" if n_workers > SHOWN_WORKERS else ""),
             most=f"mostly in {kind.part}" if kind.part else "in all operations",
             saves=step(self._saves_s(kind)),
             **kind.numbers,
         )
         if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
-            said = f"{said} {ONE_RANK}"
-        return f"{BEHIND} {said}" if kind.hidden_by else said
+            sentence = f"{sentence} {ONE_RANK}"
+        return f"{BEHIND} {sentence}" if kind.hidden_by else sentence
 
     def _saves_s(self, kind: OperationKind) -> float:
         named = self.operations.named if kind.code == "slow_worker" else None
@@ -252,24 +252,24 @@ class WhatIf:
         found, operations = self.found, self.operations
         n = int(np.abs(found.replayed_N - found.replayed_N.mean()).argmin())
         work_TW = operations.work_TNW[:, n]
-        parts = tuple(dict.fromkeys(one.part for one in operations.types))
+        parts = tuple(dict.fromkeys(type_.part for type_ in operations.types))
         both = [
             _boxes(operations, parts, work_T1W)
             for work_T1W in (work_TW, np.broadcast_to(operations.ideal_T[:, None], work_TW.shape))
         ]
         workers = [(dp, pp) for pp in operations.pp_ranks for dp in operations.dp_ranks]
         slowdowns = found.by_worker() if found.m_w is not None else {}
-        shown = sorted(workers, key=lambda one: -slowdowns.get(one, 0.0))[:most_workers]
+        shown = sorted(workers, key=lambda place: -slowdowns.get(place, 0.0))[:most_workers]
         lanes = tuple(
-            TimelineLane(worker(*one, operations.ranks.get(one)), *(tuple(boxes[one]) for boxes in both))
-            for one in workers
-            if one in shown
+            TimelineLane(worker(*place, operations.ranks.get(place)), *(tuple(boxes[place]) for boxes in both))
+            for place in workers
+            if place in shown
         )
         return StepTimelines(operations.steps[n], float(found.replayed_N[n]), found.ideal_s, parts, lanes)
 
 
 def _slowest(slowdowns: dict[int, float], most: int) -> list[int]:
-    return sorted(sorted(slowdowns, key=lambda one: -slowdowns[one])[:most])
+    return sorted(sorted(slowdowns, key=lambda number: -slowdowns[number])[:most])
 
 
 def _boxes(operations: Operations, parts: Sequence[str], work_TW: AnyFloat) -> dict[tuple[int, int], list[TimelineBox]]:
@@ -285,7 +285,7 @@ def _boxes(operations: Operations, parts: Sequence[str], work_TW: AnyFloat) -> d
             own.append(TimelineBox(part_T[t], float(start_s), begins_s, waits=True))
         if end_s > begins_s:
             own.append(TimelineBox(part_T[t], begins_s, end_s))
-    return {one: sorted(found, key=lambda box: box.start_s) for one, found in boxes.items()}
+    return {place: sorted(found, key=lambda box: box.start_s) for place, found in boxes.items()}
 
 
 def trace_events(shown: StepTimelines) -> dict[str, Any]:
@@ -296,9 +296,9 @@ def trace_events(shown: StepTimelines) -> dict[str, Any]:
         for tid, lane in enumerate(shown.lanes):
             events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": lane.name}})
             for box in lane.measured if pid == 1 else lane.ideal:
-                what = f"waits: {shown.parts[box.part]}" if box.waits else shown.parts[box.part]
+                name_ = f"waits: {shown.parts[box.part]}" if box.waits else shown.parts[box.part]
                 times = {"ts": 1e6 * box.start_s, "dur": 1e6 * (box.end_s - box.start_s)}
-                events.append({"ph": "X", "pid": pid, "tid": tid, "name": what, **times})
+                events.append({"ph": "X", "pid": pid, "tid": tid, "name": name_, **times})
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -336,10 +336,10 @@ def _verdict(path: Path) -> Verdict | None:
     journal = RunDirectory(path).decisions
     if not journal.is_file():
         return None
-    verdicts = (one.verdict for one in read_journal(journal) if isinstance(one, WindowJudged))
+    verdicts = (event.verdict for event in read_journal(journal) if isinstance(event, WindowJudged))
     newest = max(
-        (one for one in verdicts if one.reasons != DISTURBED),
-        key=lambda one: (one.attempt, one.last_step),
+        (verdict_ for verdict_ in verdicts if verdict_.reasons != DISTURBED),
+        key=lambda verdict_: (verdict_.attempt, verdict_.last_step),
         default=None,
     )
     return newest if newest is not None and newest.label == "suspect" and newest.suspects[0].ranks else None
@@ -352,7 +352,7 @@ def _judged(path: Path, verdict: Verdict) -> Window | None:
     def begun(warmup_steps: int) -> Window | None:
         """The first window of the verdict's attempt after ``warmup_steps`` steps."""
         windows = load_recording(path).windows(Shape(n_steps, n_steps, warmup_steps))
-        return next((one for one in windows if one.attempt == verdict.attempt), None)
+        return next((window for window in windows if window.attempt == verdict.attempt), None)
 
     opening = begun(0)
     window = None if opening is None or opening.first_step > first else begun(first - opening.first_step)
@@ -390,8 +390,8 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     Raises:
         InputError: fewer than two steps in a row that are complete and ordinary.
     """
-    seen = timed(window, Settings())
-    window = seen.window
+    clocked = timed(window, Settings())
+    window = clocked.window
     parts, complete_N = segments(window), complete_steps(window)
     if window.kinds is not None:
         complete_N &= np.array([not kind for kind in window.kinds])
@@ -407,7 +407,7 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     n_left = len(complete_N) - len(rows_N) - late
     if n_left:
         notes = (*notes, f"{n_left} of {len(complete_N) - late} steps left out: incomplete, or of another kind")
-    if seen.limited:
+    if clocked.limited:
         notes = (*notes, "by the hosts' clock only, which on devices shows launches and waiting")
     named = None
     if verdict is not None:
@@ -436,8 +436,8 @@ def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
 
 def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
     n_ranks = window.durations_NRS.shape[1]
-    cohorts = list(dict.fromkeys(window.cohorts or ("",)))
-    members = [[rank for rank in range(n_ranks) if (window.cohorts or ("",) * n_ranks)[rank] == one] for one in cohorts]
+    of_rank = window.cohorts or ("",) * n_ranks
+    members = [[rank for rank in range(n_ranks) if of_rank[rank] == cohort] for cohort in dict.fromkeys(of_rank)]
     if len({len(ranks) for ranks in members}) == 1:
         return np.array(members, dtype=np.intp), ()
     return np.arange(n_ranks, dtype=np.intp)[None, :], ("cohorts of different sizes: treated as one",)
@@ -487,7 +487,7 @@ def _chains(types: list[OpType], n_pp: int) -> Graph:
     """Each rank's columns one after the other; into a sync stage the ranks of all stages go together."""
     n_columns = len(types)
     chains = [range(pp * n_columns, (pp + 1) * n_columns) for pp in range(n_pp)]
-    synced = [index for index, one in enumerate(types) if one.communication]
+    synced = [index for index, type_ in enumerate(types) if type_.communication]
     return graph_of(
         n_pp * n_columns,
         [pair for chain in chains for pair in pairwise(chain)],
@@ -547,9 +547,9 @@ def _read_rows(path: Path) -> TraceRows:
     parts: dict[str, list[NDArray[Any]]] = {}
     try:
         with ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            if absent := [column for column in COLUMNS if column not in there]:
-                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
+            present = file.schema_arrow.names
+            if absent := [column for column in COLUMNS if column not in present]:
+                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(present)})")
             about = file.metadata
             unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
             if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
@@ -557,7 +557,7 @@ def _read_rows(path: Path) -> TraceRows:
                     f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; the limits "
                     f"are {MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,}"
                 )
-            wanted = [column for column in COLUMNS | RANK if column in there]
+            wanted = [column for column in COLUMNS | RANK if column in present]
             for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
                 for column in wanted:
                     if missing := batch.column(column).null_count:

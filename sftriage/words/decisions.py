@@ -27,6 +27,7 @@ from sftriage.words.verdicts import (
     size,
     some_ranks,
     span,
+    system_advice,
 )
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ ENDINGS: Mapping[CaptureState, str] = {
 def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     """What is captured, on which ranks, and with which controls."""
     first = requests[0]
-    what = counted(first.steps, "step") if first.takes_steps else "the stacks"
+    captured = counted(first.steps, "step") if first.takes_steps else "the stacks"
     by = f" with {PROFILERS[first.profiler]}" if first.takes_steps else ""
-    suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
-    controls = some_ranks([one.rank for one in requests if one.role == "control"])
+    suspects = some_ranks([request.rank for request in requests if request.role == "suspect"])
+    controls = some_ranks([request.rank for request in requests if request.role == "control"])
     beside = f"; {controls} for comparison" if controls else ""
-    return f"Capturing {what} of {suspects or controls}{by}{beside if suspects else ''}."
+    return f"Capturing {captured} of {suspects or controls}{by}{beside if suspects else ''}."
 
 
 def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
@@ -164,28 +165,24 @@ NEXT_STEP: dict[str, str] = {
     "descheduled": "See what else runs on its host (top -H), or pin the rank to its own cores.",
     "gil": "Move that thread's work to its own process, or make it release the GIL.",
     "stopped": "Find what stops it (SIGSTOP, cpulimit), and check its cgroup's CPU limit (cpu.stat: nr_throttled).",
-    "cgroup_throttled": "Raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads.",
     "page_faults": "Keep that line's allocations for the next step (preallocate, reuse), or use larger pages.",
     "gpu_throttled": "Find out why its clock is lower: nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER.",
-    "memory_pressure": "Give its cgroup more memory (memory.high, memory.max), or run less in it.",
     "unknown": "Compare its trace with another rank's: sftriage capture --rank N.",
+    "cgroup_throttled": system_advice("cgroup_throttled"),
+    "memory_pressure": system_advice("memory_pressure"),
 }
 
 
 COUNTED: dict[str, str] = {
-    "cgroup_throttled": DOES["cgroup_throttled"],
-    "stopped": DOES["stopped"],
+    **{code: DOES[code] for code in ("cgroup_throttled", "stopped", "memory_pressure", "descheduled", "gpu_throttled")},
     "page_faults": "it waited for pages of its memory to be read from disk",
-    "memory_pressure": DOES["memory_pressure"],
-    "descheduled": DOES["descheduled"],
     "disk": "it waited for a disk",
     "network": "its host waited for TCP retransmissions",
-    "gpu_throttled": DOES["gpu_throttled"],
 }
 """Causes that the kernel's counters show without a line of the program."""
 
 COUNTED_STEP: dict[str, str] = {
-    "page_faults": "Check whether its host swaps (vmstat 1), and give it more memory.",
+    "page_faults": system_advice("page_faults"),
     "network": "Check the network of this rank's host: nstat -az TcpRetransSegs, ip -s link.",
 }
 
@@ -251,46 +248,65 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
 }
 """For each reason of a decision, its kind and its details. `_PHRASES` has the fields that are no parameters."""
 
-RESOLUTIONS: Mapping[ReasonCode, str] = {
-    "one_off": "Nothing is left to capture. Watch whether it comes back; "
-    "`sftriage explain` shows in which steps it was.",
-    "contended": "See whether it lasts, or lower detection.contended_after.",
-    **{
-        code: f"{advice[:1].upper()}{advice[1:]}. To take a trace anyway, use `sftriage capture` or a rule "
-        "with profiler nsys."
-        for code, (_, advice) in BY_SYSTEM.items()
-    },
-    "pending": "See whether it lasts, or lower the rule's `for`.",
-    "captures_per_run": "Raise limits.captures_per_run, or start another run.",
-    "active": "Wait until then, or change the policy's active.cron.",
-    "overhead_budget": "Wait until the run has lasted long enough, or raise limits.overhead_budget.",
-    "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
-    "captures_per_day": "Wait until then, or raise limits.captures_per_day.",
-    "place_kept": "Wait until then, or raise limits.{place_of}.",
-    "already_captured": "Look at the existing trace, or request another (`sftriage capture`).",
-    "cooldown": "Wait for the cooldown to end.",
-    "after_failures": "See why in `sftriage decisions`, and wait for the next attempt.",
-    "rank_busy": "Wait for that capture to end.",
-    "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
-    "no_such_rank": "Request ranks that the job has.",
-    "captures_left": "Request fewer, or raise the policy's limits.",
+_RAISED: Mapping[ReasonCode, str] = {
+    "overhead_budget": "overhead_budget",
+    "captures_per_hour": "captures_per_hour",
+    "captures_per_day": "captures_per_day",
+    "place_kept": "{place_of}",
 }
-"""What would resolve a decision not to capture, if that does not follow from the verdict's reasons."""
+"""Limits that allow captures again after a while."""
+
+RESOLUTIONS: Mapping[ReasonCode, tuple[str, ...]] = {
+    "one_off": (
+        "Nothing is left to capture. Watch whether it comes back; `sftriage explain` shows in which steps it was.",
+        "`sftriage explain` shows in which steps it was.",
+    ),
+    "contended": ("See whether it lasts, or lower detection.contended_after.",),
+    **{
+        code: (
+            f"{system_advice(code)} To take a trace anyway, use `sftriage capture` or a rule with profiler nsys.",
+            system_advice(code),
+        )
+        for code in BY_SYSTEM
+    },
+    "pending": ("See whether it lasts, or lower the rule's `for`.", "For the next run, lower the rule's `for`."),
+    "captures_per_run": (
+        "Raise limits.captures_per_run, or start another run.",
+        "For the next run, raise limits.captures_per_run.",
+    ),
+    "active": ("Wait until then, or change the policy's active.cron.", "For the next run, change active.cron."),
+    **{
+        code: (f"Wait until then, or raise limits.{limit}.", f"For the next run, raise limits.{limit}.")
+        for code, limit in _RAISED.items()
+    },
+    "already_captured": (
+        "Look at the existing trace, or request another (`sftriage capture`).",
+        "Look at the existing trace.",
+    ),
+    "cooldown": ("Wait for the cooldown to end.", "For the next run, shorten the rule's cooldown."),
+    "after_failures": (
+        "See why in `sftriage decisions`, and wait for the next attempt.",
+        "`sftriage decisions` shows why its captures failed.",
+    ),
+    "rank_busy": ("Wait for that capture to end.", "For the next run, make captures shorter."),
+    "concurrent_ranks": (
+        "Wait for a running capture to end, or raise limits.concurrent_ranks.",
+        "For the next run, raise limits.concurrent_ranks.",
+    ),
+    "no_such_rank": ("Request ranks that the job has.", ""),
+    "captures_left": ("Request fewer, or raise the policy's limits.", "For the next run, raise limits."),
+}
+"""What would resolve a decision not to capture, unless its verdict's reasons say it, and what to do after the run."""
 
 
 def reason_sentence(decision: Decision) -> str:
     """Why a decision was made."""
-    kind, particulars = SENTENCES[decision.reason]
-    return _filled(kind + particulars, decision, _shown)
+    return _filled("".join(SENTENCES[decision.reason]), decision)
 
 
 def reason_kind(decision: Decision) -> str:
     """The reason without details, numbers as N: decisions are counted by it."""
-
-    def masked(name: str, value: Parameter) -> str:
-        return "N" if isinstance(value, (int, float)) else _shown(name, value)
-
-    return _filled(SENTENCES[decision.reason][0], decision, masked)
+    return _filled(SENTENCES[decision.reason][0], decision, masked=True)
 
 
 def outcome_sentence(decision: Decision) -> str:
@@ -308,7 +324,15 @@ def resolution(decision: Decision) -> str:
         return advice(reasons_of(decision), split=bool(decision.parameters.get("split")))
     if decision.reason == "active" and "until_s" not in decision.parameters:
         return "Change the policy's active.cron."
-    return _filled(own, decision, _shown)
+    return _filled(own[0], decision)
+
+
+def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:
+    """What to do about a decision not to capture, or a stall, once the run has ended."""
+    known = _resolves(split=bool(parameters.get("split")))
+    own = RESOLUTIONS.get(reason)
+    text = own[-1] if own is not None else " ".join(known[code][-1] for code in reasons if code in known)
+    return text.format_map(_Fields("", parameters))
 
 
 def advice(reasons: Iterable[str], *, split: bool = False) -> str:
@@ -316,13 +340,21 @@ def advice(reasons: Iterable[str], *, split: bool = False) -> str:
 
     ``split``: the last gradient of each step is on record.
     """
-    known = {**RESOLVES, "sync_ambiguous": AFTER_GRADIENTS} if split else RESOLVES
-    return " ".join(known.get(reason, f"No advice for {reason!r} yet.") for reason in reasons)
+    known = _resolves(split=split)
+    return " ".join(known[code][0] if code in known else f"No advice for {code!r} yet." for code in reasons)
+
+
+def _resolves(*, split: bool) -> Mapping[str, tuple[str, ...]]:
+    return {**RESOLVES, "sync_ambiguous": AFTER_GRADIENTS} if split else RESOLVES
 
 
 def reasons_of(decision: Decision) -> tuple[str, ...]:
     """The verdict's reasons, if they led to the decision."""
-    reasons = decision.parameters.get("reasons", ())
+    return _reasons(decision.parameters)
+
+
+def _reasons(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
+    reasons = parameters.get("reasons", ())
     return tuple(map(str, reasons)) if isinstance(reasons, (tuple, list)) else (str(reasons),)
 
 
@@ -331,59 +363,56 @@ def decision_values(decision: Decision) -> dict[str, Any]:
     return {**plain(decision), "words": reason_sentence(decision), "resolves": resolution(decision)}
 
 
-class SentenceFields(dict[str, str]):
-    """The fields of a sentence; a missing one shows as ``?``."""
+class _Fields(dict[str, str]):
+    """The parameters of a decision as text, and phrases made of several. One that a record lacks shows as ``?``.
 
-    def __missing__(self, name: str) -> str:
-        return "?"
+    ``raw`` has the parameters as recorded.
+    """
 
-
-class _Fields(SentenceFields):
-    """The parameters of a decision as text, and phrases made of several; a decision read back may lack some."""
-
-    def __init__(self, decision: Decision, shown: Callable[[str, Parameter], str]) -> None:
-        super().__init__({name: shown(name, value) for name, value in decision.parameters.items()})
-        self.given, self.decision = decision.parameters, decision
-        self["label"] = decision.label
+    def __init__(self, label: str, parameters: Mapping[str, Parameter], *, masked: bool = False) -> None:
+        numbers = (int, float) if masked else ()
+        texts = {name: "N" if isinstance(value, numbers) else _shown(name, value) for name, value in parameters.items()}
+        super().__init__(texts, label=label)
+        self.raw = parameters
 
     def __missing__(self, name: str) -> str:
         return _PHRASES[name](self) if name in _PHRASES else "?"
 
     def several(self, name: str, noun: str) -> str:
-        return noun + "s" * (self.given.get(name) != 1)
+        return noun + "s" * (self.raw.get(name) != 1)
 
 
-def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
-    return template.format_map(_Fields(decision, shown))
+def _filled(template: str, decision: Decision, *, masked: bool = False) -> str:
+    return template.format_map(_Fields(decision.label, decision.parameters, masked=masked))
 
 
 def _missed(fields: _Fields) -> str:
-    given = fields.given
-    if "rule" not in given:
+    raw = fields.raw
+    if "rule" not in raw:
         return f"no rule matches the label {fields['label']}"
     lacking = [
         f"its gain of {fields[name]}{unit} is under {fields[f'min_{name}']}{unit}"
         for name, unit in (("share", ""), ("gain_s", " ms"))
-        if name in given
+        if name in raw
     ]
-    if "cost_hours" in given:
+    if "cost_hours" in raw:
         lacking.append(f"it has cost {fields['cost_hours']} GPU-hours, under {fields['min_cost_hours']}")
     for name in ("scope", "stage", "pattern"):
-        if name in given:
-            what = f"its {name} {fields[name]}" if name != "stage" or given[name] else "a whole rank"
-            lacking.append(f"{what} is not one of {fields[f'{name}s']}")
+        if name in raw:
+            trait = f"its {name} {fields[name]}" if name != "stage" or raw[name] else "a whole rank"
+            lacking.append(f"{trait} is not one of {fields[f'{name}s']}")
     return f"rule {fields['rule']} does not match: {', and '.join(lacking)}"
 
 
 def _named(fields: _Fields) -> str:
-    if "rank" not in fields.given and "rank_count" not in fields.given:
+    if "rank" not in fields.raw and "rank_count" not in fields.raw:
         return ""
-    more = f" and {fields['more_ranks']} more" if fields.given.get("more_ranks") else ""
+    more = f" and {fields['more_ranks']} more" if fields.raw.get("more_ranks") else ""
     return f": {fields['ranks_of']} in {fields['in_stage']}{more}"
 
 
 def _beside(fields: _Fields) -> str:
-    controls = fields.given.get("controls")
+    controls = fields.raw.get("controls")
     if controls is None:
         return ""
     if not isinstance(controls, (tuple, list)) or not controls:
@@ -392,62 +421,59 @@ def _beside(fields: _Fields) -> str:
 
 
 def _chosen(fields: _Fields) -> str:
-    chosen, profiler = fields.given.get("chosen"), fields.given.get("profiler")
+    chosen, profiler = fields.raw.get("chosen"), fields.raw.get("profiler")
     if chosen not in CHOICES or profiler not in PROFILERS:
         return ""
-    stage = None if fields.given.get("stage") is None else str(fields.given["stage"])
+    stage = None if fields.raw.get("stage") is None else str(fields.raw["stage"])
     return f"; {choice_words(cast('ChoiceReason', chosen), cast('Profiler', profiler), stage)}"
 
 
 def _ranks_asked(fields: _Fields) -> str:
-    ranks = fields.given.get("ranks")
+    ranks = fields.raw.get("ranks")
     several = isinstance(ranks, tuple) and len(ranks) > 1
     return f"{'ranks' if several else 'rank'} {fields['ranks']} {'are' if several else 'is'}"
 
 
 _PHRASES: Mapping[str, Callable[[_Fields], str]] = {
-    "of_verdict": lambda it: ", ".join(reasons_of(it.decision)) or "no reason given",
+    "of_verdict": lambda f: ", ".join(_reasons(f.raw)) or "no reason given",
     "named": _named,
-    "ranks_of": lambda it: f"rank {it['rank']}" if "rank" in it.given else f"{it['rank_count']} ranks",
-    "in_stage": lambda it: str(it.given.get("stage") or "all local stages"),
+    "ranks_of": lambda f: f"rank {f['rank']}" if "rank" in f.raw else f"{f['rank_count']} ranks",
+    "in_stage": lambda f: str(f.raw.get("stage") or "all local stages"),
     "missed": _missed,
-    "stood": lambda it: ", {of_verdict}{named}".format_map(it) if "reasons" in it.given else "",
-    "found": lambda it: (
+    "stood": lambda f: ", {of_verdict}{named}".format_map(f) if "reasons" in f.raw else "",
+    "found": lambda f: (
         "{of_verdict}{named}"
-        if "reasons" in it.given
+        if "reasons" in f.raw
         else "fixing {in_stage} of {ranks_of} would save {gain_s} ms a step ({share}), in {persistence} of the steps"
-    ).format_map(it),
+    ).format_map(f),
     "beside": _beside,
     "choice": _chosen,
-    "open": lambda it: LEFT_OPEN.get(cast("LeftOpen", it.given.get("left_open")), "?"),
-    "by": lambda it: PROFILERS.get(cast("Profiler", it.given.get("profiler")), "?"),
-    "lasted": lambda it: (
-        "{lasted_steps} of {for_steps} steps" if "for_steps" in it.given else "{lasted_s} s of {for_s} s"
-    ).format_map(it),
-    "contended": lambda it: (
+    "open": lambda f: LEFT_OPEN.get(cast("LeftOpen", f.raw.get("left_open")), "?"),
+    "by": lambda f: PROFILERS.get(cast("Profiler", f.raw.get("profiler")), "?"),
+    "lasted": lambda f: (
+        "{lasted_steps} of {for_steps} steps" if "for_steps" in f.raw else "{lasted_s} s of {for_s} s"
+    ).format_map(f),
+    "contended": lambda f: (
         "it may explain {contended_share} of the lateness of {ranks_of}"
-        if "contended_share" in it.given
+        if "contended_share" in f.raw
         else "it was higher when {ranks_of} was named"
-    ).format_map(it),
-    "allowed": lambda it: f"not allowed until {it['until_s']}" if "until_s" in it.given else "never allowed again",
-    "failed": lambda it: "the last capture" if it.given.get("failures") == 1 else f"the last {it['failures']} captures",
-    "were": lambda it: "was" if it.given.get("failures") == 1 else "were",
-    "captures_of": lambda it: f"{it['captures']} of {it['limit']} {it.several('limit', 'capture')}",
-    "wanted_ranks": lambda it: f"{it['wanted']} {it.several('wanted', 'rank')}",
+    ).format_map(f),
+    "allowed": lambda f: f"not allowed until {f['until_s']}" if "until_s" in f.raw else "never allowed again",
+    "failed": lambda f: "the last capture" if f.raw.get("failures") == 1 else f"the last {f['failures']} captures",
+    "were": lambda f: "was" if f.raw.get("failures") == 1 else "were",
+    "captures_of": lambda f: f"{f['captures']} of {f['limit']} {f.several('limit', 'capture')}",
+    "wanted_ranks": lambda f: f"{f['wanted']} {f.several('wanted', 'rank')}",
     "ranks_asked": _ranks_asked,
-    "there": lambda it: f"its ranks are 0 to {it['last_rank']}" if "last_rank" in it.given else "it has no ranks yet",
+    "there": lambda f: f"its ranks are 0 to {f['last_rank']}" if "last_rank" in f.raw else "it has no ranks yet",
 }
 """Phrases that several parameters make."""
-
-
-_MOST = 2**63
-"""Of a number to be shown as one."""
 
 
 def _shown(name: str, value: Parameter) -> str:
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
-    if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)):
+    # (a float cannot hold any integer)
+    if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)):
         return _NUMBERS[name](value)
     return str(value)
 

@@ -107,8 +107,8 @@ class RecentLines:
             return False
         self._since = (self._since or found) if found.urgency == "lasting" else None
         # (a clock that was set back must not suppress lines)
-        recent = [(one, at_s) for one, at_s in self._recent if 0.0 <= found.time_s - at_s < WITHIN_S]
-        many = len(recent) >= MOST or sum(one == found.standing for one, _ in recent) >= MOST_TIMES
+        recent = [(standing, at_s) for standing, at_s in self._recent if 0.0 <= found.time_s - at_s < WITHIN_S]
+        many = len(recent) >= MOST or sum(standing == found.standing for standing, _ in recent) >= MOST_TIMES
         lasted = self._since is not None and not 0.0 <= found.time_s - self._since.time_s < WITHIN_S
         due = {
             "at_once": True,

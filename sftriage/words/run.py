@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from sftriage.model.captures import Parameter, ReasonCode
 from sftriage.model.events import (
     CauseFound,
     DiskFailed,
@@ -18,8 +17,8 @@ from sftriage.model.events import (
     RingGivenUp,
 )
 from sftriage.model.windows import OTHER
-from sftriage.words.decisions import RESOLUTIONS, SentenceFields, caused
-from sftriage.words.verdicts import AFTER_GRADIENTS, RESOLVES, lasted, milliseconds, span
+from sftriage.words.decisions import caused
+from sftriage.words.verdicts import capitalized, lasted, milliseconds, span
 
 if TYPE_CHECKING:
     from sftriage.mitigate.advice import Remedy, Straggler
@@ -106,61 +105,17 @@ def reproduced_words(answer: str, role: str) -> str:
     return (REPRODUCED_BESIDE if role == "control" else REPRODUCED)[answer]
 
 
+_COMPUTES = "its device's clocks and temperature, its CPUs, and what only this rank computes"
 LOOK_AT: Mapping[str | None, tuple[str, str]] = {
     "data": ("the data loader", "the storage it reads from, its worker processes, and their CPUs"),
     "h2d": ("the copies to the device", "whether the host's memory is pinned, and the link of that GPU"),
-    "forward": ("the forward pass", "its device's clocks and temperature, its CPUs, and what only this rank computes"),
-    "backward": (
-        "the backward pass",
-        "its device's clocks and temperature, its CPUs, and what only this rank computes",
-    ),
+    "forward": ("the forward pass", _COMPUTES),
+    "backward": ("the backward pass", _COMPUTES),
     "optimizer": ("the optimizer", "what only this rank does there: logging, checkpoints, a hook"),
     OTHER: ("the code outside the named stages", "what only this rank does there: logging, checkpoints, evaluation"),
     None: ("everything", "its device's clocks and temperature, its CPUs, and what else runs on its host"),
 }
 """What to look at, by the slow stage; None: all local stages are slow alike."""
-
-AFTERWARDS: Mapping[str, str] = {
-    "sync_ambiguous": "The time was lost inside a stage where ranks wait for each other, so all look alike. For "
-    "the next run under DDP, monitor.watch(model) separates work from waiting there; under FSDP it cannot.",
-    "one_off": "It has passed: `sftriage explain` shows in which steps it was.",
-    "descheduled": "See what else ran on its cores, or limited its CPU time.",
-    "cgroup_throttled": "For the next run, raise the CPU limit of its cgroup.",
-    "stopped": "Find what sent its process SIGSTOP and SIGCONT.",
-    "page_faults": "For the next run, give its host more memory.",
-    "memory_pressure": "For the next run, give its cgroup more memory.",
-    "pending": "For the next run, lower the rule's `for`.",
-    "active": "For the next run, change active.cron.",
-    "overhead_budget": "For the next run, raise limits.overhead_budget.",
-    "captures_per_run": "For the next run, raise limits.captures_per_run.",
-    "captures_per_hour": "For the next run, raise limits.captures_per_hour.",
-    "captures_per_day": "For the next run, raise limits.captures_per_day.",
-    "place_kept": "For the next run, raise limits.{place_of}.",
-    "already_captured": "Look at the existing trace.",
-    "cooldown": "For the next run, shorten the rule's cooldown.",
-    "after_failures": "`sftriage decisions` shows why its captures failed.",
-    "rank_busy": "For the next run, make captures shorter.",
-    "concurrent_ranks": "For the next run, raise limits.concurrent_ranks.",
-    "no_such_rank": "",
-    "captures_left": "For the next run, raise limits.",
-    "roaming": "The leading rank changed from step to step: look for causes in the data or the clock (uneven "
-    "batches, garbage collection, a shared filesystem).",
-    "low_coverage": "Ranks or steps are missing: check that every rank runs the recorder.",
-    "no_baseline": "All ranks, or one of two, were slow from the start: compare with a faster run.",
-    "intermittent": "Too few steps were slow to rule out chance: for the next run, lower min_persistence to catch "
-    "short bursts.",
-    "self_inflicted": "A capture slowed the last windows: look at those before it.",
-    "not_arrived": "The other ranks waited for the named ranks: look at what their stage reads from or calls; "
-    "if their stacks were captured, these show where they hung.",
-    "in_sync": "All ranks were inside the same sync stage: if their stacks were captured, these show which "
-    "collective some did not enter.",
-    "no_rank_waits": "No rank was in a sync stage: look at what the ranks that got least far share with the others.",
-    "outside_steps": "No rank was in a step: check whether the job was evaluating, saving or loading.",
-    "unseen_ranks": "Some ranks of the job recorded nothing: check whether they ran and recorded.",
-    "died": "The process of a named rank had ended, and the others waited for it: check its last output, and the "
-    "kernel log for out-of-memory.",
-}
-"""What to do about a hold or a reason once the run has ended, if that differs from what would have resolved it."""
 
 
 def decision_phrase(outcome: str, words: str) -> str:
@@ -170,31 +125,21 @@ def decision_phrase(outcome: str, words: str) -> str:
 
 def since_words(first_step: int, last_step: int | None) -> str:
     """The step at which a state began, or the steps between which it began."""
-    between = f"a step between {first_step:,} and {last_step:,}"
-    return f"step {first_step:,}" if last_step in (None, first_step) else between
+    known = last_step in (None, first_step)
+    return f"step {first_step:,}" if known else f"a step between {first_step:,} and {last_step:,}"
 
 
-def has_host(who_: str) -> bool:
+def has_host(subject: str) -> bool:
     """Whether the words for a suspect name its host."""
-    return who_.startswith("host ") or " on " in who_
+    return subject.startswith("host ") or " on " in subject
 
 
-def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
+def look_at(subject: str, stage: str | None, hosts: Iterable[str]) -> str:
     """Where to look, by the suspect and its stage."""
-    there = list(dict.fromkeys(filter(None, hosts)))
-    on = f" on host {there[0]}" if len(there) == 1 else f" on hosts {', '.join(there)}" if there else ""
-    thing, what = LOOK_AT.get(stage, (stage or "", "what only it does there"))
-    return f"Look at {thing} of {who_}{'' if has_host(who_) else on}: {what}."
-
-
-def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:
-    """What to do about a decision not to capture, or a stall, once the run has ended."""
-    codes = (reason,) if reason in RESOLUTIONS else tuple(reasons)
-    known = {**RESOLVES, **AFTERWARDS, **({"sync_ambiguous": AFTER_GRADIENTS} if parameters.get("split") else {})}
-    said = (known.get(code, "") for code in codes)
-    return " ".join(filter(None, said)).format_map(
-        SentenceFields({name: str(value) for name, value in parameters.items()})
-    )
+    named = list(dict.fromkeys(filter(None, hosts)))
+    on = f" on host {named[0]}" if len(named) == 1 else f" on hosts {', '.join(named)}" if named else ""
+    thing, details = LOOK_AT.get(stage, (stage or "", "what only it does there"))
+    return f"Look at {thing} of {subject}{'' if has_host(subject) else on}: {details}."
 
 
 TITLES = {
@@ -228,13 +173,13 @@ REMEDIES = {
 SHOWN_S = 5e-5
 """Less than this is written as 0.0 ms."""
 NOTHING = "No known remedy is worthwhile here."
-NOBODY = "No rank has been slow for long enough to need a remedy."
+NO_STRAGGLER = "No rank has been slow for long enough to need a remedy."
 
 
-def straggler_sentence(one: Straggler) -> str:
+def straggler_sentence(straggler: Straggler) -> str:
     """The straggler that the advice is about."""
-    who, late = f"{one.who[:1].upper()}{one.who[1:]}", f"{milliseconds(one.late_s)} of each {milliseconds(one.step_s)}"
-    return f"{who} delays {one.n_ranks} ranks in {one.where} by {late} step."
+    late = f"{milliseconds(straggler.late_s)} of each {milliseconds(straggler.step_s)}"
+    return f"{capitalized(straggler.who)} delays {straggler.n_ranks} ranks in {straggler.where} by {late} step."
 
 
 def link_name(link: int) -> str:
@@ -252,7 +197,7 @@ def remedy_sentence(remedy: Remedy) -> str:
         more = f"Costs {milliseconds(-saves_s)} more a step"
         saves = f"Saves {milliseconds(saves_s)} a step" if saves_s > 0 else more
     late = "" if pays_from_s is None else f"pays off if it is late by more than {milliseconds(pays_from_s)}"
-    shown = {name: milliseconds(one) if name.endswith("_s") else one for name, one in remedy.numbers.items()}
+    shown = {name: milliseconds(number) if name.endswith("_s") else number for name, number in remedy.numbers.items()}
     template = REMEDIES[remedy.code if saves_s is not None else f"{remedy.code}, unknown"]
     ahead = ", ".join(map(str, remedy.ahead))
     return template.format(saves=saves, pays=late or "never pays off here", ahead=ahead, **shown)
@@ -294,19 +239,19 @@ def event_sentence(event: Event | DiskFailed) -> str:
     return ""
 
 
-def _remedy_changed(seen: RemedyChanged) -> str:
-    numbers = {name: milliseconds(number) for name, number in seen.numbers.items() if name.endswith("_s")}
+def _remedy_changed(change: RemedyChanged) -> str:
+    numbers = {name: milliseconds(number) for name, number in change.numbers.items() if name.endswith("_s")}
     late = f", late by {numbers['delay_s']} a microbatch" if "delay_s" in numbers else ""
-    what, why = f"{TITLES[seen.remedy]}, {seen.who} in {seen.where}{late}", REMEDY_REASONS[seen.reason]
-    if seen.state == "advised" and seen.reason != "not_allowed":
-        return f"{what}: not tried, because {why}."
-    if seen.state in ("advised", "trying"):
-        done = "on trial" if seen.state == "trying" else f"not tried, because {why}"
-        return f"{what}: {done}; predicted saving: {numbers.get('expected_s', 'unknown')} a step."
+    subject, why = f"{TITLES[change.remedy]}, {change.who} in {change.where}{late}", REMEDY_REASONS[change.reason]
+    if change.state == "advised" and change.reason != "not_allowed":
+        return f"{subject}: not tried, because {why}."
+    if change.state in ("advised", "trying"):
+        done = "on trial" if change.state == "trying" else f"not tried, because {why}"
+        return f"{subject}: {done}; predicted saving: {numbers.get('expected_s', 'unknown')} a step."
     measured = ""
     if "on_s" in numbers:
         measured = "; a step takes {on_s} with it and {off_s} without (± {error_s})".format_map(numbers)
-    return f"{what}: {seen.state}, because {why}{measured}."
+    return f"{subject}: {change.state}, because {why}{measured}."
 
 
 def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
@@ -329,12 +274,14 @@ def disk_now(problem: str) -> str:
     )
 
 
-def _disk_recovered(seen: DiskRecovered) -> str:
-    lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
-    begin = f"can be written again after {lasted}" if seen.over else f"could not be written for the run's last {lasted}"
-    late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
-    lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
-    return f"The run directory {begin} ({seen.problem}).{late} {lost}"
+def _disk_recovered(event: DiskRecovered) -> str:
+    lasted = f"{max(0.0, event.time_s - event.since_s):.0f} s"
+    begin = (
+        f"can be written again after {lasted}" if event.over else f"could not be written for the run's last {lasted}"
+    )
+    late = f" Written late: {_amounts(event.late, None)}." if event.late else ""
+    lost = f"Lost: {_amounts(event.lost, event.lost_steps)}." if event.lost else "Nothing is lost."
+    return f"The run directory {begin} ({event.problem}).{late} {lost}"
 
 
 def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:

@@ -47,6 +47,11 @@ def clock(time_s: float) -> str:
     return moment(time_s).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def capitalized(text: str) -> str:
+    """A phrase as the beginning of a sentence."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def milliseconds(seconds: float) -> str:
     """A duration in milliseconds."""
     return f"{seconds * 1e3:.1f} ms"
@@ -137,61 +142,75 @@ STALLS: Mapping[str, str] = {
 }
 """Why a job is stalled; named ranks follow."""
 
-RESOLVES: Mapping[str, str] = {
-    "co_critical": "Several ranks are late together, so fixing one of them alone would save little: "
-    "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
-    "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, so all look alike. "
-    "Under DDP, monitor.watch(model) separates work from waiting there. Under FSDP it cannot (gradients are ready "
-    "only after the exchange): capture some ranks there (`sftriage capture`) and compare.",
-    "no_sync": "No exchange between the ranks is known, so a rank that waits for another looks as if it worked: "
-    "name the stages in which the ranks wait (`sync` of Monitor, or of a --map).",
-    "roaming": "The leading rank changes from step to step: look for causes in the data or the clock "
-    "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
-    "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
-    "and that its ring can be read, then wait for a complete window.",
-    "no_baseline": "All ranks are slower alike, or one of two is slower than the other, and there is nothing yet to "
-    "compare with: let the job finish its warm-up, so that its normal step time is known.",
-    "intermittent": "Too few steps of the window are slow: wait for the delay to recur more often, "
-    "or lower min_persistence to catch short bursts.",
-    "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
-    "declare cohorts, so that each rank is compared with ranks of its own role.",
-    "clock_limited": "Only the host's clock can be used and the device runs asynchronously, so time may show in "
-    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). If it is recorded, "
-    "`sftriage explain` shows whether too few steps have device times or the two clocks disagree.",
-    "self_inflicted": "A profiler ran during this window and slowed it: wait for a window without a capture.",
-    "regressed": "The job was faster before, and no single rank is the cause: look for what changed when the slowdown "
-    "began (the data and its lengths, neighbours on the machines, clocks and temperatures, a file system that fills).",
-    "not_arrived": "The other ranks wait for the named ranks: "
-    "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
-    "died": "The process of a named rank has ended, and the others wait for it: "
-    "check its last output, and the kernel log for out-of-memory; then restart the job.",
-    "left_early": "A named rank has stopped recording while the others wait in a step: "
-    "check that every rank takes the same number of steps (uneven data, a `break` on one rank).",
-    "in_sync": "All ranks are inside the same sync stage, where they look alike: compare their stacks "
-    "(py-spy dump --pid) or the flight recorder of torch.distributed, to find a collective that some did not enter.",
-    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that got least far, "
-    "and at what the others share with them (a file system, a collective in a stage that is not declared as sync).",
-    "outside_steps": "No rank is in a step: check whether the job is evaluating, saving or loading, "
-    "or look at the stacks of its ranks (py-spy dump --pid).",
-    "unseen_ranks": "Some ranks of the job record nothing here: check whether they run and record.",
-}
-"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one sentence on what would resolve it."""
-
 AFTER_GRADIENTS = (
-    "The time is lost after the last gradient is ready on every rank, where all look alike: look at the network "
-    "between them and at ranks that wait for a CPU, or capture some ranks (`sftriage capture`) and compare."
+    "Look at the network between the ranks and at ranks that wait for a CPU, or capture some ranks (`sftriage "
+    "capture`) and compare: all ranks were ready before the time was lost.",
+    "Look at the network between the ranks, and at waits for a CPU: all ranks were ready before the time was lost.",
 )
 """The advice on ``sync_ambiguous`` if the last gradient of each step is on record."""
+
+RESOLVES: Mapping[str, tuple[str, ...]] = {
+    "co_critical": ("Look at all the late ranks, or at what they share (a host, a switch, a data shard).",),
+    "sync_ambiguous": (
+        "Under DDP, monitor.watch(model) separates work from waiting in that stage. Under FSDP it cannot (gradients "
+        "are ready only after the exchange): capture some ranks there (`sftriage capture`) and compare.",
+        "For the next run under DDP, monitor.watch(model) separates work from waiting in that stage.",
+    ),
+    "no_sync": ("Name the stages in which the ranks wait (`sync` of Monitor, or of a --map).",),
+    "roaming": (
+        "Look for causes in the data or the clock (uneven batches, garbage collection, a shared filesystem), or wait "
+        "until one rank stays in front.",
+        "Look for causes in the data or the clock (uneven batches, garbage collection, a shared filesystem).",
+    ),
+    "low_coverage": ("Check that every rank runs the recorder and that its ring can be read.",),
+    "no_baseline": ("Let the job finish its warm-up, which shows its normal step time.", "Compare with a faster run."),
+    "intermittent": (
+        "Wait for the delay to recur more often, or lower min_persistence to catch short bursts.",
+        "For the next run, lower min_persistence to catch short bursts.",
+    ),
+    "mixed_roles": ("Declare cohorts, so that each rank is compared with ranks of its own role.",),
+    "clock_limited": (
+        "Record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). If it is recorded, `sftriage explain` "
+        "shows whether too few steps have device times or the two clocks disagree.",
+    ),
+    "self_inflicted": ("Wait for a window without a capture.", "Look at the windows before the capture."),
+    "regressed": (
+        "Look for what changed when the slowdown began (the data and its lengths, neighbours on the machines, clocks "
+        "and temperatures, a file system that fills).",
+    ),
+    "not_arrived": (
+        "Look at the stacks of the named ranks (py-spy dump --pid), and at what their stage reads from or calls.",
+        "Look at what the stage of the named ranks reads from or calls; captured stacks show where they hung.",
+    ),
+    "died": ("Check the last output of the ended process, and the kernel log for out-of-memory.",),
+    "left_early": ("Check that every rank takes the same number of steps (uneven data, a `break` on one rank).",),
+    "in_sync": (
+        "Compare the stacks of the ranks (py-spy dump --pid) or the flight recorder of torch.distributed, to find a "
+        "collective that some did not enter.",
+        "Captured stacks show which collective some ranks did not enter.",
+    ),
+    "no_rank_waits": (
+        "Look at the stacks of the ranks that got least far, and at what the others share with them (a file system, a "
+        "collective in a stage that is not declared as sync).",
+        "Look at what the ranks that got least far share with the others.",
+    ),
+    "outside_steps": (
+        "Check whether the job is evaluating, saving or loading, or look at its ranks' stacks (py-spy dump --pid).",
+        "Check whether the job was evaluating, saving or loading.",
+    ),
+    "unseen_ranks": ("Check whether all ranks run and record.", "Check whether all ranks ran and recorded."),
+}
+"""What would resolve a reason of a ``needs_evidence`` or ``stalled`` verdict, and what to do if the run has ended."""
 
 
 def subject(suspect: Suspect) -> str:
     """A suspect's scope; a rank with its host, if the job has several."""
     if suspect.scope == "rank":
         return f"rank {suspect.ranks[0]}" + (f" on {suspect.on_host}" if suspect.on_host else "")
-    if suspect.scope == "host":
-        return f"host {suspect.host} ({counted(len(suspect.ranks), 'rank')})"
-    of_cohort = f"cohort {suspect.cohort} ({counted(len(suspect.ranks), 'rank')})"
-    return of_cohort if suspect.scope == "cohort" else "every rank"
+    if suspect.scope not in ("host", "cohort"):
+        return "every rank"
+    name = suspect.host if suspect.scope == "host" else suspect.cohort
+    return f"{suspect.scope} {name} ({counted(len(suspect.ranks), 'rank')})"
 
 
 def timing(suspect: Suspect) -> str:
@@ -206,16 +225,16 @@ def timing(suspect: Suspect) -> str:
 
 def onset(suspect: Suspect) -> str:
     """The step at which a suspect's fault began, and the range that it may have begun in."""
-    earliest, latest = suspect.onset_range or (suspect.onset_step, suspect.onset_step)
-    sure = earliest == latest
-    return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
+    step = suspect.onset_step
+    earliest, latest = suspect.onset_range or (step, step)
+    return f"step {step}" if earliest == latest else f"about step {step} ({earliest} to {latest})"
 
 
 BY_SYSTEM: Mapping[SystemCode, tuple[str, str]] = {
     "descheduled": ("waiting for a CPU", "check what else runs on its cores, or limits its CPU time"),
     "cgroup_throttled": (
         "throttling by its cgroup's CPU limit",
-        "raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads under it",
+        "raise its cgroup's CPU limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads",
     ),
     "stopped": (
         "being stopped as a whole (SIGSTOP)",
@@ -233,6 +252,11 @@ BY_SYSTEM: Mapping[SystemCode, tuple[str, str]] = {
 """How the system makes a rank late, worded to follow "its lateness was", and what to do about it."""
 
 
+def system_advice(code: SystemCode) -> str:
+    """What to do about a rank that the system makes late, as a sentence."""
+    return f"{capitalized(BY_SYSTEM[code][1])}."
+
+
 def by_system(suspect: Suspect) -> str:
     """How much of a suspect's lateness the system caused; "" if unknown."""
     code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction)
@@ -241,17 +265,17 @@ def by_system(suspect: Suspect) -> str:
 
 def system_sentence(verdict: Verdict) -> str:
     """What the system did to the first suspect; "" if unknown."""
-    if not verdict.suspects or not (said := by_system(verdict.suspects[0])):
+    if not verdict.suspects or not (caused := by_system(verdict.suspects[0])):
         return ""
     numbers, suspect = verdict.numbers, verdict.suspects[0]
     each = [
-        what.format(milliseconds(numbers[name]) if name.endswith("_s") else f"{numbers[name]:.1f}")
-        for name, what in _EACH.items()
+        template.format(milliseconds(numbers[name]) if name.endswith("_s") else f"{numbers[name]:.1f}")
+        for name, template in _EACH.items()
         if name in numbers
     ]
     each = [", ".join(each[:-1]), each[-1]] if len(each) > 1 else each
     advice = "" if suspect.by_system is None else f"; {BY_SYSTEM[suspect.by_system[0]][1]}"
-    return said + (f"; in each step it {' and '.join(each)}" if each else "") + advice
+    return caused + (f"; in each step it {' and '.join(each)}" if each else "") + advice
 
 
 _EACH = {
@@ -305,10 +329,10 @@ def regression_phrase(regression: Regression) -> str:
     best = f"{'their' if regression.kind else 'its'} best of {milliseconds(regression.best_step_s)} a step"
     between = f"({regression.since_first_step} to {regression.since_last_step})"
     where_in = f", in {' and '.join(regression.stages)}" if regression.stages else ""
-    whom = "on all ranks alike" if regression.scope == "all" else "because some ranks are late"
+    alike = "on all ranks alike" if regression.scope == "all" else "because some ranks are late"
     waited = regression.descheduled_fraction or 0.0
     why = f"; {waited:.0%} of that is waiting for a CPU" if waited >= MOST_FRACTION else ""
-    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}{why}"
+    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {alike}{why}"
 
 
 ALONE: Mapping[str, str] = {"compilation": "compiles", "evaluation": "evaluates", "checkpoint": "saves a checkpoint"}
@@ -329,7 +353,7 @@ def alone_so_far(work: OwnWork) -> str:
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     over = suspect.pattern == "one-off"
-    name = f"{subject(suspect)[:1].upper()}{subject(suspect)[1:]}"
+    name = capitalized(subject(suspect))
     slow = f"{name} {'was' if over else 'is'} slow in {slow_stage(suspect)}"
     cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     # (left out if it would show as 0.0 ms)
@@ -440,12 +464,14 @@ def explain(verdict: Verdict) -> Explanation:
     numbers = verdict.numbers
     tables = CLOCK + EXCESS + (FIRST if "first_share" in numbers else ()) + AGAINST_ITSELF
     checks = tuple(
-        Check(name, what, numbers[name], numbers[threshold], unit)
-        for name, what, threshold, unit in tables
+        Check(name, description, numbers[name], numbers[threshold], unit)
+        for name, description, threshold, unit in tables
         if name in numbers and threshold in numbers
     )
     first = verdict.suspects[0] if verdict.suspects else None
-    rivals = [one for one in verdict.suspects[1:] if first is not None and not set(one.ranks) & set(first.ranks)]
+    rivals = [
+        suspect for suspect in verdict.suspects[1:] if first is not None and not set(suspect.ranks) & set(first.ranks)
+    ]
     return Explanation(checks, rivals[0] if rivals else None, _changes(verdict, checks))
 
 
@@ -477,8 +503,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
     return _once_all("a suspect", missed)
 
 
-def _once_all(what: str, missed: list[str]) -> tuple[str, ...]:
+def _once_all(outcome: str, missed: list[str]) -> tuple[str, ...]:
     """What a window would be if it met all the checks that it misses: one of several is not enough."""
     if len(missed) == 1:
-        return (f"{what} if this reached its threshold: {missed[0]}",)
-    return (f"{what} if all of these reached their thresholds: {'; '.join(missed)}",) if missed else ()
+        return (f"{outcome} if this reached its threshold: {missed[0]}",)
+    return (f"{outcome} if all of these reached their thresholds: {'; '.join(missed)}",) if missed else ()

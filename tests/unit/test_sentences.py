@@ -77,7 +77,6 @@ from sftriage.words.decisions import (
 from sftriage.words.kube import CAPTURE_STATES, CAPTURES, INJECTED_BUT, LEFT_ALONE, NEWS, POLICIES, REMOVAL, REPORTS
 from sftriage.words.kube import REPRODUCED as UNKNOWN
 from sftriage.words.run import (
-    AFTERWARDS,
     HEADLINES,
     HEALTH_ANSWERS,
     LOOK_AT,
@@ -203,8 +202,8 @@ def verdicts() -> Rows:
 
 def advice() -> Rows:
     for reason in (*REASONS, *STALLS):
-        yield reason, RESOLVES[reason]
-    yield "sync_ambiguous, the last gradient being on record", AFTER_GRADIENTS
+        yield reason, RESOLVES[reason][0]
+    yield "sync_ambiguous, the last gradient being on record", AFTER_GRADIENTS[0]
 
 
 PARAMETERS: dict[ReasonCode, dict] = {
@@ -428,7 +427,8 @@ def first_glance() -> Rows:
         "what all ranks have lost",
         f"{hours_of_ranks(144.0, on_devices=False)}, {hours_of_ranks(3.7e6, on_devices=True)}",
     )
-    yield from tables({"once a run has ended: ": AFTERWARDS})
+    later = {**RESOLVES, "sync_ambiguous, the last gradient being on record": AFTER_GRADIENTS, **RESOLUTIONS}
+    yield from tables({"once a run has ended: ": {code: texts[-1] for code, texts in later.items() if texts[-1]}})
     losses = losses_of(
         judged(suspects=(replace(RANK, rank=rank, ranks=(rank,)),), attempt=rank, lost=Lost(90, (0.9,) * 50, 800))
         for rank in range(6)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import sftriage
 from sftriage.model.captures import CaptureState, Decision, ReasonCode
-from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
-from sftriage.words.run import afterwards
+from sftriage.words.decisions import RESOLUTIONS, SENTENCES, afterwards, reason_kind, reason_sentence, resolution
 from sftriage.words.verdicts import RESOLVES
 
 CODES = get_args(ReasonCode)

@@ -135,7 +135,7 @@ def test_a_trigger_links_window_suspect_rule_and_policy():
 
 
 def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():
-    assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} No advice for 'new_reason' yet."
+    assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming'][0]} No advice for 'new_reason' yet."
 
 
 @pytest.mark.parametrize("text", ["", '{"captures": "1"}', '{"running": {"x": {"rank": 1}}}', '{"version": 2}'])
