@@ -371,7 +371,7 @@ class Agent(RankRings):
         super().__init__(rings, directory / "steps", kept, do)
         self._switches = Switches(rings, self.writes)
         self._captures = Captures(self, rings, directory / "spool", nsys, store, job, run)
-        self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
+        self._do = partial(do, queue="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True
 

@@ -300,7 +300,7 @@ class Counting:
             return
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:
             self._say("the kernel does not count run-queue time: whether a rank waited for a CPU is not known")
-        self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
+        self._do(partial(self._write, one, info, reading), _queue(info), Counted("readings"), waits=False)
         one.readings_TK[:-1] = one.readings_TK[1:]
         one.readings_TK[-1] = reading
 
@@ -336,8 +336,8 @@ class Counting:
         one.close()
         if one.log is not None:
             # (after what waits to be written)
-            self._do(one.log.close, _lane(one.log.info), waits=False)
+            self._do(one.log.close, _queue(one.log.info), waits=False)
 
 
-def _lane(info: RingInfo) -> str:
+def _queue(info: RingInfo) -> str:
     return f"counters of {info.rank}.{info.attempt}"

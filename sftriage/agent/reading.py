@@ -52,8 +52,8 @@ class RankLog:
     ) -> None:
         self._kind, self._do, self._say = kind, do, say
         self._make = partial(StepLog, steps, info, kind=kind, kept=kept, there=there)
-        self._lane = f"{kind} of {info.rank}.{info.attempt}"
-        self._do(self._open, self._lane)
+        self._queue = f"{kind} of {info.rank}.{info.attempt}"
+        self._do(self._open, self._queue)
         self.info = info if self._log is None else self._log.info
 
     def take(self, steps: StepArrays, blocks: Set[int], cohort: str) -> None:
@@ -61,14 +61,14 @@ class RankLog:
         if len(steps):
             size_bytes = len(steps) * slot_bytes(self.info.schema)
             counted = Counted("steps" if self._kind == "steps" else "device times", len(steps), size_bytes)
-            self._do(partial(self._append, steps, frozenset(blocks), cohort), self._lane, counted, waits=False)
+            self._do(partial(self._append, steps, frozenset(blocks), cohort), self._queue, counted, waits=False)
 
     def rest(self) -> None:
         if self._log is not None:
             self._log.close()
 
     def close(self) -> None:
-        self._do(self._close, self._lane, waits=False)
+        self._do(self._close, self._queue, waits=False)
 
     def _open(self) -> None:
         if self._log is None and self.broken is None:

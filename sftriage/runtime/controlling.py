@@ -48,8 +48,8 @@ from sftriage.windows.steplog import KeptSteps, blocks_of
 
 LOGS_PER_SECOND = 256
 """Maximum logs written per second."""
-MAX_LANES = 128
-"""With more lanes on the disk, writes that are not urgent wait."""
+MAX_QUEUES = 128
+"""With more queues on the disk, writes that are not urgent wait."""
 MAX_HELD_BYTES = 32 << 20
 """Maximum bytes that wait; beyond it, logs are written sooner."""
 
@@ -99,7 +99,7 @@ class KeptRows:
         now_s = self._clock()
         self._room = min(LOGS_PER_SECOND, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
         self._looked_s = now_s
-        self._room -= self._write(self._room if self._disk.lanes < MAX_LANES else 0)
+        self._room -= self._write(self._room if self._disk.queues < MAX_QUEUES else 0)
 
     def _write_all(self) -> None:
         self._write(float("inf"))
@@ -123,8 +123,8 @@ class KeptRows:
         for held in some:
             counted = Counted("steps", sum(map(len, _parts(held))), _size_bytes(held))
             blocks = frozenset(self._blocks[held[0].generation])
-            lane = f"steps of {held[0].agent} in {held[0].generation}"
-            self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
+            queue = f"steps of {held[0].agent} in {held[0].generation}"
+            self._disk.do(partial(self._append, held, blocks), queue, counted, waits=False, last=last)
 
     def _append(self, held: list[Rows], blocks: frozenset[int]) -> None:
         """Write steps, in the disk thread. Retries what the disk refuses, without what is in a log by then."""

@@ -105,13 +105,13 @@ class Triage:
             self._wants = DesiredCaptures()
             self._evidence = Corroboration()
             self._held = held.pop_all()
-        self._annotate = partial(self._disk.do, lane="annotations", patience_s=STORING_S)
+        self._annotate = partial(self._disk.do, queue="annotations", patience_s=STORING_S)
         # The time of a step, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
         self._look_took_s = 0.0
         self._failures = FailedTurns(directory.failures, self._rings, self._disk.do)
-        self._asks = ManualRequests(directory, partial(self._disk.do, lane="asks"))
+        self._asks = ManualRequests(directory, partial(self._disk.do, queue="asks"))
         self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
@@ -415,7 +415,7 @@ class ManualRequests:
                 continue  # (its file stays, and is found again)
             yield ask, job
             self._waits_s.pop(ask.request_id)
-            # In the same lane as the search for requests, so that none is found twice.
+            # In the same queue as the search for requests, so that none is found twice.
             self._do(partial(path.unlink, missing_ok=True))
 
 

@@ -96,9 +96,9 @@ class Disk:
         self._max_bytes, self._clock = max_bytes, clock
         self._root, self._root_was = root, _identity(root)
         self._changed = threading.Condition()
-        self._lanes: dict[str, deque[_Task]] = {}
+        self._queues: dict[str, deque[_Task]] = {}
         self._waiting_bytes = 0
-        # Lanes whose first task is due, those whose first task has time, and those that were refused, until `_again_s`.
+        # Queues whose first task is due, those whose first task has time, and those refused until `_again_s`.
         self._ready, self._ready_last = deque[str](), deque[str]()
         self._refused: set[str] = set()
         self._again_s = 0.0
@@ -122,8 +122,8 @@ class Disk:
         return self._left_s() <= 0.0
 
     @property
-    def lanes(self) -> int:
-        return len(self._lanes)
+    def queues(self) -> int:
+        return len(self._queues)
 
     def news(self) -> Iterator[DiskFailed | DiskRecovered]:
         """What has become of the disk since the last call."""
@@ -133,7 +133,7 @@ class Disk:
     def do(
         self,
         act: Callable[[], object],
-        lane: str,
+        queue: str,
         counted: Counted = UNCOUNTED,
         *,
         latest: bool = False,
@@ -141,23 +141,23 @@ class Disk:
         patience_s: float = PATIENCE_S,
         last: bool = False,
     ) -> None:
-        """Queue a write behind all others of its lane. No failure is raised.
+        """Queue a write behind all others of its queue. No failure is raised.
 
         Args:
             act: the write. An OSError, also as the cause of another error, means that the disk refuses it for now: it
                 is retried from its beginning. Any other error is logged.
-            lane: what has to be written in order, such as the content of one file.
+            queue: what has to be written in order, such as the content of one file.
             counted: what it counts as.
-            latest: it replaces what waits in the lane.
+            latest: it replaces what waits in the queue.
             waits: return once it is done, or the disk refuses it or does not answer.
             patience_s: how long it may take before the disk counts as full.
-            last: it runs after the work of all other lanes.
+            last: it runs after the work of all other queues.
         """
         with self._changed:
-            task = self._put(_Task(act, counted, patience_s, last), lane, latest=latest)
+            task = self._put(_Task(act, counted, patience_s, last), queue, latest=latest)
             if task is None or not self._started() or not waits or threading.current_thread() is self._thread:
                 return
-            while not (task.done or lane in self._refused or self._closed or self.hangs):
+            while not (task.done or queue in self._refused or self._closed or self.hangs):
                 self._changed.wait(min(self._left_s(), 0.05 if self._current is None else PATIENCE_S))
             if self.hangs:
                 self._fail("it does not answer")
@@ -166,35 +166,35 @@ class Disk:
         """Register a caller that queues many writes at once; ``flush`` queues what it still holds."""
         self._held_back.append(flush)
 
-    def ask_all(self) -> None:
+    def flush_all(self) -> None:
         for flush in self._held_back:
             flush()
 
     def settle(self) -> None:
         """Wait until all that is queued is done, as long as the disk answers."""
-        self.ask_all()
+        self.flush_all()
         self.do(lambda: None, "settle", latest=True, last=True)
 
     def drain(self, grace_s: float) -> None:
         """Wait until nothing is queued, for no longer than that."""
-        self.ask_all()
+        self.flush_all()
         with self._changed:
-            self._changed.wait_for(lambda: not (self._lanes and self._thread), grace_s)
+            self._changed.wait_for(lambda: not (self._queues and self._thread), grace_s)
 
     def close(self) -> None:
         """Stop: what is queued is lost, and what comes later is ignored."""
         with self._changed:
             self._closed = True
-            for tasks in self._lanes.values():
+            for tasks in self._queues.values():
                 for task in tasks:
                     self._lose(task.counted, "it was too slow at the end")
-            self._lanes.clear()
+            self._queues.clear()
             self._changed.notify_all()
             if self._failed is not None:
                 self._recover(over=False)
 
-    def _put(self, task: _Task, lane: str, *, latest: bool) -> _Task | None:
-        queued = self._lanes.get(lane)
+    def _put(self, task: _Task, queue: str, *, latest: bool) -> _Task | None:
+        queued = self._queues.get(queue)
         if latest and queued and (self._current is None or self._current[0] is not queued[-1]):
             queued[-1].act = task.act
             return queued[-1]
@@ -203,15 +203,15 @@ class Disk:
         if self._waiting_bytes + task.size_bytes > self._max_bytes:
             self._lose(task.counted, "it is too slow")
             return None
-        self._lanes.setdefault(lane, deque()).append(task)
+        self._queues.setdefault(queue, deque()).append(task)
         if not queued:
-            self._line_up(lane)
+            self._line_up(queue)
         self._waiting_bytes += task.size_bytes
         self._changed.notify_all()
         return task
 
-    def _line_up(self, lane: str) -> None:
-        (self._ready_last if self._lanes[lane][0].last else self._ready).append(lane)
+    def _line_up(self, queue: str) -> None:
+        (self._ready_last if self._queues[queue][0].last else self._ready).append(queue)
 
     def _started(self) -> bool:
         if self._thread is None:
@@ -229,7 +229,7 @@ class Disk:
 
     def _work(self) -> None:
         while (turn := self._next()) is not None:
-            lane, task = turn
+            queue, task = turn
             error = None
             try:
                 self._check_root()
@@ -241,7 +241,7 @@ class Disk:
                     self._check_root()
                 except OSError as gone:
                     error = gone
-            self._finish(lane, task, error)
+            self._finish(queue, task, error)
 
     def _check_root(self) -> None:
         if self._root_was is not None and _identity(self._root) != self._root_was:
@@ -252,40 +252,40 @@ class Disk:
             while not self._closed:
                 now_s = time.monotonic()
                 if now_s >= self._again_s:
-                    for lane in self._refused:
-                        self._line_up(lane)
+                    for queue in self._refused:
+                        self._line_up(queue)
                     self._refused.clear()
                 if due := self._ready or self._ready_last:
-                    lane = due.popleft()
-                    self._current = (self._lanes[lane][0], now_s)
-                    return lane, self._lanes[lane][0]
+                    queue = due.popleft()
+                    self._current = (self._queues[queue][0], now_s)
+                    return queue, self._queues[queue][0]
                 self._changed.wait(self._again_s - now_s if self._refused else None)
             return None
 
-    def _finish(self, lane: str, task: _Task, error: Exception | None) -> None:
+    def _finish(self, queue: str, task: _Task, error: Exception | None) -> None:
         refused = refusal(error)
         if error is not None and refused is None:
             log.error("%s: %s", type(error).__name__, error)
-            log.debug("%s failed", lane, exc_info=error)
+            log.debug("%s failed", queue, exc_info=error)
         with self._changed:
             self._current = None
             if self._closed:
                 pass
             elif refused is not None:
-                self._refused.add(lane)
+                self._refused.add(queue)
                 self._again_s = time.monotonic() + RETRY_S
                 self._fail(refused)
             else:
                 task.done = True
-                self._lanes[lane].popleft()
+                self._queues[queue].popleft()
                 self._waiting_bytes -= task.size_bytes
-                if self._lanes[lane]:
-                    self._line_up(lane)
+                if self._queues[queue]:
+                    self._line_up(queue)
                 else:
-                    del self._lanes[lane]
+                    del self._queues[queue]
                 if self._failed is not None:
                     self._late[task.counted.kind] += task.counted.number
-                    if not self._lanes:
+                    if not self._queues:
                         self._recover(over=True)
             self._changed.notify_all()
 

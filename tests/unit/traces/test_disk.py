@@ -48,7 +48,7 @@ class Moody:
 def test_what_is_asked_for_is_done_in_order_before_the_call_returns(disk):
     moody = Moody()
     for number in range(5):
-        disk.do(moody.write(number), f"lane {number % 2}")
+        disk.do(moody.write(number), f"queue {number % 2}")
         assert moody.took[-1] == number
     assert (disk.well, list(disk.news())) == (True, [])
 
@@ -184,12 +184,12 @@ def test_what_a_disk_says_is_told_from_what_else_goes_wrong(error, said):
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30), st.integers(0, 12))
-def test_everything_is_in_time_or_late_or_lost_and_each_lane_in_order(steps, room):
+def test_everything_is_in_time_or_late_or_lost_and_each_queue_in_order(steps, room):
     # GIVEN a disk that is full at some times, and memory for some of what waits
     disk, moody, in_time = Disk(max_bytes=room * 512), Moody(), 0
-    for number, (lane, full) in enumerate(steps):
+    for number, (queue, full) in enumerate(steps):
         moody.full = full
-        disk.do(moody.write((lane, number)), lane, Counted("things"))
+        disk.do(moody.write((queue, number)), queue, Counted("things"))
     moody.full = False
     disk.drain(DEADLINE_S)
     disk.close()
@@ -201,8 +201,8 @@ def test_everything_is_in_time_or_late_or_lost_and_each_lane_in_order(steps, roo
     # THEN what was taken and what is lost are all there was
     assert len(moody.took) + counted["lost"] == len(steps)
     assert in_time >= 0
-    for lane in "abc":
-        numbers = [number for of, number in moody.took if of == lane]
+    for queue in "abc":
+        numbers = [number for of, number in moody.took if of == queue]
         assert numbers == sorted(numbers)
 
 
@@ -238,7 +238,7 @@ def test_where_its_directory_is_gone_the_disk_takes_nothing_more(tmp_path, by):
             root.mkdir()
         # WHEN more is to be written THEN none of it counts as written, and that is told once
         for number in range(3):
-            disk.do(lambda number=number: took.append(number), f"lane-{number}", Counted("windows"))
+            disk.do(lambda number=number: took.append(number), f"queue-{number}", Counted("windows"))
     disk.close()
     failed, over = disk.news()
     assert (took, failed.problem, over.lost) == ([], "it has been removed", {"windows": 3})
