@@ -134,7 +134,7 @@ class Crew:
                 if time.monotonic() >= due_s:
                     for path in find_rings(rings):
                         with suppress(RingError), Ring(path) as ring:
-                            counting.look(ring.info)
+                            counting.read(ring.info)
                     due_s = time.monotonic() + READINGS_APART_S
         finally:
             counting.close()

@@ -1,1 +1,1 @@
-"""One host of a job: reads its ranks' rings, keeps every step, captures ranks and stores traces; asks GPUs."""
+"""One host of a job: reads its ranks' rings, keeps every step, captures ranks, stores traces and queries GPUs."""

@@ -1,4 +1,7 @@
-"""One host of a job: reads its rings, carries out captures on its ranks, and stores what they bring."""
+"""The agent of one host: reads its rings, carries out captures on its ranks, and stores the traces.
+
+In a job on one host the controller's `Triage` calls it directly; over the hub, `sftriage.fleet.shipping` does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from sftriage.agent.executor import Executor, RankLook, TrainerCapture
+from sftriage.agent.executor import Executor, StatusReader, TrainerCapture
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
 from sftriage.agent.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.agent.reading import RankRings
@@ -33,10 +36,10 @@ log = logging.getLogger("sftriage")
 
 
 class Switches:
-    """The files of groups in a directory of rings.
+    """The switch files of groups of ranks, in a directory of rings.
 
-    ``writes`` says whether a process, by its id and start time, writes a ring there: of another container the id says
-    nothing here, but its ring's lock does.
+    ``writes`` says whether a process, by its id and start time, writes a ring there. A process of another container has
+    no meaningful id here, but it locks its ring.
     """
 
     def __init__(self, rings: Path, writes: Callable[[int, int], bool]) -> None:
@@ -44,10 +47,10 @@ class Switches:
         self._files: dict[Path, SwitchFile] = {}
 
     def statuses(self) -> list[SwitchStatus]:
-        """How each group stands whose first rank here is there."""
+        """The state of each group whose first rank on this host is alive."""
         if not (self._files or any(self._rings.glob("*.switch"))):
             return []
-        # (not above: most jobs have no such group)
+        # (imported here, because most jobs have no groups)
         from sftriage.mitigate.switching import SwitchFile, find_switches, newest_of_each
 
         for path in self._files.keys() - (there := find_switches(self._rings)):
@@ -56,7 +59,7 @@ class Switches:
             try:
                 file = self._files[path] = self._files.get(path) or SwitchFile(path)
                 if not (file.maker_alive or self._writes(*file.maker)):
-                    # (another one may be there under that name by the next look)
+                    # (another process may have made this file by the next call)
                     self._files.pop(path).close()
             except RingError as error:
                 log.debug("%s", error)
@@ -69,7 +72,7 @@ class Switches:
         return found
 
     def want(self, wanted: Mapping[str, Setting]) -> None:
-        """Have settings be in force, by the files of their groups. Told again, nothing happens again."""
+        """Switch groups to their settings through their files; repeating it changes nothing."""
         for file in self._files.values():
             try:
                 setting = wanted.get(file.name)
@@ -85,23 +88,23 @@ class Switches:
 
 
 def executor_for(
-    request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, nsys: NsysPlace | None, look: RankLook
+    request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, nsys: NsysPlace | None, status: StatusReader
 ) -> Executor:
-    """The executor of a request, not yet started; raises CaptureError where there can be none."""
+    """The executor of a request, not yet started; raises CaptureError if the request cannot be carried out."""
     if not request.takes_steps:
-        return StacksCapture(request, info, rings, spool, look)
+        return StacksCapture(request, info, rings, spool, status)
     mailbox = rings / info.file_name("mailbox")
     if request.profiler != "nsys":
         return TrainerCapture(request, mailbox, spool)
     if nsys is None:
         raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
-    return NsysCapture(request, nsys, mailbox, spool, look)
+    return NsysCapture(request, nsys, mailbox, spool, status)
 
 
 def _adopted(request: CaptureRequest, mailbox: Path, spool: Path, nsys: NsysPlace | None) -> Executor:
-    """The executor of a request that an agent which is gone handed to its rank.
+    """The executor of a request that an earlier agent began, and did not end.
 
-    The trainer works by itself, and its answer waits in the mailbox. What worked from outside is ended.
+    A capture in the trainer continues by itself, and its answer waits in the mailbox. Profilers from outside are ended.
     """
     if not request.takes_steps:
         for leftover in spool.glob(f"*{request.capture_id}.*"):
@@ -120,9 +123,9 @@ def _adopted(request: CaptureRequest, mailbox: Path, spool: Path, nsys: NsysPlac
 
 
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
-    """Why a request cannot begin beside those that run, or None.
+    """Why a request cannot begin while others run, or None.
 
-    A trainer does one thing at a time. A look from outside troubles only another one.
+    A trainer runs one capture at a time. Stacks from outside exclude only other stacks.
     """
     for other in running:
         if other.rank == request.rank and other.takes_steps == request.takes_steps:
@@ -131,18 +134,18 @@ def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str |
 
 
 CANCEL_GRACE_S = 15.0
-"""Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
+"""After its time-box, how long a rank has to end a capture at a step boundary and keep its trace."""
 
 ANSWER_GRACE_S: Mapping[Profiler, float] = {"torch": 60.0, "stacks": 60.0, "nsys": 300.0}
-"""Past its time-box, how long a rank has to export and answer before its capture is given up.
+"""After its time-box, how long a rank has to export its trace and answer before the agent gives its capture up.
 
-nsys makes its report beside the job, which goes on meanwhile.
+nsys writes its report while the job continues.
 """
 
 
 @dataclass(slots=True)
 class _Running:
-    """A capture under way. ``cancel_s`` and ``give_up_s`` are times of the agent's own clock."""
+    """A capture in progress. ``cancel_s`` and ``give_up_s`` are on the agent's monotonic clock."""
 
     wanted: WantedCapture
     info: RingInfo
@@ -154,10 +157,10 @@ class _Running:
 
 
 class Captures:
-    """Carries out the captures that are wanted of one host. Nothing here waits.
+    """Carries out the captures that the controller wants of one host. No method blocks.
 
     The store keeps their traces, with manifests that name the job and the run. ``nsys`` says how the ranks were
-    launched, where that was under nsys.
+    launched, if they run under nsys.
     """
 
     def __init__(
@@ -171,25 +174,23 @@ class Captures:
         self._reports: deque[Report] = deque()
 
     def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
-        """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
-
-        ``now_s`` is the time, in seconds, on a clock that only goes on.
-        """
-        for one in wanted:
-            if one.request.capture_id not in self._known:
-                self._known.add(one.request.capture_id)
-                self._begin(one, now_s)
-        still = {one.request.capture_id for one in wanted}
+        """Begin new captures, and cancel those no longer listed. ``now_s`` is on a monotonic clock, in seconds."""
+        for capture in wanted:
+            if capture.request.capture_id not in self._known:
+                self._known.add(capture.request.capture_id)
+                self._begin(capture, now_s)
+        listed = {capture.request.capture_id for capture in wanted}
         for capture_id, running in self._running.items():
-            if capture_id not in still and not running.cancelled:
+            if capture_id not in listed and not running.cancelled:
                 running.cancelled = True
                 running.executor.cancel()
 
     def reports(self) -> list[Report]:
-        """What there is to report since the last call. Another thread may go on with the captures meanwhile."""
+        """The reports since the last call. Another thread may advance the captures meanwhile."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
-    def go_on(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
+        """Take every capture a turn further."""
         for info, capture in list(self._given_up):
             if capture.poll() is not None or not self._rings.alive(info):
                 capture.close()
@@ -198,7 +199,7 @@ class Captures:
             executor = running.executor
             result = executor.poll()
             if result is None and executor.needs_trainer and not self._rings.alive(running.info):
-                # Its last word may have come in between.
+                # Its answer may have come in between.
                 result = executor.poll() or executor.failed("the trainer ended during the capture")
             if result is not None:
                 del self._running[capture_id]
@@ -212,10 +213,10 @@ class Captures:
                 executor.cancel()
             if executor.state != running.state:
                 running.state = executor.state
-                self._tell(running.wanted.request, running.state)
+                self._report(running.wanted.request, running.state)
 
     def _give_up(self, running: _Running) -> None:
-        """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
+        """End a capture whose rank does not answer. A later answer is still awaited, to remove its files."""
         executor = running.executor
         del self._running[executor.request.capture_id]
         alive = self._rings.alive(running.info)
@@ -228,7 +229,8 @@ class Captures:
         self._reports.append(Report(result, hangs=alive))
 
     def close(self) -> None:
-        for executor in (*(one.executor for one in self._running.values()), *(one for _, one in self._given_up)):
+        given_up = [executor for _, executor in self._given_up]
+        for executor in (*(running.executor for running in self._running.values()), *given_up):
             executor.cancel()
             executor.close()
         self._running.clear()
@@ -242,20 +244,20 @@ class Captures:
             if request.capture_id in self._store.ids():
                 self._reports.append(self._stored(request.capture_id))
             else:
-                self._tell(request, refused.state, str(refused))
+                self._report(request, refused.state, str(refused))
             return
         cancel_s = now_s + request.max_seconds + CANCEL_GRACE_S
         give_up_s = now_s + request.max_seconds + ANSWER_GRACE_S[request.profiler]
         self._running[request.capture_id] = _Running(wanted, info, executor, cancel_s, give_up_s)
-        self._tell(request, "accepted")
+        self._report(request, "accepted")
 
     def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
         request = wanted.request
         info = self._rings.ranks.get(request.rank)
         if wanted.resumed:
             if wanted.generation is not None:
-                of_rank = (one for one in self._rings.infos if one.rank == request.rank)
-                info = next((one for one in of_rank if one.attempt == wanted.generation), None)
+                at = request.rank, wanted.generation
+                info = next((info for info in self._rings.infos if (info.rank, info.attempt) == at), None)
             try:
                 if info is None:
                     raise CaptureError("its rank no longer has a ring here")
@@ -268,12 +270,12 @@ class Captures:
             raise _NotBegunError("failed", f"rank {request.rank} has no ring here")
         if wanted.generation is not None and info.attempt != wanted.generation:
             raise _NotBegunError("refused", f"rank {request.rank} has restarted since")
-        reason = overlap(request, [one.wanted.request for one in self._running.values()])
+        reason = overlap(request, [info_of.wanted.request for info_of in self._running.values()])
         if reason is not None:
             raise _NotBegunError("refused", reason)
         try:
-            look = partial(self._rings.status, info)
-            executor = executor_for(request, info, self._directory, self._spool, self._nsys, look)
+            status = partial(self._rings.status, info)
+            executor = executor_for(request, info, self._directory, self._spool, self._nsys, status)
         except CaptureError as error:
             raise _NotBegunError("refused", str(error)) from error
         try:
@@ -283,15 +285,15 @@ class Captures:
             raise _NotBegunError("failed", str(error)) from error
         return info, executor
 
-    def _tell(self, request: CaptureRequest, state: CaptureState, detail: str = "") -> None:
+    def _report(self, request: CaptureRequest, state: CaptureState, detail: str = "") -> None:
         self._reports.append(Report(CaptureResult(request.capture_id, request.rank, state, detail)))
 
     def _ended(self, running: _Running, result: CaptureResult) -> Report:
-        """Store a capture that has ended. One that cannot be stored, or is not what was promised, has failed."""
+        """Store a capture that has ended; it fails if it cannot be stored, or contradicts the trainer's result."""
         executor = running.executor
         try:
             if result.capture_id in self._store.ids():
-                # An earlier agent stored it, and ended before it could report that.
+                # An earlier agent stored it, but ended before it could report it.
                 return self._stored(result.capture_id)
             if result.state != "stored":
                 return Report(result)
@@ -301,7 +303,7 @@ class Captures:
                 executor.products(),
                 lambda artefacts: self._manifest(running, result, artefacts),
             )
-            return Report(result, stored_bytes=sum(one.size_bytes for one in manifest.artefacts))
+            return Report(result, stored_bytes=sum(artefact.size_bytes for artefact in manifest.artefacts))
         except (SftriageError, OSError) as error:
             return Report(replace(result, state="failed", detail=str(error)))
         finally:
@@ -323,7 +325,7 @@ class Captures:
     def _stored(self, capture_id: str) -> Report:
         manifest = self._store.manifest(capture_id)
         info = manifest.capture
-        size_bytes = sum(one.size_bytes for one in manifest.artefacts)
+        size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
         result = CaptureResult(
             capture_id,
             info.rank,
@@ -338,7 +340,7 @@ class Captures:
 
 
 class _NotBegunError(Exception):
-    """A capture that is not begun. ``state`` is what it comes to."""
+    """A capture that cannot begin. ``state`` is its final state."""
 
     def __init__(self, state: CaptureState, reason: str) -> None:
         super().__init__(reason)
@@ -346,14 +348,14 @@ class _NotBegunError(Exception):
 
 
 STORING_S = 60.0
-"""How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
+"""How long to wait for a trace to be checked and stored before other work continues."""
 
 
 class Agent(RankRings):
-    """What a controller needs of one host. Nothing here waits; its owner calls it again and again.
+    """One host, for its controller. No method blocks; the owner calls them again and again.
 
-    ``rings`` has the trainers' rings and mailboxes, ``directory`` the ``steps`` that are kept and the ``spool`` of the
-    traces that they leave; ``do`` writes both, and the store.
+    ``rings`` has the trainers' rings and mailboxes, ``directory`` the logs of their ``steps``, and the ``spool`` in
+    which they leave traces. ``do`` runs the writes to these and to the store.
     """
 
     def __init__(
@@ -376,8 +378,8 @@ class Agent(RankRings):
         self._has_gpus = True
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
-        """All captures that are wanted of the host now. Told again, nothing happens again."""
-        self.look()
+        """Set all captures to be made on the host now; repeating it changes nothing."""
+        self.refresh()
         self._do(partial(self._captures.want, wanted, monotonic()))
 
     def switches(self) -> list[SwitchStatus]:
@@ -387,19 +389,19 @@ class Agent(RankRings):
         self._switches.want(wanted)
 
     def reports(self) -> list[Report]:
-        self._do(partial(self._captures.go_on, monotonic()))
+        self._do(partial(self._captures.advance, monotonic()))
         return self._captures.reports()
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
-        """What the driver says of the GPUs of those of these ranks that are the host's; None while it is asked.
+        """What the driver reports of the GPUs of those ranks that are on this host; None while the query runs.
 
-        Where no GPU answers, that is said once, and nobody asks again.
+        If no GPU answers, the findings say so once, and later calls query nothing.
         """
         here = self.ranks
         about = sorted(set(ranks) & set(here))
         if not (about and self._has_gpus):
             return GpuFindings(time())
-        found = self._gpus.ask(list(here.values()), monotonic(), about)
+        found = self._gpus.poll(list(here.values()), monotonic(), about)
         if found is None:
             return None
         self._has_gpus = bool(found.gpus)

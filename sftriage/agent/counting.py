@@ -1,8 +1,8 @@
-"""Reads from outside what the kernel counts of the ranks (`sftriage.model.windows`). Nothing runs in the trainers.
+"""Reads the kernel's counters of the ranks (`sftriage.model.windows`) from outside; `RankRings` calls it.
 
-The training thread is taken to be the main one of the process that writes the ring, which is nearly always so. Where it
-is not, it shows by a main thread that does not run while steps are taken, and nothing is said of it. What cannot be
-read is unknown, and never zero.
+It reads the main thread of the process that writes the ring, which is nearly always the training thread. If it is not,
+that thread does not run during steps, and its counters are ignored. A counter that cannot be read is unknown, never
+zero.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sftriage.windows.logs import MAX_APART_NS, none_taken, of_ranks_laid_over
 from sftriage.windows.steplog import CountersLog, KeptSteps
 
 KEPT_READINGS = 8
-"""Readings that are remembered: steps that have just ended began after the last few."""
+"""How many readings to remember: steps that have just ended began after the last few."""
 
 SECOND_NS = 1_000_000_000
 SLOWLY_NS = 5 * SECOND_NS
-"""How often is read what decides less than the rest, or takes longer to read. What is read slowly is not kept open."""
+"""How often to read counters that matter less, or take longer to read. Files that are read slowly are not kept open."""
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -38,17 +38,14 @@ _DELAYS = Path("/proc/sys/kernel/task_delayacct")
 _MAX_BYTES = 16384
 _SWITCHES = b"voluntary_ctxt_switches:"
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 Reading = tuple[int, ...]
-"""When, and the counters in the order of `COUNTERS`."""
+"""The time, and the counters in the order of `COUNTERS`."""
 Parse = Callable[[bytes], Sequence[int]]
 
 
 class Source:
-    """A file, the counters in it, and what finds them there; anything but as many numbers is that it does not say.
-
-    It stays open unless it is read slowly.
-    """
+    """A file with some counters, and its parser. It stays open unless it is read slowly."""
 
     def __init__(self, path: Path, names: Sequence[str], parse: Parse, every_ns: int = 0) -> None:
         self._path, self._parse, self.every_ns = path, parse, every_ns
@@ -61,10 +58,10 @@ class Source:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def values(self) -> Sequence[int]:
-        """What it says now, `UNKNOWN` for each counter where it does not."""
+        """Its counters now; all `UNKNOWN` if it does not have all of them."""
         slow = self._descriptor < 0
         content = _content(self._path) if slow else os.pread(self._descriptor, _MAX_BYTES, 0)
-        return said(self._parse, content, len(self.places))
+        return parsed(self._parse, content, len(self.places))
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -73,9 +70,9 @@ class Source:
 
 
 def stat(delays: bool, content: bytes) -> Sequence[int]:
-    """A thread's ``stat``: its faults, its time in the kernel, that of waiting for disks; 1 where it is stopped now.
+    """A thread's ``stat``: its faults, its time in the kernel, its time waiting for disks, and whether it is stopped.
 
-    ``delays``: this kernel counts what waits for disks take; where it does not, it writes zeros.
+    ``delays``: this kernel counts the time waiting for disks. If it does not, it writes zeros.
     """
     fields = content.rpartition(b")")[2].split()
     minor, major, system, blocked = (int(fields[at]) for at in (7, 9, 12, 39))
@@ -85,14 +82,14 @@ def stat(delays: bool, content: bytes) -> Sequence[int]:
 def schedstat(content: bytes) -> Sequence[int]:
     """A thread's ``schedstat``: nanoseconds run and queued.
 
-    A kernel that is built, or told, not to count shows zeros, also of a thread that has run, and those are no answer.
+    A kernel that is built or configured not to count writes zeros, even for a thread that has run: these are unknown.
     """
     run_ns, queued_ns, timeslices = map(int, content.split())
     return (run_ns, queued_ns) if timeslices else ()
 
 
 def switches(content: bytes) -> Sequence[int]:
-    """A thread's ``status``: its involuntary switches, and the others, in the last lines: a name may be anything."""
+    """A thread's ``status``: its involuntary and voluntary switches, from the last lines: its name may be anything."""
     woken, preempted = (int(part.split()[0]) for part in content.split(_SWITCHES)[-2:])
     return preempted, woken
 
@@ -104,7 +101,7 @@ def transfers(content: bytes) -> Sequence[int]:
 
 
 def throttled(content: bytes) -> Sequence[int]:
-    """A cgroup's ``cpu.stat`` or ``cpu.stat.local``, of either version: nanoseconds that its limit kept it waiting."""
+    """A cgroup's ``cpu.stat`` or ``cpu.stat.local``, of either version: nanoseconds throttled by its CPU limit."""
     values = dict(line.split() for line in content.splitlines())
     new = values.get(b"throttled_usec")
     return (int(values[b"throttled_time"]) if new is None else int(new) * 1000,)
@@ -116,15 +113,15 @@ def pressure(content: bytes) -> Sequence[int]:
 
 
 def retransmissions(content: bytes) -> Sequence[int]:
-    """A network namespace's ``snmp``: TCP segments that were sent again."""
+    """A network namespace's ``snmp``: retransmitted TCP segments."""
     names, values = (line.split() for line in content.splitlines() if line.startswith(b"Tcp:"))
     return (int(values[names.index(b"RetransSegs")]),)
 
 
 def _of_thread(pid: int) -> Iterator[Source]:
-    """The files that tell of a process and its main thread; the first one is there as long as it is."""
+    """The files on a process and its main thread; the first one exists as long as the process."""
     thread = Path(f"/proc/{pid}/task/{pid}")
-    # (it cannot be switched off in kernels before 5.14, and is counted there)
+    # (kernels before 5.14 always count them)
     delays = not _DELAYS.exists() or _DELAYS.read_bytes().strip() != b"0"
     of_stat = "minor_faults", "major_faults", "system_s", "disk_s", "stopped_s"
     yield Source(thread / "stat", of_stat, partial(stat, delays))
@@ -135,25 +132,25 @@ def _of_thread(pid: int) -> Iterator[Source]:
 
 
 def _of_cgroup(pid: int) -> Iterator[Source]:
-    """The files that tell of the cgroup of a process, or else of its host."""
+    """The files on the cgroup of a process, or else on its host."""
     folders = list(cgroups(Path(f"/proc/{pid}")))
     for name in ("cpu.stat.local", "cpu.stat"):
-        # (the former counts the limits of the cgroups above it too)
+        # (the former includes the limits of the parent cgroups)
         limits = [folder / name for folder in folders if b"throttled_" in _content(folder / name)]
         if limits:
             yield Source(limits[0], ("throttled_s",), throttled)
             break
     for resource, counter in (("memory", "memory_s"), ("io", "io_s")):
-        its = (folder / f"{resource}.pressure" for folder in folders)
+        paths = (folder / f"{resource}.pressure" for folder in folders)
         host = Path(f"/proc/pressure/{resource}")
-        yield Source(next((path for path in its if path.exists()), host), (counter,), pressure, SECOND_NS)
+        yield Source(next((path for path in paths if path.exists()), host), (counter,), pressure, SECOND_NS)
 
 
 def cgroups(process: Path, mounted: Path = CGROUPS) -> Iterator[Path]:
-    """The folders of the cgroups of a process that may count its CPU time, where there are any.
+    """The folders of the cgroups of a process that may count its CPU time.
 
-    Of a process in another namespace of cgroups the path leads out of the agent's own (``/../``): there its own view of
-    them is asked, in which its cgroup is the top.
+    The path of a process in another cgroup namespace leads out of the agent's (``/../``). It is read in that process's
+    own view, in which its cgroup is the root.
     """
     for line in _content(process / "cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -175,8 +172,8 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def said(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
-    """So many values of what a file says, each -1 where it says nothing of the sort."""
+def parsed(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
+    """The values in a file; all `UNKNOWN` unless it has exactly ``n_values`` valid ones."""
     try:
         found = parse(content)
     except (ValueError, IndexError, KeyError):
@@ -186,7 +183,7 @@ def said(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
 
 
 class RankCounters:
-    """The counters of one rank. The files of its thread stay open: what they say is never another process's.
+    """The counters of one rank. The files of its thread stay open, so they never show another process's counters.
 
     ``hidden`` counts reads that could not find the process, until the first that does. A rank that is ``over`` is not
     read again.
@@ -195,36 +192,36 @@ class RankCounters:
     def __init__(self, info: RingInfo) -> None:
         self._info, self._open = info, list[Source]()
         self._last: Reading = (0, *(UNKNOWN for _ in COUNTERS))
-        self._cgroup, self._looked_ns = b"", 0
+        self._cgroup, self._checked_ns = b"", 0
         self.readings_TK = none_taken(KEPT_READINGS)
         self.log: CountersLog | None = None
         self.hidden, self.over = 0, False
 
     def read(self) -> Reading:
-        """What has been counted by now; raises OSError where the process has ended or cannot be found from here."""
+        """Read the counters; raises OSError if the process has ended or cannot be found from here."""
         if not self._open:
             self._begin()
         before, now_ns = self._last, monotonic_ns()
         found = [now_ns, *before[1:]]
-        for at, one in enumerate(self._open):
-            if now_ns < one.due_ns:
+        for at, source in enumerate(self._open):
+            if now_ns < source.due_ns:
                 continue
-            one.due_ns = now_ns + one.every_ns
+            source.due_ns = now_ns + source.every_ns
             try:
-                values = one.values()
+                values = source.values()
             except OSError:
                 if at == 0:
                     raise
-                values = (UNKNOWN,) * len(one.places)
-            for place, value in zip(one.places, values, strict=True):
+                values = (UNKNOWN,) * len(source.places)
+            for place, value in zip(source.places, values, strict=True):
                 found[1 + place] = value
         at = 1 + PLACE["stopped_s"]
         if found[at] != UNKNOWN:
-            # It says whether it is so now; a sample stands for the time since the one before.
+            # The file shows the present state; a sample counts for the time since the previous one.
             since_ns = min(now_ns - before[0], MAX_APART_NS) if before[0] else 0
             found[at] = max(0, before[at]) + found[at] * since_ns
-        if now_ns - self._looked_ns >= SLOWLY_NS:
-            self._looked_ns = now_ns
+        if now_ns - self._checked_ns >= SLOWLY_NS:
+            self._checked_ns = now_ns
             self._follow(found)
         self._last = tuple(found)
         return self._last
@@ -232,8 +229,8 @@ class RankCounters:
     def _begin(self) -> None:
         pid = self._info.pid
         try:
-            self._take_up(_of_thread(pid))
-            # Once they are open: until then the pid could have become another process's.
+            self._add(_of_thread(pid))
+            # Check only once they are open: before that, the pid could become another process's.
             if start_ticks(pid) != self._info.pid_start_ticks:
                 raise ProcessLookupError(f"process {pid} is not the recording one")
         except BaseException:
@@ -243,19 +240,19 @@ class RankCounters:
         self.hidden, self._n_of_thread = 0, len(self._open)
 
     def _follow(self, found: list[int]) -> None:
-        """Take up the files of the cgroup that the process is in by now; of another one nothing is known yet."""
+        """Open the files of the process's current cgroup; the counters of a new cgroup start as unknown."""
         cgroup = _content(Path(f"/proc/{self._info.pid}/cgroup"))
         if cgroup == self._cgroup:
             return
         self._cgroup = cgroup
-        for one in self._open[self._n_of_thread :]:
-            one.close()
-            for place in one.places:
+        for source in self._open[self._n_of_thread :]:
+            source.close()
+            for place in source.places:
                 found[1 + place] = UNKNOWN
         del self._open[self._n_of_thread :]
-        self._take_up(_of_cgroup(self._info.pid))
+        self._add(_of_cgroup(self._info.pid))
 
-    def _take_up(self, sources: Iterable[Source]) -> None:
+    def _add(self, sources: Iterable[Source]) -> None:
         for source in sources:
             try:
                 source.open()
@@ -266,48 +263,48 @@ class RankCounters:
                 self._open.append(source)
 
     def close(self) -> None:
-        for one in self._open:
-            one.close()
+        for source in self._open:
+            source.close()
         self._open.clear()
 
 
 class Counting:
-    """Takes a reading of each rank whose steps have come, keeps it, and lays what passed over the steps.
+    """Reads the counters of each rank that has new steps, logs them, and adds what they counted to the steps.
 
-    What is wrong is told to ``say``, and may be told again. ``kept``: how much is kept of them; by default all. ``do``
-    is who writes.
+    ``report`` gets problems, which may repeat. ``kept`` limits the logs (by default, they keep everything); ``do``
+    runs the writes.
     """
 
-    def __init__(self, steps: Path, say: Say, kept: KeptSteps | None = None, do: Do = at_once) -> None:
-        self._steps, self._say, self._kept, self._do = steps, say, kept, do
+    def __init__(self, steps: Path, report: Report, kept: KeptSteps | None = None, do: Do = at_once) -> None:
+        self._steps, self._report, self._kept, self._do = steps, report, kept, do
         self._ranks: dict[tuple[int, int], RankCounters] = {}
 
-    def look(self, info: RingInfo) -> None:
-        """Take a reading of a rank, after its new steps have been read."""
-        one = self._ranks.get((info.attempt, info.rank))
-        if one is None:
-            one = self._ranks[info.attempt, info.rank] = RankCounters(info)
-        if one.over:
+    def read(self, info: RingInfo) -> None:
+        """Read the counters of a rank, after its new steps have been read."""
+        counters = self._ranks.get((info.attempt, info.rank))
+        if counters is None:
+            counters = self._ranks[info.attempt, info.rank] = RankCounters(info)
+        if counters.over:
             return
         try:
-            reading = one.read()
+            reading = counters.read()
         except OSError:
-            # A process that has ended publishes no more steps; one that goes on is in another namespace of processes.
-            if one.hidden > 1:
-                self._say("cannot see the trainers' threads in /proc: whether a rank waited for a CPU is not known")
-            if one.hidden != 1:
-                self._leave(one)
+            # A process that has ended publishes no steps; one that still does is in another PID namespace.
+            if counters.hidden > 1:
+                self._report("cannot see the trainers' threads in /proc: whether a rank waited for a CPU is not known")
+            if counters.hidden != 1:
+                self._leave(counters)
             return
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:
-            self._say("the kernel does not count run-queue time: whether a rank waited for a CPU is not known")
-        self._do(partial(self._write, one, info, reading), _queue(info), Counted("readings"), waits=False)
-        one.readings_TK[:-1] = one.readings_TK[1:]
-        one.readings_TK[-1] = reading
+            self._report("the kernel does not count run-queue time: whether a rank waited for a CPU is not known")
+        self._do(partial(self._write, counters, info, reading), _queue(info), Counted("readings"), waits=False)
+        counters.readings_TK[:-1] = counters.readings_TK[1:]
+        counters.readings_TK[-1] = reading
 
     def laid_over(self, attempt: int, steps: StepArrays) -> StepArrays:
-        """New steps of ranks, each of which was looked at after that, with what was counted of each where it is known.
+        """New steps of ranks with what the kernel counted during each, as far as known; `read` each rank first.
 
-        All of them at once: those of one rank would take as long.
+        Takes all ranks at once: a call for one rank would take as long.
         """
         if not len(steps):
             return steps
@@ -316,27 +313,27 @@ class Counting:
         return of_ranks_laid_over(readings_RTK, np.searchsorted(ranks, steps.rank_B), steps)
 
     def close(self) -> None:
-        for one in self._ranks.values():
-            self._leave(one)
+        for counters in self._ranks.values():
+            self._leave(counters)
         self._ranks.clear()
 
-    def _write(self, one: RankCounters, info: RingInfo, reading: Reading) -> None:
+    def _write(self, counters: RankCounters, info: RingInfo, reading: Reading) -> None:
         try:
-            if one.log is None:
+            if counters.log is None:
                 limits = None if self._kept is None else self._kept.whole(info.world_size)
-                one.log = CountersLog(self._steps, info, limits)
-            one.log.add(reading)
+                counters.log = CountersLog(self._steps, info, limits)
+            counters.log.add(reading)
         except RingError as error:
             if refusal(error) is not None:
                 raise
-            self._say(f"{error}; kernel counters of its rank are judged but not always kept")
+            self._report(f"{error}; kernel counters of its rank are judged but not always kept")
 
-    def _leave(self, one: RankCounters) -> None:
-        one.over = True
-        one.close()
-        if one.log is not None:
-            # (after what waits to be written)
-            self._do(one.log.close, _queue(one.log.info), waits=False)
+    def _leave(self, counters: RankCounters) -> None:
+        counters.over = True
+        counters.close()
+        if counters.log is not None:
+            # (after queued writes)
+            self._do(counters.log.close, _queue(counters.log.info), waits=False)
 
 
 def _queue(info: RingInfo) -> str:

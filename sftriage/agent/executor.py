@@ -1,8 +1,7 @@
-"""Executors: one capture on one rank, from its request to its files; and those that the trainer carries out.
+"""Executors: one capture on one rank, from its request to its files; `sftriage.agent.agent` polls them.
 
-torch's profiler and the sampler of stacks run in the trainer (`sftriage.trainer`), on its training thread and between
-steps; here is the other end of its mailbox (`sftriage.trainer.executor` has its layout), and the check of what they
-leave.
+`TrainerCapture` is for captures inside the trainer (torch's profiler, sampled stacks): it posts the request in the
+rank's mailbox (layout: `sftriage.trainer.executor`) and checks the files that the trainer leaves.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from sftriage.trainer.executor import MAX_MESSAGE_BYTES, State
 from sftriage.trainer.layout import LIVE_AT, MAILBOX_MAGIC, MAX_COUNT, RING_MAGIC, WORD_BYTES, OpenFile
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
-RankLook = Callable[[], RankStatus | None]
-"""What the rank is doing now, from its ring; None where that cannot be read."""
+StatusReader = Callable[[], RankStatus | None]
+"""Returns what the rank is doing now, from its ring; None if that cannot be read."""
 
 
 Turns = Generator[None, None, None]
@@ -44,10 +43,10 @@ Course = Generator[None, None, CaptureResult]
 
 
 class Executor(ABC):
-    """One capture, which goes on as a generator does: `poll` takes it to its next ``yield``.
+    """One capture, as a generator: `poll` runs it to its next ``yield``.
 
-    None of its methods waits, but for the moment that a short program needs (`process.MOMENT_S`). While it
-    ``needs_trainer``, it comes to nothing once the trainer has ended.
+    No method blocks for longer than a short program needs (`process.MOMENT_S`). While it ``needs_trainer``, it fails
+    once the trainer has ended.
     """
 
     needs_trainer = True
@@ -65,14 +64,14 @@ class Executor(ABC):
         return "running" if self._clock else "armed"
 
     def start(self) -> None:  # noqa: B027 - most begin at their first `poll`
-        """Begin; raises CaptureError, with the reason, where it cannot."""
+        """Begin; raises CaptureError if it cannot."""
 
     @abstractmethod
     def _course(self) -> Course:
-        """The capture, from its first turn to its result."""
+        """Run the capture, from its first turn to its result."""
 
     def poll(self) -> CaptureResult | None:
-        """Go on; the result, once there is one. Whatever goes wrong is the reason of a failed capture."""
+        """Run one turn; return the result once there is one. An error fails the capture."""
         try:
             next(self._turns)
         except StopIteration as ended:
@@ -85,7 +84,7 @@ class Executor(ABC):
         return None
 
     def cancel(self) -> None:
-        """End it soon; there is still a result."""
+        """End it soon; it still has a result."""
         self._cancelled = True
 
     def _give_way(self) -> None:
@@ -93,20 +92,20 @@ class Executor(ABC):
             raise CaptureError("cancelled")
 
     def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where it left nothing."""
+        """The result of this capture without a trace."""
         return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
     def verify(self, result: CaptureResult) -> CaptureResult:
-        """The result, once its files are checked and repaired; raises CaptureError where they are not as promised."""
+        """Check and repair its files, and return the result; raises CaptureError if they contradict the result."""
         return result
 
     def products(self) -> tuple[FileToStore, ...]:
-        """What it has left in the spool, the main file first."""
+        """Its files in the spool, the main file first."""
         return ()
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything, and remove what is left in the spool."""
+        """Release everything, and remove its files from the spool."""
 
     def _stored(self, main: Path, first_step: int, last_step: int, notes: Iterable[str]) -> CaptureResult:
         return CaptureResult(
@@ -128,9 +127,9 @@ _WORD = struct.Struct("=q")
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """How far a rank is with the latest request: what its executor does, and how many steps it has recorded.
+    """A rank's progress with the latest request: its executor's state, and how many steps it has recorded.
 
-    It is ``idle`` too while it has not looked at the request yet; ``answered`` where no request is without a result.
+    It is ``idle`` until the rank reads the request; ``answered`` says that every request has a result.
     """
 
     state: State
@@ -139,9 +138,9 @@ class CaptureProgress:
 
 
 class MailboxClient(OpenFile):
-    """The controller's end of a rank's mailbox.
+    """The agent's end of a rank's mailbox.
 
-    Every method raises RingError where the file is foreign, truncated, damaged, or of another version or byte order.
+    Every method raises RingError if the file is foreign, truncated, damaged, or of another version or byte order.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -157,7 +156,7 @@ class MailboxClient(OpenFile):
             raise
 
     def post(self, request: CaptureRequest) -> int:
-        """Hand over a request, and return its number; raises CaptureError where it does not fit, or another waits."""
+        """Post a request and return its number; raises CaptureError if it does not fit, or another is unanswered."""
         body = json.dumps(plain(request)).encode("ascii")
         if request.rank != self.info.rank:
             raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")
@@ -175,15 +174,15 @@ class MailboxClient(OpenFile):
         return seq
 
     def cancel(self, capture_id: str) -> bool:
-        """Call a request off; whether it is the one under way, so that a result is still to come."""
+        """Cancel a request; return whether it is the current one, which still gets a result."""
         return self._mark(mailbox.CANCEL_SEQ, capture_id)
 
     def allow(self, capture_id: str) -> bool:
-        """Say that what a request waits for is there; whether it is the one under way."""
+        """Let a request that waits for the agent proceed; return whether it is the current one."""
         return self._mark(mailbox.ALLOW_SEQ, capture_id)
 
     def poll(self) -> CaptureResult | None:
-        """The latest result, once: None until the next one. A new client sees the last result again."""
+        """The latest result, once: None until the next one. A new client gets the last result again."""
         live = self._live()
         seq = live[mailbox.RESULT_SEQ]
         if seq == self._polled:
@@ -202,7 +201,7 @@ class MailboxClient(OpenFile):
         return result if result is not None and result.capture_id == capture_id else None
 
     def latest(self) -> str | None:
-        """The id of the latest request, answered or not; None where there was none."""
+        """The id of the latest request, answered or not; None if there was none."""
         live = self._live()
         if not live[mailbox.REQUEST_SEQ]:
             return None
@@ -216,7 +215,7 @@ class MailboxClient(OpenFile):
         return CaptureProgress(mailbox.STATES[state], steps, live[mailbox.RESULT_SEQ] == live[mailbox.REQUEST_SEQ])
 
     def _mark(self, word: int, capture_id: str) -> bool:
-        """Put the number of the request under way into a word, if it is this one, and ring."""
+        """If this is the current request, write its number to a word, and ring the doorbell."""
         with self._locked() as live:
             if live[mailbox.RESULT_SEQ] == live[mailbox.REQUEST_SEQ]:
                 return False
@@ -233,7 +232,7 @@ class MailboxClient(OpenFile):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[tuple[int, ...]]:
-        """The live words, with other clients kept out: a person's request and the controller's must not mix."""
+        """The live words, under a lock: a person's request and the controller's must not mix."""
         if self._ring is None:
             self._ring = OpenFile(self.path.with_suffix(".ring"), os.O_RDWR)
             self._ring.checked_header(RING_MAGIC)
@@ -278,7 +277,7 @@ class MailboxClient(OpenFile):
 
 
 def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
-    """A client of the mailbox of a request's rank; raises CaptureError where it cannot be used."""
+    """A client of the mailbox of a request's rank; raises CaptureError if it cannot be used."""
     try:
         return MailboxClient(mailbox)
     except (RingError, OSError) as error:
@@ -286,10 +285,10 @@ def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
 
 
 def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) -> str:
-    """Check a plain Kineto JSON file against the request and what the trainer says it did; return its damage in words.
+    """Check a plain Kineto JSON file against the request and the trainer's result; return its damage in words.
 
-    torch writes names as they are: where that is no valid JSON, a valid file takes its place. Raises CaptureError where
-    it is missing, too large, not JSON, lacks a promised step, or is of another rank.
+    torch does not escape names: if the file is not valid JSON for that reason, a repaired one replaces it. Raises
+    CaptureError if it is missing, too large, not JSON, lacks a promised step, or is of another rank.
     """
     steps = _steps_of(result)
     found = _TraceFile(trace)
@@ -312,7 +311,7 @@ def verify_trace(trace: Path, request: CaptureRequest, result: CaptureResult) ->
 
 
 def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) -> None:
-    """Check sampled stacks as `verify_trace` does a trace; raises CaptureError where they are not as promised."""
+    """Check sampled stacks as `verify_trace` checks a trace; raises CaptureError if they contradict the result."""
     promised = _steps_of(result)
     try:
         check_size(request, "stacks", file.stat().st_size)
@@ -334,7 +333,7 @@ def _steps_of(result: CaptureResult) -> range:
 
 
 def check_size(request: CaptureRequest, what: str, size_bytes: int) -> None:
-    """Refuse a file that is larger than its request allows, by a `CaptureError`."""
+    """Raise CaptureError for a file that is larger than its request allows."""
     if size_bytes > request.max_bytes:
         has = "have" if what == "stacks" else "has"
         raise CaptureError(f"the {what} {has} {size_bytes} bytes; at most {request.max_bytes} were allowed")
@@ -353,7 +352,7 @@ _MARKS = msgspec.json.Decoder(list[_Mark])
 
 
 class _TraceFile:
-    """A trace, read piece by piece, whose marked ``steps`` are noted, and a copy with its damage mended."""
+    """Reads a trace piece by piece, collects its marked ``steps``, and writes a copy with its damage mended."""
 
     def __init__(self, trace: Path) -> None:
         self._trace, self._copy = trace, trace.with_suffix(".mended")
@@ -363,14 +362,14 @@ class _TraceFile:
 
     @property
     def rank(self) -> Any:
-        """The rank that it says it is of; None where it says none."""
+        """The rank that it names, if any."""
         about = self._values[_DISTRIBUTED]
         return about.get("rank") if isinstance(about, dict) else None
 
     def read(self) -> Damage:
-        """Read it all; raises InputError where it is no trace, or is cut short."""
+        """Read it all; raises InputError if it is no trace, or is cut short."""
         with self._trace.open("rb") as source, self._trace.open("rb") as self._source:
-            # A trace as torch writes it begins with a space.
+            # torch begins a trace with a space.
             if not source.peek(64).lstrip().startswith(b"{"):
                 raise InputError(f"{self._trace}: no JSON object")
             reader = TraceReader(source, self._trace.name, self._take, lambda _: False, self._values, self._edit)
@@ -390,7 +389,7 @@ class _TraceFile:
             self._copy.unlink(missing_ok=True)
 
     def _take(self, piece: bytes) -> None:
-        # (the decoder does not look into strings that are not wanted)
+        # (the decoder does not check strings that it skips)
         piece.decode()
         for event in _MARKS.decode(piece):
             if event.cat == "user_annotation" and isinstance(event.name, str):
@@ -412,7 +411,7 @@ class _TraceFile:
 
 
 class TrainerCapture(Executor):
-    """A capture by the trainer: a trace, sampled stacks, or both; raises CaptureError without a usable mailbox."""
+    """A capture in the trainer: a trace, sampled stacks, or both; raises CaptureError without a usable mailbox."""
 
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
         super().__init__(request)
@@ -435,7 +434,7 @@ class TrainerCapture(Executor):
             return False
 
     def start(self) -> None:
-        """Post the request; raises CaptureError where the rank has not answered another, or cannot be reached."""
+        """Post the request; raises CaptureError if the rank has an unanswered one, or cannot be reached."""
         try:
             self._mailbox.post(self.request)
         except RingError as error:
@@ -447,12 +446,12 @@ class TrainerCapture(Executor):
         return result
 
     def cancel(self) -> None:
-        """Ask the rank to stop; its result says so. A rank that cannot be reached any more is left alone."""
+        """Cancel the request in the trainer, which still answers it. Ignores a rank that can no longer be reached."""
         with contextlib.suppress(RingError):
             self._mailbox.cancel(self.request.capture_id)
 
     def verify(self, result: CaptureResult) -> CaptureResult:
-        """See `verify_trace`. Where there is no trace, the stacks that were sampled meanwhile are kept without it."""
+        """See `verify_trace`. Without a trace, the stacks that were sampled meanwhile are kept alone."""
         if self.request.profiler == "stacks":
             verify_stacks(self._stacks, self.request, result)
             return result
@@ -462,13 +461,13 @@ class TrainerCapture(Executor):
             if not self._stacks.exists():
                 raise
             verify_stacks(self._stacks, self.request, result)
-            # (where the trainer has written none, it has said why)
+            # (if the trainer has written none, its result says why)
             damage = f"no trace: {error}" if self._trace.exists() else ""
             self._trace.unlink(missing_ok=True)
         return replace(result, detail="; ".join(filter(None, (result.detail, damage))))
 
     def products(self) -> tuple[FileToStore, ...]:
-        """The trace, which the trainer left as it is to save its own time; and the stacks, where they were sampled."""
+        """The trace, which the trainer leaves unpacked to save its own time, and any sampled stacks."""
         trace = FileToStore(self._trace, "trace.json.gz", "application/gzip")
         sampled = FileToStore(self._stacks, SAMPLES_NAME, "application/json", compress=False)
         return tuple(one for one in (trace, sampled) if one.path.exists())

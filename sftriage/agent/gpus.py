@@ -1,10 +1,10 @@
-"""A host's GPUs at one instant, as `nvml_child` tells of them, and which of them a rank trains on.
+"""A host's GPUs at one instant, read through `nvml_child`, and the GPU on which each rank trains. The agent calls it.
 
-What a GPU, its driver or this user's rights do not tell is None: never zero, and never a remark.
+A value that a GPU, its driver or this user's rights do not report is None: never zero, and never a remark.
 
-``CUDA_VISIBLE_DEVICES`` is read as torch and CUDA read it (``torch.cuda._parse_visible_devices`` is what the tests
-compare with): the first entry that makes no sense ends the list, and an entry named twice empties it. An index counts
-in CUDA's order of the GPUs, which is NVML's only where all are alike or ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
+``CUDA_VISIBLE_DEVICES`` is read as CUDA and torch read it (a test compares with ``torch.cuda._parse_visible_devices``):
+the first invalid entry ends the list, and a repeated entry empties it. An index counts in CUDA's order of the GPUs,
+which is NVML's order only if all GPUs are of one model or ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _Index = Annotated[int, msgspec.Meta(ge=0, lt=64)]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of the host. None is what it did not say.
+    """One GPU of the host. None: not reported.
 
     Attributes:
-        index: NVML's number of it, in the order of the PCI bus.
-        uuid: its UUID, or ``#`` and the index where it did not even say that.
-        clock_reasons: why its clocks were limited, with the fraction of the samples in which that was so.
+        index: NVML's index, in PCI bus order.
+        uuid: its UUID, or ``#`` and the index if it reports none.
+        clock_reasons: why its clocks were limited, each with the fraction of samples that show it.
         sm_clock_mhz: the median of the samples.
         ecc_uncorrected, ecc_corrected: errors since the driver was loaded.
         pids: processes with a CUDA context; in a container the driver may show those of another namespace.
-        problems: errors by NVML's names, such as GPU_IS_LOST; ``NO_ANSWER`` where a call did not come back, and
-            ``NOT_ASKED`` where that kept this one from being asked.
+        problems: NVML error names, such as GPU_IS_LOST; ``NO_ANSWER`` if a call did not return, and ``NOT_ASKED`` if
+            another GPU's hanging call came first.
     """
 
     index: _Index
@@ -65,7 +65,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one run of `nvml_child` has said. ``problem`` says in a word why there is nothing, or no more."""
+    """The output of one run of `nvml_child`. ``problem`` names what cut it short, if anything."""
 
     driver: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -75,41 +75,41 @@ class Reading:
 class _Line(msgspec.Struct, frozen=True):
     driver: str | None = None
     count: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
-    asking: _Index | None = None
+    querying: _Index | None = None
     gpu: Gpu | None = None
     error: str = ""
     done: bool = False
 
 
-def parse_reading(said: str, *, ended: bool) -> Reading:
-    """What the lines of `nvml_child` come to. ``said`` may break off anywhere; what is no line is left out.
+def parse_reading(output: str, *, ended: bool) -> Reading:
+    """Parse the output of `nvml_child`, which may break off anywhere; skips invalid lines.
 
     ``ended`` is false for a child that was killed at its deadline.
     """
-    driver, problem, done, asking, count = None, "", False, None, 0
+    driver, problem, done, current, count = None, "", False, None, 0
     gpus: dict[int, Gpu] = {}
-    for text in said.splitlines():
+    for text in output.splitlines():
         try:
             line = msgspec.json.decode(text, type=_Line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
         driver, count = line.driver or driver, line.count or count
         problem, done = line.error or problem, done or line.done
-        asking = asking if line.asking is None else line.asking
+        current = current if line.querying is None else line.querying
         if line.gpu is not None:
             gpus[line.gpu.index] = line.gpu
     if not (done or problem):
         problem = "DIED" if ended else "NO_ANSWER"
         for index in range(count):
-            gpus.setdefault(index, Gpu(index, f"#{index}", problems=() if index == asking else ("NOT_ASKED",)))
-        if asking is not None and asking in gpus:
-            gpus[asking] = replace(gpus[asking], problems=(*gpus[asking].problems, problem))
+            gpus.setdefault(index, Gpu(index, f"#{index}", problems=() if index == current else ("NOT_ASKED",)))
+        if current is not None and current in gpus:
+            gpus[current] = replace(gpus[current], problems=(*gpus[current].problems, problem))
     return Reading(driver, tuple(gpu for _, gpu in sorted(gpus.items())), problem)
 
 
 @dataclass(frozen=True, slots=True)
 class RankGpu:
-    """Where a rank trains: its GPU, by UUID; ``how`` says what shows it, or why that is not known."""
+    """The UUID of a rank's GPU; ``how`` says how it was found, or why it is unknown."""
 
     rank: int
     pid: int
@@ -117,18 +117,18 @@ class RankGpu:
     how: str
 
 
-class _UntoldError(Exception):
-    """The environment does not say; the message says why."""
+class _AmbiguousError(Exception):
+    """The environment does not identify the GPU; the message says why."""
 
 
 def locate(
     rank: RingInfo, environment: Mapping[str, str] | str, gpus: Sequence[Gpu], container: str | None = None
 ) -> RankGpu:
-    """The GPU of one rank. ``environment`` is its process's, or why that is not known.
+    """Find the GPU of one rank. ``environment`` is its process's, or why that is unknown.
 
-    The driver's list of processes settles it where it has the rank's process on exactly one GPU that the environment
-    allows: a script may choose another than its local rank. Who has the same ``container`` (``NVIDIA_VISIBLE_DEVICES``)
-    as this process sees the same GPUs.
+    The driver's process list decides if it shows the rank's process on exactly one GPU that the environment allows: a
+    script may choose another GPU than its local rank. ``container`` is this process's ``NVIDIA_VISIBLE_DEVICES``:
+    processes with the same value see the same GPUs.
     """
 
     def at(gpu: str | None, how: str) -> RankGpu:
@@ -137,25 +137,25 @@ def locate(
     running = [gpu.uuid for gpu in gpus if rank.pid in gpu.pids]
     try:
         if isinstance(environment, str):
-            raise _UntoldError(environment)
+            raise _AmbiguousError(environment)
         visible = _visible(environment, gpus, container)
-    except _UntoldError as untold:
-        return at(running[0], f"its process is on it ({untold})") if len(running) == 1 else at(None, str(untold))
+    except _AmbiguousError as error:
+        return at(running[0], f"its process is on it ({error})") if len(running) == 1 else at(None, str(error))
     if len(running) == 1 and running[0] in visible:
         return at(running[0], "its process is on it")
     if not visible:
         return at(None, f"{VISIBLE} hides all GPUs from it")
-    # One device a process, whatever its local rank: what schedulers and device plugins give.
+    # Schedulers and device plugins often give each process one device, whatever its local rank.
     index = 0 if len(visible) == 1 else rank.local_rank
     if index >= len(visible):
         return at(None, f"local rank {rank.local_rank} has no GPU: {len(visible)} are visible to it")
-    given = f" under {VISIBLE}" if VISIBLE in environment else ""
-    return at(visible[index], f"local rank {rank.local_rank}{given}")
+    under = f" under {VISIBLE}" if VISIBLE in environment else ""
+    return at(visible[index], f"local rank {rank.local_rank}{under}")
 
 
 def visible_entries(value: str) -> tuple[str | int, ...]:
-    """``CUDA_VISIBLE_DEVICES`` as CUDA reads it: indices, or the beginnings of UUIDs."""
-    prefix = next((one for one in ("GPU-", "MIG-") if value.startswith(one)), "")
+    """Parse ``CUDA_VISIBLE_DEVICES`` as CUDA does: indices, or prefixes of UUIDs."""
+    prefix = next((prefix for prefix in ("GPU-", "MIG-") if value.startswith(prefix)), "")
     entries: list[str | int] = []
     for part in (part.strip() for part in value.split(",")):
         number = _LEADING_NUMBER.match(part)
@@ -170,32 +170,32 @@ def visible_entries(value: str) -> tuple[str | int, ...]:
 
 def _visible(environment: Mapping[str, str], gpus: Sequence[Gpu], own: str | None) -> list[str]:
     """The GPUs that a process with this environment sees, in CUDA's order."""
-    value, given = environment.get(VISIBLE), environment.get(CONTAINER)
+    value, theirs = environment.get(VISIBLE), environment.get(CONTAINER)
     entries = None if value is None else visible_entries(value)
     if entries is not None and (not entries or isinstance(entries[0], str)):
         return _by_uuid(entries, gpus)
-    # The rank's container may have others than that of whoever asks.
-    if given not in (None, "", "all", "void", "none", own):
-        wanted = visible_entries(str(given))
-        if not wanted or not isinstance(wanted[0], str):
-            raise _UntoldError(f"{CONTAINER}={given} counts the GPUs of another container's host")
-        uuids = _by_uuid(wanted, gpus)
+    # The rank's container may have other GPUs than this one.
+    if theirs not in (None, "", "all", "void", "none", own):
+        in_container = visible_entries(str(theirs))
+        if not in_container or not isinstance(in_container[0], str):
+            raise _AmbiguousError(f"{CONTAINER}={theirs} counts the GPUs of another container's host")
+        uuids = _by_uuid(in_container, gpus)
         gpus = [gpu for gpu in gpus if gpu.uuid in uuids]
     if len({gpu.name for gpu in gpus if gpu.name is not None}) > 1 and environment.get(ORDER) != "PCI_BUS_ID":
-        raise _UntoldError(f"GPUs of several models, and {ORDER} is not PCI_BUS_ID: an index may be any of them")
-    indices = range(len(gpus)) if entries is None else entries
-    return [gpus[int(one)].uuid for one in takewhile(lambda one: int(one) < len(gpus), indices)]
+        raise _AmbiguousError(f"GPUs of several models, and {ORDER} is not PCI_BUS_ID: an index may be any of them")
+    indices = range(len(gpus)) if entries is None else map(int, entries)
+    return [gpus[index].uuid for index in takewhile(lambda index: index < len(gpus), indices)]
 
 
 def _by_uuid(entries: Sequence[str | int], gpus: Sequence[Gpu]) -> list[str]:
-    """GPUs by the beginnings of their UUIDs; the first one that fits none, or several, ends the list."""
+    """GPUs by prefixes of their UUIDs; the first entry that matches none, or several, ends the list."""
     found: list[str] = []
     for entry in map(str, entries):
         if entry.startswith("MIG-"):
-            raise _UntoldError(f"{entry} is a MIG instance")
+            raise _AmbiguousError(f"{entry} is a MIG instance")
         fitting = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(entry)]
         if not fitting and any(gpu.uuid.startswith("#") for gpu in gpus):
-            raise _UntoldError(f"{entry} may be a GPU that does not answer")
+            raise _AmbiguousError(f"{entry} may be a GPU that does not answer")
         if len(fitting) != 1:
             break
         if fitting[0] in found:
@@ -205,20 +205,20 @@ def _by_uuid(entries: Sequence[str | int], gpus: Sequence[Gpu]) -> list[str]:
 
 
 DEADLINE_S = 10.0
-"""NVML's first call takes seconds where no driver daemon keeps the GPUs awake."""
+"""NVML's first call takes seconds if no driver daemon keeps the GPUs awake."""
 
 EVERY_S = 60.0
-_LOOK_S = 0.02
-_MAX_SAID_BYTES = 1 << 22
+_POLL_S = 0.02
+_MAX_OUTPUT_BYTES = 1 << 22
 
 SLOW_FRACTION = 0.9
-"""Of the others' clock: GPUs of one host drift by a few percent as it is."""
+"""A GPU below this fraction of the others' clock is slow: the clocks of one host's GPUs drift by a few percent."""
 
 OUT_OF_LINE = 10
-"""A counter's multiple of the others' that is remarkable: counters that only ever grow say little by themselves."""
+"""Remark on a counter above this multiple of the others': counters that only grow mean little by themselves."""
 
 FULL_FRACTION, ROOMY_FRACTION = 0.98, 0.9
-"""Of its memory in use, and of the others'."""
+"""Remark on a GPU with this fraction of memory in use, if the others have less than the second."""
 
 _MOSTLY = 0.5
 
@@ -242,7 +242,7 @@ _HARD = {
     "board_limit": "board's limit",
     "hw_slowdown": "slowed down by the hardware",
 }
-"""Reasons that are out of the ordinary on any GPU and at any instant; the last one says only that there is another."""
+"""Reasons that are a problem on any GPU at any time; the last one only says that there is another."""
 
 _SOFT = {
     "sw_power_cap": "power cap",
@@ -262,10 +262,10 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuEvidence:
-    """What a host's GPUs show of its ranks at one instant, in seconds since the epoch.
+    """The state of a host's GPUs and of its ranks on them; ``time_s`` is in seconds since the epoch.
 
-    ``gpus`` are all of the host: a suspect's is read against the others. ``problem`` says why there is nothing here, or
-    not all; it is empty where nothing is amiss.
+    ``gpus`` are all of the host: remarks compare a suspect's with the others. ``problem`` says why the evidence is
+    missing or incomplete, if it is.
     """
 
     time_s: float
@@ -281,20 +281,17 @@ class GpuEvidence:
 
 
 def gather(ranks: Sequence[RingInfo], *, deadline_s: float = DEADLINE_S) -> GpuEvidence:
-    """Query NVML about a host's ranks now, until the deadline at most. Never raises for what a GPU does."""
-    time_s, question = time.time(), NvmlQuestion(deadline_s)
-    while (reading := question.reading()) is None:
-        time.sleep(_LOOK_S)
+    """Query NVML about a host's ranks, until the deadline at most. A failing GPU raises nothing."""
+    time_s, query = time.time(), NvmlQuery(deadline_s)
+    while (reading := query.reading()) is None:
+        time.sleep(_POLL_S)
     return evidence_of(ranks, reading, time_s)
 
 
 def evidence_of(
     ranks: Sequence[RingInfo], reading: Reading, time_s: float, about: Collection[int] | None = None
 ) -> GpuEvidence:
-    """What a reading says of these ranks, with remarks ``about`` some, or all, of them.
-
-    Their environments are looked up in /proc.
-    """
+    """The evidence in a reading on these ranks, whose environments are in /proc; remarks are ``about`` some or all."""
     own = os.environ.get(CONTAINER)
     places = tuple(locate(info, environment_of(info), reading.gpus, own) for info in ranks) if reading.gpus else ()
     about = {info.rank for info in ranks} if about is None else set(about)
@@ -315,19 +312,19 @@ def _shared(uuid: str, places: Sequence[RankGpu]) -> tuple[str, ...]:
 
 
 def remarks(gpus: Sequence[Gpu], about: Collection[str]) -> tuple[str, ...]:
-    """What is out of the ordinary about the GPUs of these UUIDs, by their own limits and the host's others."""
+    """What is unusual about the GPUs of these UUIDs, by their own limits and compared with the host's other GPUs."""
     found: list[str] = []
     for gpu in gpus:
         if gpu.uuid in about:
             others = [other for other in gpus if other is not gpu and other.name == gpu.name]
             texts = [" " + _WORDS.get(name, f"answers with an error: {name}") for name in gpu.problems]
-            texts += (words for look in (_clocks, _ecc, _memory) for words in look(gpu, others))
+            texts += (words for remarks_on in (_clocks, _ecc, _memory) for words in remarks_on(gpu, others))
             found += (f"GPU {gpu.index}{words}" for words in texts if words != " ")
     return tuple(found)
 
 
 def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
-    """Slowed down: for a reason that always counts, or far below the others that are at work."""
+    """A remark on a GPU that is slowed down for a reason that always counts, or far below the other busy GPUs."""
     reasons = gpu.clock_reasons or {}
     hard = [words for name, words in _HARD.items() if reasons.get(name)]
     if len(hard) > 1:
@@ -346,9 +343,9 @@ def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
 
 
 def slowed_fraction(gpu: Gpu, gpus: Sequence[Gpu]) -> float | None:
-    """By how much lower a GPU's clock is than that of the host's others which are at work; None where it is not slow.
+    """How far a GPU's clock is below the median of the host's other busy GPUs, as a fraction; None if it is not slow.
 
-    Where there is none to compare with, and the hardware limits it, it is held against its own maximum.
+    With no other GPU to compare with, a clock that the hardware limits is compared with its own maximum.
     """
     usual = _usual_clock([other for other in gpus if other is not gpu and other.name == gpu.name])
     hard = any((gpu.clock_reasons or {}).get(name) for name in _HARD)
@@ -376,7 +373,7 @@ def _ecc(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
 
 
 def _memory(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
-    """Full where the others are not: its allocator frees and asks again, which takes time."""
+    """A remark on memory that is full while the others' is not: its allocator frees and retries, which takes time."""
     full, usual = in_use_fraction(gpu), _usual([in_use_fraction(other) for other in others])
     if full is None or usual is None or full < FULL_FRACTION or usual > ROOMY_FRACTION:
         return []
@@ -384,7 +381,7 @@ def _memory(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
 
 
 def in_use_fraction(gpu: Gpu) -> float | None:
-    """How much of its memory is in use."""
+    """The fraction of its memory that is in use."""
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     return None if used is None or not total else used / total
 
@@ -399,28 +396,25 @@ def _usual(values: Sequence[float | None]) -> float | None:
 
 
 def environment_of(info: RingInfo) -> dict[str, str] | str:
-    """What a rank's process's environment says of GPUs, or why that is not known.
-
-    That is the environment it was started with: what a script puts into ``os.environ`` later does not show.
-    """
+    """The GPU variables in the environment that a rank's process was started with, or why they are unknown."""
     if start_ticks(info.pid) != info.pid_start_ticks:
         return f"process {info.pid} is not running, or not in this container"
     try:
         found = stacks.environment_of(info.pid)
     except OSError as error:
         return f"the environment of process {info.pid} cannot be read: {error.strerror}"
-    # Only these leave this function: the rest of an environment is full of secrets.
-    told = {name: found[name] for name in (VISIBLE, ORDER, CONTAINER) if name in found}
-    return {name: value.encode("utf-8", "replace").decode("utf-8") for name, value in told.items()}
+    # Return only these: the rest of an environment is full of secrets.
+    names = [name for name in (VISIBLE, ORDER, CONTAINER) if name in found]
+    return {name: found[name].encode("utf-8", "replace").decode("utf-8") for name in names}
 
 
-class NvmlQuestion(BoundedProgram):
-    """One run of `nvml_child`, which may hang: killed at its deadline, and left behind where that does not help."""
+class NvmlQuery(BoundedProgram):
+    """One run of `nvml_child`, which may hang: it is killed at its deadline, and abandoned if even that hangs."""
 
     def __init__(self, deadline_s: float) -> None:
-        # One second more: should this process be gone by then, the child ends itself.
+        # The child ends itself a second later, in case this process is gone by then.
         command = [sys.executable, str(_CHILD), f"{deadline_s + 1.0:.1f}"]
-        super().__init__(command, deadline_s, max_output_bytes=_MAX_SAID_BYTES)
+        super().__init__(command, deadline_s, max_output_bytes=_MAX_OUTPUT_BYTES)
         self._reading: Reading | None = None
 
     def reading(self) -> Reading | None:
@@ -434,25 +428,22 @@ class NvmlQuestion(BoundedProgram):
 
 
 class EvidenceSampler:
-    """Evidence for a loop that does not wait: `ask`, and look in again.
-
-    A reading serves for `EVERY_S`; ranks asked about meanwhile are looked up in it.
-    """
+    """Evidence for a loop that must not block. One reading serves all queries for `EVERY_S`."""
 
     def __init__(self) -> None:
-        self._question: NvmlQuestion | None = None
-        self._asked_s = self._wall_s = 0.0
+        self._query: NvmlQuery | None = None
+        self._begun_s = self._wall_s = 0.0
 
-    def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int]) -> GpuEvidence | None:
-        """See `evidence_of`; ``now_s`` is of a clock that only goes on. None as long as NVML is asked: call again."""
-        # As long as one question hangs in the driver, another would too.
-        if self._question is None or (now_s - self._asked_s >= EVERY_S and not self._question.hangs):
-            self._question = NvmlQuestion(DEADLINE_S)
-            self._asked_s, self._wall_s = now_s, time.time()
-        reading = self._question.reading()
+    def poll(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int]) -> GpuEvidence | None:
+        """See `evidence_of`; ``now_s`` is of a monotonic clock. None while a query runs: call again."""
+        # While one query hangs in the driver, another would hang too.
+        if self._query is None or (now_s - self._begun_s >= EVERY_S and not self._query.hangs):
+            self._query = NvmlQuery(DEADLINE_S)
+            self._begun_s, self._wall_s = now_s, time.time()
+        reading = self._query.reading()
         return None if reading is None else evidence_of(ranks, reading, self._wall_s, about)
 
     def close(self) -> None:
-        if self._question is not None:
-            self._question.kill()
-            self._question = None
+        if self._query is not None:
+            self._query.kill()
+            self._query = None

@@ -1,13 +1,13 @@
-"""Nsight Systems on one rank, from outside: this starts and stops its session, and the trainer marks its steps.
+"""Nsight Systems on one rank: the agent starts and stops nsys, and the trainer marks its steps.
 
 ::
 
     check nsys, its session, the disk ──▶ the trainer arms ──▶ nsys start ──▶ the trainer marks K steps ──▶ nsys stop
         ──▶ .qdstrm to .nsys-rep, where nsys left one ──▶ export, examine, scrub ──▶ result
 
-The rank runs under `nsys_rank`, in a session named for it. Nothing here blocks: each turn of `poll` goes on a little,
-and every program that is run has a deadline. Steps are exact where the trainer has NVTX. Where it has none, or hangs
-inside a step, they are read from its ring: those that began and ended while nsys was collecting.
+The rank runs under `nsys_rank`, in a session of its own. Nothing here blocks, and every program has a deadline. Steps
+are exact if the trainer has NVTX. If it has none, or hangs inside a step, its ring gives the steps that began and ended
+while nsys was collecting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.executor import Course, Executor, RankLook, Turns, check_size, mailbox_of
+from sftriage.agent.executor import Course, Executor, StatusReader, Turns, check_size, mailbox_of
 from sftriage.agent.nsys_rank import NOTE, release_registry
 from sftriage.agent.nsys_report import ReportContents, check, complaint_of, contents_of, unread
 from sftriage.base.files import write_atomically
@@ -35,22 +35,22 @@ from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.model.windows import RankStatus
 from sftriage.traces.store import FileToStore
 
-ASK_S = 20.0
-"""How long nsys may take to say its version or its sessions, or to start."""
+QUERY_S = 20.0
+"""How long nsys may take to report its version or its sessions, or to start."""
 STOP_S = 60.0
 CONVERT_S = 240.0
 MARGIN_S = 2.0
-"""Past the time-box, how long the trainer is given to end its marks at a step boundary."""
+"""After the time-box, how long the trainer has to end its marks at a step boundary."""
 LEFT_S = 5.0
-"""How much later than its agent would have stopped nsys the rank's own script does, if the agent is no more."""
+"""If the agent is gone, the rank's own script stops nsys this much later than the agent would have."""
 FREE_BYTES = 128 * 2**20
-"""What has to be free on the disk: a report passes through a file of tens of megabytes."""
+"""Free space that a capture needs: a report passes through a file of tens of megabytes."""
 
 IMPORTERS = (
     "/usr/lib/nsight-systems/host-linux-x64/QdstrmImporter",
     "/usr/lib/nsight-systems/host-linux-armv8/QdstrmImporter",
 )
-"""Where Debian's package has it; its nsys looks elsewhere."""
+"""Where Debian's package installs it; its nsys looks elsewhere."""
 
 REPORT_NAME, EXPORT_NAME = "trace.nsys-rep", "trace.sqlite"
 
@@ -62,10 +62,10 @@ class NsysPlace:
     Attributes:
         binary: the nsys that launched them.
         prefix: their sessions are called ``<prefix>-<rank>.<attempt>``.
-        traces: what they were launched with.
-        tmp: a private directory on an executable file system, where reports are made.
-        armed: where the ranks are armed on a range because the agent cannot reach their sessions: their reports are
-            called ``<armed>-<rank>.<attempt>.<number>``.
+        traces: the ``--trace`` of their launch.
+        tmp: a private directory on an executable file system, for reports in progress.
+        armed: if the agent cannot reach their sessions, so that nsys waits for a range of the trainer: the reports are
+            then called ``<armed>-<rank>.<attempt>.<number>``.
     """
 
     binary: Path
@@ -78,12 +78,14 @@ class NsysPlace:
 class NsysCapture(Executor):
     """One capture, from its request to report and export in the spool.
 
-    Raises CaptureError where the rank's mailbox cannot be used, or the request makes no sense.
+    Raises CaptureError if the rank's mailbox cannot be used, or the request is invalid.
     """
 
-    def __init__(self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, look: RankLook) -> None:
+    def __init__(
+        self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, status: StatusReader
+    ) -> None:
         super().__init__(request)
-        self._place, self._look = place, look
+        self._place, self._status = place, status
         self._made = place.tmp / request.capture_id
         self._note = place.tmp / f"{NOTE}-{request.rank}"
         self._report = spool / f"{request.capture_id}.nsys-rep"
@@ -106,14 +108,14 @@ class NsysCapture(Executor):
         return report, FileToStore(self._export, EXPORT_NAME, "application/vnd.sqlite3", compress=False)
 
     def close(self) -> None:
-        """End what is under way, and remove what is left of it. Never raises."""
+        """End the capture and remove its files. Never raises."""
         self._turns.close()
         with contextlib.suppress(RingError, OSError):
             if self._marking:
                 self._mailbox.cancel(self.request.capture_id)
         self._mailbox.close()
         if self._session is not None:
-            # It is bounded by itself, and its report goes with the temporary directory.
+            # (it has a deadline of its own, and its report is removed with the temporary directory)
             with contextlib.suppress(CaptureError):
                 stop: list[str | Path] = [self._place.binary, "stop", f"--session={self._session}"]
                 self._abandoned = BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *stop], 2 * STOP_S)
@@ -155,7 +157,7 @@ class NsysCapture(Executor):
                 raise CaptureError(f"{directory}: the disk is full: {free_bytes} bytes free, {FREE_BYTES} needed")
             if not os.access(directory, os.W_OK):
                 raise CaptureError(f"{directory} is not writable")
-        found = yield from self._ask("--version")
+        found = yield from self._query("--version")
         version = parse_version(found.output)
         self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
 
@@ -177,12 +179,12 @@ class NsysCapture(Executor):
         self._note.unlink(missing_ok=True)
 
     def _until(self, until_s: float) -> None:
-        """Leave word until when nsys collects for us at the most: whoever finds it there later stops nsys."""
+        """Note the latest time until which nsys collects for this agent; after it, `nsys_rank` stops nsys."""
         left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
         write_atomically(self._note, json.dumps(left), mode=0o666)
 
     def _listed(self) -> Generator[None, None, str]:
-        found = yield from self._ask("sessions", "list")
+        found = yield from self._query("sessions", "list")
         if found.status:
             raise CaptureError(f"nsys lists no sessions: {found.problem()}")
         return found.output
@@ -194,7 +196,7 @@ class NsysCapture(Executor):
         began_s = time.monotonic()
         self._until(self._end_s + MARGIN_S)
         self._session = self._name
-        found = yield from self._ask(
+        found = yield from self._query(
             *("start", f"--session={self._name}", f"--output={self._made}", "--force-overwrite=true", *self._flags)
         )
         if found.status:
@@ -202,7 +204,7 @@ class NsysCapture(Executor):
         self._timings_s["start"] = time.monotonic() - began_s
 
     def _wait_until_armed(self, armed: Path) -> Turns:
-        """The agent cannot reach the session: nsys waits for the trainer's range; its report comes into the spool."""
+        """Without access to the session: wait until nsys waits for the trainer's range."""
         while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
             self._give_way()
             if time.monotonic() >= self._end_s:
@@ -212,7 +214,7 @@ class NsysCapture(Executor):
     def _collect(self) -> Generator[None, None, tuple[int, int]]:
         started_s = time.monotonic()
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
-        self._began = self._look()
+        self._began = self._status()
         if self._marking:
             self._mailbox.allow(self.request.capture_id)
         end_s = self._end_s + (MARGIN_S if self._marking else 0.0)
@@ -249,29 +251,29 @@ class NsysCapture(Executor):
             if self._marked is not None and self._marked.state != "stored":
                 raise CaptureError(self._marked.detail or self._marked.state)
             return self._marked is not None
-        covered = self._seen()
+        covered = self._steps_in_ring()
         return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
 
     def _covered(self) -> tuple[int, int]:
-        seen = self._seen()
+        steps = self._steps_in_ring()
         if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
             self._notes.append(self._marked.detail)
-            seen = self._marked.first_step, self._marked.last_step
+            steps = self._marked.first_step, self._marked.last_step
         elif self._marking:
             self._notes.append("the trainer did not answer within the time-box: steps taken from the ring")
-        if seen is None:
-            now = self._look()
+        if steps is None:
+            now = self._status()
             where = "" if now is None else f"; the rank is in {now.stage or 'no stage'} of step {now.step}"
             raise CaptureError(f"no step began and ended within the time-box{where}")
         self.needs_trainer = False
-        return seen
+        return steps
 
-    def _seen(self) -> tuple[int, int] | None:
-        """Steps that began after nsys had started and have ended since, by the ring."""
-        now = self._look()
+    def _steps_in_ring(self) -> tuple[int, int] | None:
+        """The first and last step that began after nsys had started and have ended since, by the ring."""
+        now = self._status()
         if self._began is None or now is None:
             return None
-        # The step that was under way at the start is not whole; between two steps, the last one has ended.
+        # Leave out the step in progress at the start, and the one in progress now.
         first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
         return (first, last) if last >= first else None
 
@@ -324,7 +326,7 @@ class NsysCapture(Executor):
         _move(self._raw, self._report)
 
     def _convert(self) -> Generator[None, None, str]:
-        """Make a report of what nsys left; return what the importer could not read, with all that came after."""
+        """Convert what nsys left into a report; return the importer's complaint if it could not read all of it."""
         beside = self._place.binary.resolve().parent.parent.glob("host-linux-*")
         importers = [*(directory / "QdstrmImporter" for directory in beside), *map(Path, IMPORTERS)]
         importer = next((path for path in importers if path.exists()), None)
@@ -346,8 +348,8 @@ class NsysCapture(Executor):
         found = yield from self._run([sys.executable, "-m", "sftriage.agent.nsys_report", export], CONVERT_S)
         return contents_of(found.output)
 
-    def _ask(self, *words: str) -> Generator[None, None, Finished]:
-        return (yield from self._run([self._place.binary, *words], ASK_S))
+    def _query(self, *words: str) -> Generator[None, None, Finished]:
+        return (yield from self._run([self._place.binary, *words], QUERY_S))
 
     def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
         environment = {**os.environ, "TMPDIR": str(self._place.tmp)}
@@ -367,14 +369,14 @@ class AbandonedNsys(NsysCapture):
         report_comes = self._report_comes()
         with contextlib.suppress(RingError, OSError):
             self._mailbox.cancel(self.request.capture_id)
-        # What makes something of its report, the agent that started it was to end.
+        # End the programs that convert its report: the agent that started them is gone.
         report = os.fsencode(self._made) + b"."
         for pid in processes(lambda words: any(word.startswith(report) for word in words)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._place.armed is not None:
             if report_comes:
-                # The trainer closes its range now. What comes of it must not pass for the next capture's report.
+                # The trainer closes its range now. Its report must not be taken for the next capture's.
                 yield from self._report_of(self._place.armed)
             self._drop_reports(self._place.armed)
         elif self._note.exists():
@@ -389,7 +391,7 @@ class AbandonedNsys(NsysCapture):
         raise CaptureError("sftriage ended during the capture: what nsys had recorded is not kept")
 
     def _report_comes(self) -> bool:
-        """Whether the trainer has opened its range, and the report that will come of it was not taken."""
+        """Whether the trainer has opened its range, so that a report will come that was not taken yet."""
         if any(self._place.tmp.glob(f"{self.request.capture_id}.*")) or self._report.exists():
             return False
         try:
@@ -400,7 +402,7 @@ class AbandonedNsys(NsysCapture):
 
 
 def processes(fits: Callable[[Sequence[bytes]], bool]) -> list[int]:
-    """The ids of processes of this host by the words of their command lines."""
+    """The ids of this host's processes whose command line, in words, fits."""
     found = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -410,7 +412,7 @@ def processes(fits: Callable[[Sequence[bytes]], bool]) -> list[int]:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move, also onto another file system; there is no half of it under the target's name."""
+    """Move a file, also to another file system; the target appears whole."""
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.move(source, partial)
@@ -421,9 +423,9 @@ def _move(source: Path, target: Path) -> None:
 
 
 OLDEST = (2021, 4)
-"""Reports are ``.nsys-rep`` from here on; what is older is refused."""
+"""The first version with ``.nsys-rep`` reports; older ones are refused."""
 FREE = ("Launched", "Idle")
-"""States of a session that neither collects nor waits to collect."""
+"""States of an idle session."""
 TRACES = ("cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx")
 
 _VERSION = re.compile(r"version\s+(\d{4})\.(\d+)(?:\.(\d+))?")
@@ -432,7 +434,7 @@ _GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
 
 
 def parse_version(output: str) -> tuple[int, int, int]:
-    """The version in what ``nsys --version`` says; raises CaptureError where there is none, or it is too old."""
+    """The version in the output of ``nsys --version``; raises CaptureError if it has none, or is too old."""
     found = _VERSION.search(output)
     if found is None:
         raise CaptureError(f"cannot parse the version of nsys: {output.strip()[:100]!r}")
@@ -443,9 +445,9 @@ def parse_version(output: str) -> tuple[int, int, int]:
 
 
 def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags of ``nsys start`` that say what it samples: nothing by default; raises CaptureError for unknown options.
+    """Flags of ``nsys start`` for sampling, by default off; raises CaptureError for unknown options.
 
-    Context switches follow sampling in nsys, so both flags are always there.
+    nsys ties context switches to sampling, so both flags are always set.
     """
     unknown = sorted(set(options) - {"trace", "sample", "sqlite"})
     if unknown:
@@ -458,11 +460,11 @@ def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
-    """Raise CaptureError where a rank was launched without what is to be traced: nsys learns that only at launch."""
-    wanted = options.get("trace", tuple(launched))
-    if not isinstance(wanted, (list, tuple)) or not wanted or any(name not in TRACES for name in wanted):
-        raise CaptureError(f"option trace {wanted!r}: some of {', '.join(TRACES)}")
-    missing = [name for name in wanted if name not in launched]
+    """Raise CaptureError if a rank was launched without a requested trace: nsys sets its traces at launch."""
+    requested = options.get("trace", tuple(launched))
+    if not isinstance(requested, (list, tuple)) or not requested or any(name not in TRACES for name in requested):
+        raise CaptureError(f"option trace {requested!r}: some of {', '.join(TRACES)}")
+    missing = [name for name in requested if name not in launched]
     if missing:
         raise CaptureError(
             f"{', '.join(missing)} cannot be traced: the rank was launched under nsys with {','.join(launched)} only"
@@ -470,10 +472,10 @@ def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
 
 
 def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
-    """The name and state of the session of a rank's newest attempt, as ``nsys sessions list`` prints them.
+    """The name and state of the session of a rank's newest attempt, from the output of ``nsys sessions list``.
 
-    It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know. Raises
-    CaptureError where there is none.
+    A guessed name will not do, because ``nsys start`` creates a session for an unknown name. Raises CaptureError if
+    there is none.
     """
     named = re.compile(rf"{re.escape(prefix)}-{rank}\.(\d+)")
     found = [
@@ -490,6 +492,6 @@ def session_of(output: str, prefix: str, rank: int) -> tuple[str, str]:
 
 
 def report_of(output: str) -> str | None:
-    """The report that ``nsys stop`` says it generated: it falls back on its own folder where ours is full or gone."""
+    """The report in the output of ``nsys stop``, which uses a folder of its own if ours is full or gone."""
     found = _GENERATED.findall(output)
     return found[-1] if found else None

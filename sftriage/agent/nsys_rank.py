@@ -1,24 +1,24 @@
-"""Starts one rank under Nsight Systems, and looks after it: a script of its own, in the rank's place.
+"""Starts one rank under Nsight Systems and supervises it: the launcher runs this script in the rank's place.
 
-Standard library only, and nothing of this package: it runs with ``python -I`` before the trainer, in every rank::
+It imports only the standard library, since it runs with ``python -I`` before the trainer, in every rank::
 
     torchrun ── this script ── nsys launch ── nsys-launcher ── this script again, which becomes the trainer
                      └── watcher
 
 It keeps five promises that `nsys launch` alone does not:
 
-- **The trainer runs, whatever nsys does**, without nsys where that is missing, hangs or refuses. The inner half waits
-  for a word before it becomes the trainer, so that it can never run twice.
-- **The exit status is the trainer's.** If nsys's agent dies, ``nsys launch`` ends with status 0 while the trainer goes
-  on; so this waits for the trainer, and a status that cannot be known is never 0.
+- **The trainer always runs**: without nsys if that is missing, hangs or fails. The inner half waits for a message
+  before it becomes the trainer, so the trainer cannot run twice.
+- **The exit status is the trainer's.** If nsys's agent dies, ``nsys launch`` ends with status 0 while the trainer
+  continues. This script waits for the trainer, and an unknown status is never 0.
 - **Signals reach the trainer**, in its own session. When this script is killed, the watcher ends the trainer.
-- **nsys stops in time.** Where the agent that had it collect is killed, this script stops it a little later.
-- **The trainer's environment stays out of the reports.** nsys, which copies it, gets a bare one; the inner half puts
-  the real one back. Standard output goes where it would without nsys, which would keep a copy and the pipe open.
+- **nsys stops in time.** If the agent that started a collection is killed, this script stops it a little later.
+- **The trainer's environment stays out of the reports.** nsys copies its environment, so it gets a bare one; the inner
+  half restores the real one. Standard output bypasses nsys, which would keep a copy and hold the pipe open.
 
 Environment: ``SFTRIAGE_NSYS`` (the nsys binary), ``SFTRIAGE_NSYS_SESSION`` (prefix of the session's name),
 ``SFTRIAGE_NSYS_TRACE``, ``SFTRIAGE_NSYS_TMP`` (executable), ``SFTRIAGE_NSYS_ARMED`` (prefix of reports: see `Armed`),
-and as torchrun's ``PYTHON_EXEC`` this script, ``SFTRIAGE_NSYS_PYTHON`` being what ``PYTHON_EXEC`` was before.
+and ``SFTRIAGE_NSYS_PYTHON``: torchrun's ``PYTHON_EXEC`` before this script took its place.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from pathlib import Path
 
 INNER = "--sftriage-inner"
 START_S = 60.0
-"""How long nsys may take until the rank's process is there; then it is started without nsys."""
+"""How long nsys may take to start the rank's process; after that, the rank starts without nsys."""
 STARTS = 3
-"""How often nsys is started where it ends before the rank's process is there: on a busy machine its agent may be late
-("Local Endpoint is not available"), and the next one is not."""
+"""How often to start nsys if it ends before the rank's process has started: on a busy machine its agent may be late
+("Local Endpoint is not available")."""
 REPORT_S = 60.0
 """How long nsys may take for its report once the rank has ended."""
 NOTE_S = 5.0
 KILL_GRACE_S = 10.0
 UNKNOWN_STATUS = 70
-"""The trainer ended, and it is unknown how: not 0, for a failure must not pass for a success."""
+"""The trainer's status is unknown: not 0, since a failure must not pass for a success."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 RANGE = "SFT_CAPTURE"
-ASK_S = 20.0
+QUERY_S = 20.0
 NOTE = "collecting"
-"""``<tmp>/collecting-<rank>``: an agent's note that nsys collects for it; see `Deserted`."""
-LOOK_S = 0.5
-SLOW_LOOK_S = 5.0
-"""How often it is looked where nothing but a deserted collection can be found."""
+"""``<tmp>/collecting-<rank>``: an agent's note that nsys collects for it (see `Deserted`)."""
+POLL_S = 0.5
+SLOW_POLL_S = 5.0
+"""How often to check for a deserted collection."""
 MOST_FAILURES = 10
 MAX_PID = 1 << 22
 SHARED_MEMORY = Path("/dev/shm")  # where nsys keeps its registry
@@ -67,45 +67,45 @@ _OURS = ("SFTRIAGE_NSYS", "PYTHON_EXEC")
 
 
 def session_name(environment: dict[str, str]) -> str:
-    """The name of this rank's session: each attempt of a restarted job has its own."""
+    """The name of this rank's session; each attempt of a restarted job has its own."""
     prefix = environment["SFTRIAGE_NSYS_SESSION"]
     return f"{prefix}-{environment.get('RANK', '0')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def nsys_command(environment: dict[str, str]) -> list[str]:
-    """How nsys is to start what follows on its command line."""
+    """The start of the nsys command line; the program to launch follows."""
     command = [environment["SFTRIAGE_NSYS"], "launch", f"--session-new={session_name(environment)}"]
     armed = [f"--nvtx-capture={RANGE}@*"] if environment.get("SFTRIAGE_NSYS_ARMED") else []
     return [*command, f"--trace={environment['SFTRIAGE_NSYS_TRACE']}", *armed]
 
 
 def bare_environment(environment: dict[str, str]) -> dict[str, str]:
-    """What nsys gets to see, and may write into its reports."""
+    """The environment for nsys, which it may write into its reports."""
     kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
-    # The names of ranges are not registered beforehand.
+    # (the trainer does not register the names of its ranges)
     return kept | {"TMPDIR": environment["SFTRIAGE_NSYS_TMP"], "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 def trainer_environment(real: dict[str, str], bare: dict[str, str], injected: dict[str, str]) -> dict[str, str]:
-    """The trainer's own environment, with what nsys has put into the bare one."""
+    """The trainer's own environment, with what nsys has added to the bare one."""
     ours = {name: value for name, value in real.items() if not name.startswith(_OURS)}
     if real.get("SFTRIAGE_NSYS_PYTHON"):
         ours["PYTHON_EXEC"] = real["SFTRIAGE_NSYS_PYTHON"]
     added = {name: value for name, value in injected.items() if bare.get(name) != value}
-    # Python sets it for itself where the locale is C.
+    # (Python sets it itself if the locale is C)
     added.pop("LC_CTYPE", None)
     return ours | added | {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 def trainer_command(arguments: list[str], environment: dict[str, str]) -> list[str]:
-    """The rank's command: as given, or, in the place of torchrun's Python, that Python and its arguments."""
+    """The rank's command: the arguments, or torchrun's Python with them, if this script replaced that Python."""
     if arguments[:1] == ["--"]:
         return arguments[1:]
     return [environment.get("SFTRIAGE_NSYS_PYTHON") or _python_of(os.getppid()), *arguments]
 
 
 def main() -> int:
-    """The outer half; see the module."""
+    """The outer half: see the module."""
     if sys.argv[1:2] == [INNER]:
         return inner(int(sys.argv[2]))
     environment = dict(os.environ)
@@ -115,7 +115,7 @@ def main() -> int:
     try:
         rank = started(command, environment)
     except OSError as error:
-        _say(f"nsys cannot be started ({error.strerror}); this rank runs without it")
+        _log(f"nsys cannot be started ({error.strerror}); this rank runs without it")
         rank = None
     if rank is None:
         os.execvpe(command[0], command, plain)
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def started(command: list[str], environment: dict[str, str]) -> Rank | None:
-    """The rank under nsys, which has begun, or None; raises OSError where there is no nsys."""
+    """Start the rank under nsys; None if nsys failed. Raises OSError if there is no nsys."""
     end_s = time.monotonic() + START_S
     for _ in range(STARTS):
         release_registry()
@@ -133,18 +133,18 @@ def started(command: list[str], environment: dict[str, str]) -> Rank | None:
         rank.give_up()
         if time.monotonic() >= end_s:
             break
-        # What it leaves of the session would be taken for the rank's.
+        # (the rest of its session would be taken for the rank's)
         session = RankSession(environment)
         session.run("shutdown", f"--session={session.name}")
-    _say("nsys did not start this rank, which runs without it")
+    _log("nsys did not start this rank, which runs without it")
     return None
 
 
 def release_registry(directory: Path = SHARED_MEMORY) -> None:
-    """Remove nsys's session registry if a killed process holds its lock.
+    """Remove nsys's session registry if a killed process holds its lock, on which every nsys of the host hangs.
 
-    Every nsys of the host hangs on such a lock. The registry's second word is the owner's PID, 0 while it is unlocked.
-    A lock lasts microseconds, so an owner that stays is dead, not merely in another PID namespace.
+    The registry's second word is the owner's PID, 0 while it is unlocked. A lock lasts microseconds, so an owner that
+    stays is dead, not merely in another PID namespace.
     """
     for path in directory.glob("NSys-*"):
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ class Rank:
         self._pid = 0
         bare = bare_environment(environment)
         self._armed = Armed(environment) if environment.get("SFTRIAGE_NSYS_ARMED") else None
-        self._looks = self._armed or Deserted(environment)
+        self._session = self._armed or Deserted(environment)
         self._ours, self._theirs = _pair()
         self._alive_read, self._alive_write = os.pipe()
         self._standard = [os.dup(number) for number in range(3)]
@@ -179,15 +179,15 @@ class Rank:
             [*nsys_command(environment), *inner_command],
             env=bare,
             pass_fds=(self._theirs,),
-            # What nsys itself has to say is no output of the job's.
+            # nsys's own output is not the job's.
             stdout=2,
-            # Signals to our group would make nsys end the trainer its own way, with a status of its own.
+            # (on a signal to our group, nsys would end the trainer with a status of its own)
             start_new_session=True,
         )
         os.close(self._theirs)
 
     def begun(self, end_s: float) -> bool:
-        """Tell the inner half to become the trainer, once it is there; whether it did, before the deadline."""
+        """Wait for the inner half and let it become the trainer; return whether it did before the deadline."""
         stream = b""
         while not stream.endswith(b"\n") and (left_s := end_s - time.monotonic()) > 0:
             ready, _, _ = select.select([self._ours], [], [], min(left_s, 0.2))
@@ -205,10 +205,10 @@ class Rank:
         self._watch()
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
-        # Handed over, not inherited: of what nsys starts on the way there, some outlives the trainer.
+        # Sent, not inherited: some of the processes that nsys starts in between outlive the trainer.
         with socket.socket(fileno=self._ours) as ours:
             socket.send_fds(ours, [b"."], self._standard)
-            # Decoded with surrogateescape, which JSON carries as they are.
+            # (names decoded with surrogateescape survive JSON)
             ours.sendall(json.dumps(self._message).encode("ascii") + b"\n")
         self._close_standard()
         return True
@@ -227,35 +227,35 @@ class Rank:
             os.close(number)
 
     def wait(self) -> int:
-        """Wait for the trainer, and for nsys to say how it ended. Dies of the signal that the trainer died of."""
+        """Wait for the trainer and return its status; die of the same signal if one ended it."""
         nsys = os.pidfd_open(self._nsys.pid)
-        look_s = SLOW_LOOK_S if self._armed is None else LOOK_S
-        while not (ended := select.select([self._trainer, nsys], [], [], look_s)[0]):
-            self._looks.look()
+        poll_s = SLOW_POLL_S if self._armed is None else POLL_S
+        while not (ended := select.select([self._trainer, nsys], [], [], poll_s)[0]):
+            self._session.poll_session()
         if self._trainer in ended:
-            status = self._said(nsys)
+            status = self._status_of(nsys)
         else:
-            # nsys, or its agent, has died: what it says is no status of the trainer's, which goes on.
+            # nsys or its agent has died: its status is not that of the trainer, which continues.
             select.select([self._trainer], [], [])
             status = self._noted()
         if 128 < status < 128 + signal.NSIG:
             _die(status - 128)
         return status
 
-    def _said(self, nsys: int) -> int:
-        """The status that nsys gives, which may first finish a report."""
+    def _status_of(self, nsys: int) -> int:
+        """The trainer's status by nsys, which may finish a report first."""
         if not select.select([nsys], [], [], REPORT_S)[0]:
-            _say(f"nsys still runs {REPORT_S:.0f} s after its rank ended: killing it")
+            _log(f"nsys still runs {REPORT_S:.0f} s after its rank ended: killing it")
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._nsys.pid, signal.SIGKILL)
             return self._noted()
-        # nsys takes its launcher's note away once it has read it. One that is still there was not read: nsys died
-        # as the trainer ended, and its 0 means nothing.
+        # nsys removes its launcher's note once it has read it. If the note still exists, nsys died as the trainer
+        # ended, and its 0 means nothing.
         status = self._nsys.wait()
         return self._noted() if status == 0 and self._note.exists() else status
 
     def _noted(self) -> int:
-        """The status as nsys's launcher noted it, in two lines: whether a signal ended it, and which, or the status."""
+        """The status in the note of nsys's launcher: whether a signal ended the trainer, and the signal or status."""
         end_s = time.monotonic() + NOTE_S
         while time.monotonic() < end_s:
             with contextlib.suppress(OSError, ValueError):
@@ -270,7 +270,7 @@ class Rank:
             signal.pidfd_send_signal(self._trainer, signum)
 
     def _watch(self) -> None:
-        """Fork the watcher: it sees the other end of a pipe close when we are gone, however we went."""
+        """Fork the watcher, which sees its pipe close when this process ends in any way."""
         if os.fork():
             os.close(self._alive_read)
             return
@@ -292,7 +292,7 @@ class Rank:
 
 
 class RankSession:
-    """Commands to this rank's session, in the environment of its launch: nsys finds it in no other."""
+    """Runs nsys commands on this rank's session, in the environment of its launch: nsys finds it in no other."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.name = session_name(environment)
@@ -306,7 +306,7 @@ class RankSession:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=ASK_S,
+                timeout=QUERY_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -316,9 +316,9 @@ class RankSession:
 
 
 class Deserted(RankSession):
-    """A collection whose agent was killed: left alone, it would grow for as long as the job goes on.
+    """Stops a collection whose agent was killed, which would otherwise grow until the job ends.
 
-    The agent's note says what it is for, and until when, by the host's monotonic clock, it is there at the most.
+    The agent's note has its capture, and the latest time of its end on the host's monotonic clock.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -326,8 +326,8 @@ class Deserted(RankSession):
         self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
         self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
 
-    def look(self) -> None:
-        """End a session whose time is over, and keep nothing of it. Never raises."""
+    def poll_session(self) -> None:
+        """Stop a collection that is overdue, and remove its files. Never raises."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if time.monotonic() < note["until_s"]:
@@ -336,15 +336,15 @@ class Deserted(RankSession):
             for leftover in self._tmp.glob(f"{note['capture_id']}.*"):
                 leftover.unlink()
             self._note.unlink()
-            _say(f"stopped nsys: capture {note['capture_id']} was not ended in time")
+            _log(f"stopped nsys: capture {note['capture_id']} was not ended in time")
 
 
 class Armed(RankSession):
-    """nsys waits for a range that the trainer opens, for an agent that cannot reach the session from its container.
+    """Has nsys wait for the trainer's ranges, for an agent in another container that cannot reach the session.
 
-    One range gives one report, which is brought whole to ``<prefix>-<rank>.<attempt>.<number>``; then the next is
-    waited for, and ``<prefix>-<rank>.<attempt>.armed`` is there while it is. (nsys's own ``--capture-range-end=repeat``
-    keeps all reports to itself until the job ends.)
+    Each range gives one report, which appears whole as ``<prefix>-<rank>.<attempt>.<number>``. The file
+    ``<prefix>-<rank>.<attempt>.armed`` exists while nsys waits for the next range. (With nsys's own
+    ``--capture-range-end=repeat``, no report appears until the job ends.)
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -353,25 +353,25 @@ class Armed(RankSession):
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"
         self._ready = Path(f"{self._prefix}.armed")
-        # An agent in another container may be another user, as with what the recorder makes.
+        # The agent in another container may be another user.
         mode = environment.get("SFTRIAGE_FILE_MODE", "")
         self._mode = int(mode, 8) & 0o666 if re.fullmatch("[0-7]+", mode) else None
         self._number = 0
         self._waits = False
         self._failures = 0
 
-    def look(self) -> None:
-        """Arm nsys, or bring what it has made. Gives up for good where nsys fails again and again. Never raises."""
+    def poll_session(self) -> None:
+        """Arm nsys, or move its report into place. Gives up after repeated failures. Never raises."""
         with contextlib.suppress(OSError):
-            self._look()
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._failures >= MOST_FAILURES:
             return
         if not self._waits:
             self._arm()
         elif (made := self._report()) is not None and self._idle():
-            # An importer may have taken its place meanwhile.
+            # (an importer may have converted it meanwhile)
             made = self._report() or made
             target = Path(f"{self._prefix}.{self._number}{made.suffix}")
             partial = target.with_name(f".{target.name}.partial")
@@ -394,7 +394,7 @@ class Armed(RankSession):
             self._ready.touch(mode=0o600)
         else:
             self._failures += 1
-            _say(f"nsys could not be armed: {output.strip()[-200:]}")
+            _log(f"nsys could not be armed: {output.strip()[-200:]}")
 
     def _report(self) -> Path | None:
         reports = [self._made.with_name(self._made.name + suffix) for suffix in (".nsys-rep", ".qdstrm")]
@@ -406,7 +406,7 @@ class Armed(RankSession):
 
 
 def inner(channel: int) -> int:
-    """The inner half: under nsys, with the bare environment. Becomes the trainer at a word."""
+    """The inner half, under nsys with the bare environment: become the trainer once its command arrives."""
     stream = b""
     standard: list[int] = []
     with socket.socket(fileno=channel) as outer, contextlib.suppress(OSError):
@@ -415,7 +415,7 @@ def inner(channel: int) -> int:
         while not stream.endswith(b"\n") and (part := outer.recv(1 << 16)):
             stream += part
     if not stream.endswith(b"\n"):
-        return UNKNOWN_STATUS  # The outer half has given up.
+        return UNKNOWN_STATUS  # (the outer half has given up)
     message = json.loads(stream)
     for number, kept in enumerate(standard):
         os.dup2(kept, number)
@@ -423,15 +423,15 @@ def inner(channel: int) -> int:
     environment = trainer_environment(message["real"], message["bare"], dict(os.environ))
     command = message["command"]
     try:
-        # Becoming it, not starting it: nsys reads the environment of what is started.
+        # (exec, because nsys reads the environment of a started process)
         os.execvpe(command[0], command, environment)
     except OSError as error:
-        _say(f"cannot start {command[0]}: {error.strerror}")
+        _log(f"cannot start {command[0]}: {error.strerror}")
         return 127
 
 
 def _python_of(pid: int) -> str:
-    """The Python that a launcher would have used: its own, by the name that it was started by (a venv's is a link)."""
+    """The launcher's own Python, by the name with which it was started (in a venv that is a link)."""
     exe = Path(f"/proc/{pid}/exe").resolve()
     with contextlib.suppress(OSError, IndexError):
         name = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
@@ -453,7 +453,7 @@ def _die(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"sftriage: {text}\n")
     sys.stderr.flush()
 

@@ -1,8 +1,8 @@
-"""Opens a report that was exported to SQLite: what is in it, and no secrets when it leaves.
+"""Examines an nsys report that was exported to SQLite, and removes secrets from it.
 
-Run as a program (``python -m sftriage.agent.nsys_report FILE``), so that neither its time nor its memory is the
-agent's; it prints one line of JSON. nsys writes the environment of processes into its reports, of every one that starts
-while it collects.
+`sftriage.agent.nsys` runs it as a program (``python -m sftriage.agent.nsys_report FILE``) so that it does not use the
+agent's time and memory; it prints one line of JSON. nsys writes into a report the environment of every process that
+starts while it collects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sftriage.errors import CaptureError
 
 
 def complaint_of(found: Finished) -> str:
-    """What an importer that failed could not do, in its own words."""
+    """What a failed importer complains of, in its own words."""
     complaint = _COMPLAINT.search(found.output)
     return complaint[1][:200] if complaint else f"exit status {found.status}"
 
@@ -34,7 +34,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _UPPER_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{2,}=")
 _NAME = r"[a-z0-9_-]*(?:token|secret|passw(?:or)?d|credential|api[_-]?key|access[_-]?key|private[_-]?key)[a-z0-9_-]*"
-# ``name=value``, ``name: value`` and ``--name value``; a number is no secret, but a count of tokens.
+# ``name=value``, ``name: value`` and ``--name value``; a number is a count of tokens, not a secret.
 _SECRET = re.compile(rf"(?i)({_NAME}\s*[=:]\s*|--?{_NAME}\s+)(?!\[removed\]|[\d.,]+(?:\s|$))\S+")
 _BEARER = re.compile(r"(?i)\b(bearer\s+|basic\s+)[a-z0-9._~+/=-]{8,}")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
@@ -43,9 +43,9 @@ _ENVIRONMENT_TABLES = ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV")
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """What a report holds: the steps that are marked in it, how many events, GPU kernels among them, and GPUs.
+    """The contents of a report: its marked steps, and how many events, GPU kernels and GPUs it has.
 
-    ``environments`` are the entries of processes' environments that were in it.
+    ``environments`` counts the entries of processes' environments that were removed.
     """
 
     steps: tuple[int, ...]
@@ -56,17 +56,17 @@ class ReportContents:
 
 
 def scrubbed(text: str) -> str:
-    """A text without environment and without what looks like a secret; most texts come back as they are."""
+    """A text without environment variables and likely secrets; most texts are unchanged."""
     if is_environment(text):
         return REMOVED
-    # Which of them is first matters: "Authorization: Bearer X" has a name, and "token: Bearer X" another one.
+    # (in this order: "Authorization: Bearer X" has a name, and "token: Bearer X" another one)
     for pattern in (_BEARER, _SECRET):
         text = pattern.sub(lambda found: f"{found[1]}{REMOVED}", text)
     return _IN_ADDRESS.sub(REMOVED, text)
 
 
 def is_environment(text: str) -> bool:
-    """Whether a text is a process's environment, or one variable of it. A call's ``key=value`` in words is not."""
+    """Whether a text is a process's environment, or one variable of it, rather than ``key=value`` in a call."""
     if "\0" in text:
         parts = [part for part in text.split("\0") if part]
         return bool(parts) and sum(bool(_VARIABLE.match(part)) for part in parts) * 2 >= len(parts)
@@ -74,12 +74,12 @@ def is_environment(text: str) -> bool:
 
 
 def examine(path: Path) -> ReportContents:
-    """Count what is in an export, and scrub it in place; raises CaptureError where that is not possible."""
+    """Count the contents of an export, and scrub it in place; raises CaptureError if it cannot."""
     try:
         with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
-            # Among what nsys keeps as text there is some that is none.
+            # (some of nsys's texts are not valid UTF-8)
             database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-            # nsys makes a table only when there is something for it.
+            # (nsys creates a table only if it has rows)
             names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             tables = {
                 name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names
@@ -88,7 +88,7 @@ def examine(path: Path) -> ReportContents:
                 raise CaptureError("the export has no strings: it is not from nsys")
             contents = _contents(database, tables)
             environments = _scrub(database, tables)
-        # What is deleted is still in the file until it is written anew.
+        # Deleted texts remain in the file until it is rewritten.
         database.execute("VACUUM")
         database.close()
     except sqlite3.Error as error:
@@ -97,9 +97,9 @@ def examine(path: Path) -> ReportContents:
 
 
 def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str], complaint: str = "") -> None:
-    """Raise CaptureError where a report lacks what was to be traced, or steps that the trainer says it marked.
+    """Raise CaptureError if a report lacks a requested trace, or steps that the trainer marked.
 
-    The message says what is missing, and what the importer complained of.
+    The message says what is missing, and has the importer's complaint.
     """
     why = f"; {unread(complaint)}" if complaint else ""
     missing = sorted(set(promised) - set(contents.steps))
@@ -144,7 +144,7 @@ def _steps(database: sqlite3.Connection, tables: dict[str, list[str]]) -> tuple[
         (MAX_STEPS,),
     )
     found = (_STEP.fullmatch(text) for (text,) in texts)
-    return tuple(sorted(int(one[1]) for one in found if one))
+    return tuple(sorted(int(number[1]) for number in found if number))
 
 
 def _scrub(database: sqlite3.Connection, tables: dict[str, list[str]]) -> int:
@@ -171,7 +171,7 @@ def _quoted(name: str) -> str:
 
 
 def contents_of(output: str) -> ReportContents:
-    """What `main` printed; raises CaptureError where that is something else, or the reason why it failed."""
+    """Parse the output of `main`; raises CaptureError if it is invalid, or the reason of a failure."""
     try:
         found = json.loads(output.strip().splitlines()[-1])
         if "error" in found:
@@ -182,7 +182,7 @@ def contents_of(output: str) -> ReportContents:
 
 
 def main() -> int:
-    """The program; see the module."""
+    """Run the program: see the module."""
     try:
         found = asdict(examine(Path(sys.argv[1])))
     except CaptureError as error:

@@ -1,16 +1,16 @@
-"""Asks NVML about this host's GPUs, in a process of its own: a call to a broken GPU may never come back.
+"""Queries NVML about this host's GPUs, in a process of its own: a call to a broken GPU may never return.
 
-Run as a script, by its path: it imports nothing of sftriage, so that asking costs the host a twentieth of a second of
-processor time. It says what it finds on stdout, one JSON object a line and each line at once, so that what was found
-before a call that hangs is not lost::
+`sftriage.agent.gpus` runs it as a script, by its path. It imports nothing of sftriage, so a query costs the host a
+twentieth of a second of CPU time. It prints one JSON object per line and flushes each, so that a call that hangs does
+not lose earlier results::
 
     {"driver": "550.54.15", "count": 8}
-    {"asking": 0}                               what comes next is about GPU 0; a last line like this is where it hangs
-    {"gpu": {"index": 0, ...}}                  all that is known of it so far: its clocks only from the second time on
+    {"querying": 0}                             the next line is about GPU 0; as the last line it shows what hangs
+    {"gpu": {"index": 0, ...}}                  all that is known of it so far; with clocks from the second time on
     {"done": true}
 
-or ``{"error": "LIBRARY_NOT_FOUND"}`` where there is nobody to ask. What the GPU, the driver or this user's rights do
-not tell is null. Other errors stand in ``problems`` by NVML's own names (``GPU_IS_LOST``).
+or ``{"error": "LIBRARY_NOT_FOUND"}`` without a driver. A value that the GPU, the driver or this user's rights do not
+report is null. ``problems`` lists other errors by NVML's own names (``GPU_IS_LOST``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CLOCK_REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
     "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting", "board_limit", "reliability",
 )  # fmt: skip
-"""By the bit that stands for each."""
+"""By their bit."""
 
-# Not to have a fact, or not to be allowed to see it, is no news about the GPU.
+# A fact that is missing, or that this user may not see, is no problem of the GPU.
 _ABSENT = (
     "NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "NOT_FOUND", "INVALID_ARGUMENT", "NO_DATA", "DEPRECATED",
     "ARGUMENT_VERSION_MISMATCH",
@@ -38,55 +38,54 @@ _ABSENT = (
 
 
 class Device:
-    """One GPU: asks one question at a time and keeps what went wrong."""
+    """One GPU: makes one query at a time, and collects its errors in ``problems``."""
 
     def __init__(self, nvml: Any, handle: Any, problems: list[str]) -> None:
         self._nvml, self._handle, self.problems = nvml, handle, problems
         self._clocks_mhz: list[float] = []
         self._reasons: list[list[str]] = []
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """What a function of NVML answers, or None. A text is the name of one of NVML's constants."""
+    def query(self, function: str, *arguments: str) -> Any:
+        """Call a function of NVML; ``arguments`` name NVML's constants. None if it fails."""
         nvml = self._nvml
         try:
-            told = [getattr(nvml, argument) if isinstance(argument, str) else argument for argument in arguments]
-            return getattr(nvml, function)(self._handle, *told)
+            return getattr(nvml, function)(self._handle, *(getattr(nvml, argument) for argument in arguments))
         except nvml.NVMLError as error:
             name = error_name(nvml, error)
             if name not in _ABSENT and name not in self.problems:
                 self.problems.append(name)
         except AttributeError:
-            # A pynvml that is older than the question.
+            # This pynvml is older than the function.
             pass
         return None
 
-    def standing(self) -> dict[str, Any]:
-        """What does not change from one instant to the next."""
-        pci, memory = self.ask("nvmlDeviceGetPciInfo"), self.ask("nvmlDeviceGetMemoryInfo")
+    def facts(self) -> dict[str, Any]:
+        """Values that are read once."""
+        pci, memory = self.query("nvmlDeviceGetPciInfo"), self.query("nvmlDeviceGetMemoryInfo")
         uncorrected, corrected = (
-            self.ask("nvmlDeviceGetTotalEccErrors", f"NVML_MEMORY_ERROR_TYPE_{kind}", "NVML_VOLATILE_ECC")
+            self.query("nvmlDeviceGetTotalEccErrors", f"NVML_MEMORY_ERROR_TYPE_{kind}", "NVML_VOLATILE_ECC")
             for kind in ("UNCORRECTED", "CORRECTED")
         )
         return {
-            "name": self.ask("nvmlDeviceGetName"),
+            "name": self.query("nvmlDeviceGetName"),
             "pci_bus_id": None if pci is None else _text(pci.busId),
-            "sm_clock_max_mhz": self.ask("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
+            "sm_clock_max_mhz": self.query("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM"),
             "ecc_uncorrected": uncorrected,
             "ecc_corrected": corrected,
             "memory_used_bytes": None if memory is None else memory.used,
             "memory_total_bytes": None if memory is None else memory.total,
-            "pids": [process.pid for process in (self.ask("nvmlDeviceGetComputeRunningProcesses") or ())],
+            "pids": [process.pid for process in (self.query("nvmlDeviceGetComputeRunningProcesses") or ())],
         }
 
     def sample(self) -> dict[str, Any]:
-        """What does: the median clock of the samples so far, and in how many of them each reason limited it."""
-        bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        """The median clock of the samples so far, and the fraction of them in which each reason limited it."""
+        bits = self.query("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:
-            # Its name until R535.
-            bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            # (its name before R535)
+            bits = self.query("nvmlDeviceGetCurrentClocksThrottleReasons")
         if bits is not None:
             self._reasons.append([name for at, name in enumerate(CLOCK_REASONS) if bits >> at & 1])
-        if (clock_mhz := self.ask("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")) is not None:
+        if (clock_mhz := self.query("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")) is not None:
             self._clocks_mhz.append(clock_mhz)
         n, every = len(self._reasons), [name for reasons in self._reasons for name in reasons]
         return {
@@ -103,51 +102,51 @@ def error_name(nvml: Any, error: Any) -> str:
     return f"ERROR_{error.value}"
 
 
-def say(**what: Any) -> None:
-    """One line, at once."""
-    sys.stdout.write(json.dumps(what) + "\n")
+def write(**line: Any) -> None:
+    """Write a line and flush it."""
+    sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
 def read(nvml: Any) -> None:
-    """Say everything about every GPU, and then how they are doing, several times over and side by side."""
+    """Write the facts of every GPU, and then samples of all of them in turn."""
     nvml.nvmlInit()
     count = nvml.nvmlDeviceGetCount()
-    say(driver=_text(nvml.nvmlSystemGetDriverVersion()), count=count)
+    write(driver=_text(nvml.nvmlSystemGetDriverVersion()), count=count)
     devices: list[tuple[Device, dict[str, Any]]] = []
     for index in range(count):
-        say(asking=index)
+        write(querying=index)
         facts: dict[str, Any] = {"index": index, "uuid": f"#{index}", "problems": []}
         try:
             device = Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index), facts["problems"])
-            facts["uuid"] = device.ask("nvmlDeviceGetUUID") or facts["uuid"]
-            facts |= device.standing()
+            facts["uuid"] = device.query("nvmlDeviceGetUUID") or facts["uuid"]
+            facts |= device.facts()
             devices.append((device, facts))
         except nvml.NVMLError as error:
             facts["problems"].append(error_name(nvml, error))
-        say(gpu=facts)
+        write(gpu=facts)
     for turn in range(SAMPLES if devices else 0):
         if turn:
             time.sleep(SAMPLE_EVERY_S)
         for device, facts in devices:
-            say(asking=facts["index"])
-            say(gpu=facts | device.sample())
-    say(done=True)
+            write(querying=facts["index"])
+            write(gpu=facts | device.sample())
+    write(done=True)
 
 
 def main() -> None:
-    """Read within so many seconds: the one argument. Whoever asked may be dead by then, and nobody else ends this."""
+    """Read within a deadline, in seconds: the only argument. The parent may be dead by then, so this ends itself."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1]))
     try:
         import pynvml
     except ImportError:
-        say(error="NO_PYNVML")
+        write(error="NO_PYNVML")
         return
     try:
         read(pynvml)
     except pynvml.NVMLError as error:
-        say(error=error_name(pynvml, error))
+        write(error=error_name(pynvml, error))
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Reading one host's rings: every new step is kept, and told once; what every rank is doing now."""
+"""Reads one host's rings for the agent: logs every new step, returns it once, and shows what every rank is doing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ BROKEN = {"steps": "steps are judged but not kept", LOG_KIND: "device times are 
 class RankLog:
     """One log of a rank, of its steps or of its device times (``kind``).
 
-    ``say`` gets what cannot be kept at all; ``there`` are its files, where they are known (see `StepLog`).
+    ``report`` gets a permanent failure; ``there`` are the log's files, if known (see `StepLog`).
 
     Attributes:
-        info: the ring's; with the stages that an earlier agent's log of it has, if that could be opened.
-        broken: why nothing can be kept here, whatever the disk takes.
+        info: the ring's; with the stages of an earlier agent's log of it, if there is one that opens.
+        broken: why the log cannot be written even by a working disk.
     """
 
     broken: RingError | None = None
@@ -47,23 +47,24 @@ class RankLog:
         kind: str,
         kept: KeptSteps | None,
         do: Do,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
-        self._kind, self._do, self._say = kind, do, say
+        self._kind, self._do, self._report = kind, do, report
         self._make = partial(StepLog, steps, info, kind=kind, kept=kept, there=there)
         self._queue = f"{kind} of {info.rank}.{info.attempt}"
         self._do(self._open, self._queue)
         self.info = info if self._log is None else self._log.info
 
     def take(self, steps: StepArrays, blocks: Set[int], cohort: str) -> None:
-        """Keep steps of the rank, which is of a cohort by now; ``blocks`` of them stay where others are thinned."""
+        """Log steps of the rank, whose cohort may have become known; thinning keeps ``blocks`` of them."""
         if len(steps):
             size_bytes = len(steps) * slot_bytes(self.info.schema)
             counted = Counted("steps" if self._kind == "steps" else "device times", len(steps), size_bytes)
             self._do(partial(self._append, steps, frozenset(blocks), cohort), self._queue, counted, waits=False)
 
     def rest(self) -> None:
+        """Close the file until the next steps."""
         if self._log is not None:
             self._log.close()
 
@@ -91,12 +92,12 @@ class RankLog:
             self._fails(error)
 
     def _fails(self, error: RingError) -> None:
-        """A disk that refuses is tried again; a log that is another writer's is none of ours."""
+        """Raise what a retry may mend; give up a log that belongs to another writer."""
         if refusal(error) is not None:
             raise error
         self._close()
         self.broken = error
-        self._say(f"{error}; {BROKEN[self._kind]}")
+        self._report(f"{error}; {BROKEN[self._kind]}")
 
     def _close(self) -> None:
         if self._log is not None:
@@ -111,7 +112,7 @@ SETTLED_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's ring, and the logs of its steps: of the device's times once it runs on one."""
+    """One rank's ring, the log of its steps, and that of its device times once it uses a device."""
 
     ring: Ring
     log: RankLog
@@ -124,37 +125,37 @@ class _Rank:
 
 
 class RankRings:
-    """The rings of the ranks on one host, as they appear and end. ``do`` writes every step into directory ``steps``."""
+    """The rings of the ranks on one host, as they appear and end. ``do`` runs the writes to the directory ``steps``."""
 
     def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None, do: Do = at_once) -> None:
         self._rings = rings
         self._log_once = LogOnce(log)
-        self._log = partial(RankLog, steps, kept=kept, do=do, say=self._log_once)
+        self._log = partial(RankLog, steps, kept=kept, do=do, report=self._log_once)
         self._ranks: dict[Path, _Rank] = {}
-        # Of each generation: what its ranks keep of steps that are thinned.
+        # By generation: the blocks of steps that thinning keeps.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
         self._counting = Counting(steps, self._log_once, kept, do)
-        # Of each generation: the stages and the number of ranks.
+        # By generation: the stages and the number of ranks.
         self._agreed: dict[int, tuple[StageSchema, int]] = {}
         self._host, self._position = socket.gethostname(), 0
-        self._looked_ns = -1
+        self._listed_ns = -1
         self._counts = ReadCounts()
 
     def rows(self) -> list[Rows]:
-        """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
-        self.look()
+        """The new steps since the last call, by generation; a new generation comes even without steps."""
+        self.refresh()
         copied: dict[Path, Copied] = {}
-        for path, one in list(self._ranks.items()):
+        for path, rank in list(self._ranks.items()):
             with self._giving_up(path):
-                copied[path] = one.ring.copied()
+                copied[path] = rank.ring.copied()
         found: dict[int, list[tuple[_Rank, Batch]]] = {}
         for path, batch in self._decoded(copied).items():
-            one = self._ranks[path]
+            rank = self._ranks[path]
             with self._giving_up(path):
-                self._take(one, batch)
-                found.setdefault(one.ring.info.attempt, []).append((one, batch))
+                self._take(rank, batch)
+                found.setdefault(rank.ring.info.attempt, []).append((rank, batch))
         self._position += 1
-        # A step's own clock is the host's monotonic one, which nobody else can read.
+        # Steps are on the host's monotonic clock, which other hosts cannot read.
         wall_ns = time.time_ns() - time.monotonic_ns()
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
@@ -162,26 +163,26 @@ class RankRings:
         return self._counts
 
     def rewind(self, n_steps: int) -> None:
-        """Have so many of the steps of each rank that were told last be told once more; counts begin anew."""
+        """Return the last ``n_steps`` steps of each rank once more; counts begin anew."""
         self._counts = ReadCounts(problems=self._counts.problems)
-        for path, one in list(self._ranks.items()):
+        for path, rank in list(self._ranks.items()):
             with self._giving_up(path):
-                one.ring, before = one.ring.reopened(n_steps), one.ring
+                rank.ring, before = rank.ring.reopened(n_steps), rank.ring
                 before.close()
 
     def _decoded(self, copied: Mapping[Path, Copied]) -> dict[Path, Batch]:
         try:
             return dict(zip(copied, batches(list(copied.values())), strict=True))
         except Exception:
-            # Some rank's moments: each by itself shows whose.
+            # Decode each alone, to find the rank whose moments are invalid.
             found: dict[Path, Batch] = {}
-            for path, one in copied.items():
+            for path, part in copied.items():
                 with self._giving_up(path):
-                    (found[path],) = batches([one])
+                    (found[path],) = batches([part])
             return found
 
-    def _take(self, one: _Rank, batch: Batch) -> None:
-        info = one.log.info
+    def _take(self, rank: _Rank, batch: Batch) -> None:
+        info = rank.log.info
         self._counts.steps += len(batch.steps)
         self._counts.missed += batch.missed
         self._counts.torn += batch.torn
@@ -190,26 +191,26 @@ class RankRings:
                 f"rank {info.rank} leaves stages that are not open, or in the wrong order; their"
                 " times are taken as well as they can be"
             )
-        if one.ring.late_stages:
+        if rank.ring.late_stages:
             self._log_once(
-                f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun recording; what they"
+                f"rank {info.rank} declared {', '.join(rank.ring.late_stages)} after it had begun recording; what they"
                 " take is counted with the stage around them"
             )
         if batch.steps.capturing_B.any():
             self._blocks[info.attempt] |= blocks_of(batch.steps)
-        blocks, cohort = self._blocks[info.attempt], one.ring.info.cohort
-        one.log.take(batch.steps, blocks, cohort)
-        if one.ring.on_device and one.device_log is None:
-            # Made at once, and empty where no times come: whoever judges the run later knows what the host's are worth.
-            one.device_log = self._log(info, LOG_KIND)
-        if one.device_log is not None:
-            one.device_log.take(batch.device, blocks, cohort)
+        blocks, cohort = self._blocks[info.attempt], rank.ring.info.cohort
+        rank.log.take(batch.steps, blocks, cohort)
+        if rank.ring.on_device and rank.device_log is None:
+            # Create it at once, even if no times come: then a later reader knows that this rank used a device.
+            rank.device_log = self._log(info, LOG_KIND)
+        if rank.device_log is not None:
+            rank.device_log.take(batch.device, blocks, cohort)
         if len(batch.steps):
-            self._counting.look(info)
+            self._counting.read(info)
 
     def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
         schema, world_size = self._agreed[generation]
-        on_device = [(one.ring, batch.device) for one, batch in found if one.ring.on_device]
+        on_device = [(rank.ring, batch.device) for rank, batch in found if rank.ring.on_device]
         return Rows(
             generation=generation,
             schema=schema,
@@ -226,27 +227,27 @@ class RankRings:
         )
 
     def statuses(self) -> JobStatus | None:
-        """What the ranks of the newest generation are doing now; None before there is one."""
-        self.look()
-        newest = max((one.ring.info.attempt for one in self._ranks.values()), default=0)
+        """What the ranks of the newest generation are doing now; None before the first."""
+        self.refresh()
+        newest = max((rank.ring.info.attempt for rank in self._ranks.values()), default=0)
         ranks, about = [], None
-        for path, one in list(self._ranks.items()):
-            # (one that records other stages counts as missing)
-            if one.ring.info.attempt != newest or (about is not None and one.ring.info.schema != about.schema):
+        for path, rank in list(self._ranks.items()):
+            # (a rank with other stages counts as missing)
+            if rank.ring.info.attempt != newest or (about is not None and rank.ring.info.schema != about.schema):
                 continue
             with self._giving_up(path):
-                ranks.append(one.ring.status())
-                about = about or one.ring.info
+                ranks.append(rank.ring.status())
+                about = about or rank.ring.info
         if about is None:
             return None
         return status_of(about.schema, about.world_size, ranks, newest)
 
     def status(self, info: RingInfo) -> RankStatus | None:
-        """What one rank is doing now; None where that cannot be read."""
+        """What one rank is doing now; None if its ring cannot be read."""
         ring = next((ring for ring in self._open_rings() if ring.info == info), None)
         try:
             return None if ring is None else ring.status()
-        except Exception:  # (whoever reads its steps gives it up)
+        except Exception:  # (reading its steps gives it up)
             return None
 
     @property
@@ -259,40 +260,43 @@ class RankRings:
         return [ring.info for ring in self._open_rings()]
 
     def alive(self, info: RingInfo) -> bool:
-        """Whether the process of a rank is there: that one, and not another one that has started since."""
+        """Whether a rank's process runs: the one that made this ring, not a later one."""
         of = info.rank, info.attempt
         return any(ring.writer_alive for ring in self._open_rings() if (ring.info.rank, ring.info.attempt) == of)
 
     def writes(self, pid: int, start_ticks: int) -> bool:
-        """Whether a process is there, and writes one of the rings."""
-        its = (one for one in self._open_rings() if (one.info.pid, one.info.pid_start_ticks) == (pid, start_ticks))
-        return any(ring.writer_alive for ring in its)
+        """Whether a process is running and writes one of the rings."""
+        found = (
+            ring for ring in self._open_rings() if (ring.info.pid, ring.info.pid_start_ticks) == (pid, start_ticks)
+        )
+        return any(ring.writer_alive for ring in found)
 
     def _open_rings(self) -> list[Ring]:
-        # (another thread may take rings up meanwhile)
-        return [one.ring for one in list(self._ranks.values())]
+        # (another thread may add rings meanwhile)
+        return [rank.ring for rank in list(self._ranks.values())]
 
     def close(self) -> None:
-        for one in self._ranks.values():
-            one.close()
+        for rank in self._ranks.values():
+            rank.close()
         self._counting.close()
         self._ranks.clear()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
+        """Open the rings that have appeared."""
         try:
             changed_ns = self._rings.stat().st_mtime_ns
         except OSError:
             changed_ns = 0
-        if changed_ns == self._looked_ns:
+        if changed_ns == self._listed_ns:
             return
-        # A directory that has just changed may do so again within the same tick of its clock.
-        self._looked_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
+        # A directory that has just changed may change again within the same tick of its clock.
+        self._listed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         found: dict[Path, tuple[Ring, RankLog]] = {}
         for path in find_rings(self._rings):
             if path not in self._ranks and str(path) not in self._counts.problems:
                 with self._giving_up(path):
                     found[path] = self._opened(path)
-        # Of rings that appear together, most are right.
+        # Among rings that appear together, the majority has the right stages.
         for (generation, about), _ in Counter(_about(ring.info) for ring, _ in found.values()).most_common():
             self._agreed.setdefault(generation, about)
         for path, (ring, kept) in found.items():
@@ -302,7 +306,7 @@ class RankRings:
                 self._give_up(path, f"{path}: rank {ring.info.rank} records different stages from the other ranks")
 
     def _opened(self, path: Path) -> tuple[Ring, RankLog]:
-        # The windows of a generation, and its logs, are of the same stages from beginning to end.
+        # A generation keeps its stages to the end, in its windows and in its logs.
         ring = Ring(path, grows=False)
         try:
             if ring.info.file_name("ring") != path.name:
@@ -318,7 +322,7 @@ class RankRings:
 
     @contextmanager
     def _giving_up(self, path: Path) -> Iterator[None]:
-        """Give up a ring that raises anything: one rank's damage costs no other rank."""
+        """Give up a ring on any exception: a damaged ring must not affect other ranks."""
         try:
             yield
         except Exception as error:
@@ -326,7 +330,7 @@ class RankRings:
             self._give_up(path, str(error) if known else f"{path}: {type(error).__name__}: {error}")
 
     def _give_up(self, path: Path, reason: str) -> None:
-        """A ring that cannot be read lowers coverage; it does not end the job's triage."""
+        """Drop a ring that cannot be read: coverage falls, and triage continues."""
         log.warning("%s; its rank counts as missing", reason)
         self._counts.problems[str(path)] = reason
         if path in self._ranks:

@@ -1,8 +1,8 @@
-"""Where a rank stands: the stacks of all its threads, taken while it stands there.
+"""Captures the stacks of all threads of one rank, which may hang. The agent runs it as an executor.
 
-``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
-in it: this works on a rank that hangs. Where it is not there, or may not look, the rank dumps its own stacks
-(`sftriage.trainer.executor`). With the stacks goes PyTorch's flight recorder, where the process has one.
+``py-spy dump`` stops the process for some milliseconds and reads it, and changes nothing in it. If py-spy is missing or
+not permitted, the rank dumps its own stacks (`sftriage.trainer.executor`). The capture includes PyTorch's flight
+recorder, if the process has one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.executor import Course, Executor, RankLook, check_size
+from sftriage.agent.executor import Course, Executor, StatusReader, check_size
 from sftriage.base.files import private
 from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
@@ -27,15 +27,15 @@ from sftriage.trainer.executor import ANSWER, ASKS
 from sftriage.trainer.layout import RingInfo
 
 SETTLED_S = 0.5
-"""A dump that has not grown for so long is whole."""
+"""A dump that has not grown for this long is complete."""
 PATIENCE_S = 10.0
 ANSWER_S = 5.0
-"""How long a rank may take to dump its own stacks: its threads let go of the interpreter every few milliseconds."""
+"""How long a rank may take to dump its own stacks: its threads release the interpreter every few milliseconds."""
 _GLOO = " (Gloo's cannot be requested from outside)"
 
 
 def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
-    """The pipe that triggers a dump of a rank's flight recorder, and the file that it goes to; or why there is none."""
+    """The pipe that triggers a dump of a rank's flight recorder, and the dump's file; or why it has none."""
     size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
     pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not pipe:
@@ -47,7 +47,7 @@ def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | s
 
 
 def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
-    """Have a rank dump its flight recorder, and copy that, turn by turn; what became of it, in words. Never raises."""
+    """Have a rank dump its flight recorder, and copy the dump, turn by turn; the outcome in words. Never raises."""
     end_s = min(end_s, time.monotonic() + PATIENCE_S)
     try:
         place = place_of(environment_of(info.pid), info.rank)
@@ -58,13 +58,13 @@ def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) 
             return f"none: {pipe} does not exist{_GLOO}"
         if not pipe.is_fifo():
             return f"none: {pipe} is not a pipe"
-        before = _seen(dump)
-        # Without O_NONBLOCK this would wait for a reader, for ever.
+        before = _version(dump)
+        # Without O_NONBLOCK this would block until there is a reader.
         with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
             trigger.write(b"1\n")
         last, since_s = before, time.monotonic()
         while time.monotonic() < end_s:
-            now = _seen(dump)
+            now = _version(dump)
             if now != last:
                 last, since_s = now, time.monotonic()
             elif now != before and time.monotonic() - since_s >= SETTLED_S:
@@ -84,12 +84,12 @@ def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) 
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; raises OSError where it is gone, or not ours."""
+    """The environment that a process was started with; raises OSError if it is gone, or belongs to another user."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in entries if b"=" in entry)
 
 
-def _seen(path: Path) -> tuple[int, int] | None:
+def _version(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:
@@ -98,13 +98,13 @@ def _seen(path: Path) -> tuple[int, int] | None:
 
 
 def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generator[None, None, list[Any]]:
-    """The threads of a rank by its own account, turn by turn until ``end_s``; raises CaptureError without an answer."""
-    asks, answer = (rings / info.file_name(kind) for kind in (ASKS, ANSWER))
+    """The threads of a rank as it dumps them itself, turn by turn until ``end_s``; raises CaptureError without one."""
+    requests, answer = (rings / info.file_name(kind) for kind in (ASKS, ANSWER))
     try:
-        with os.fdopen(os.open(asks, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
+        with os.fdopen(os.open(requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
             pipe.write(word.encode("ascii", "replace") + b"\n")
     except OSError as error:
-        raise CaptureError(f"cannot send the request to the trainer: {asks.name}: {error.strerror}") from error
+        raise CaptureError(f"cannot send the request to the trainer: {requests.name}: {error.strerror}") from error
     until_s = min(end_s, time.monotonic() + ANSWER_S)
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError, ValueError):
@@ -121,22 +121,22 @@ DUMP_S = 15.0
 """How long one dump may take; with C and C++ frames py-spy reads symbols of hundreds of megabytes first."""
 OPTIONS = frozenset({"native", "flight_recorder"})
 PY_SPY, TRAINER = "py-spy", "the trainer"
-"""Who has taken them: py-spy, from outside, or the rank's own process."""
+"""The source of the stacks: py-spy, from outside, or the rank's own process."""
 STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 
 
 class StacksCapture(Executor):
-    """The stacks of one rank, as one JSON document in the spool. The request's steps and warm-up mean nothing here.
+    """The stacks of one rank, as one JSON document in the spool. Ignores the request's steps and warm-up.
 
     Raises CaptureError for unknown options.
     """
 
-    def __init__(self, request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, look: RankLook) -> None:
+    def __init__(self, request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, status: StatusReader) -> None:
         unknown = sorted(set(request.options) - OPTIONS)
         if unknown:
             raise CaptureError(f"unknown options: {', '.join(unknown)}")
         super().__init__(request)
-        self._info, self._rings, self._look = info, rings, look
+        self._info, self._rings, self._status = info, rings, status
         self._stacks = spool / f"{request.capture_id}.stacks.json"
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
         self._notes: list[str] = []
@@ -159,7 +159,7 @@ class StacksCapture(Executor):
     def _course(self) -> Course:
         began_s = time.monotonic()
         end_s = began_s + self.request.max_seconds
-        now = self._look()
+        now = self._status()
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
         step = now.step if now is not None else 0
         taken_by, threads = yield from self._taken(end_s)
@@ -192,12 +192,12 @@ class StacksCapture(Executor):
 
     def _taken(self, end_s: float) -> Generator[None, None, tuple[str, list[Any]]]:
         try:
-            # (some of the time is for the rank, should py-spy hang)
+            # (this leaves time for the rank itself, should py-spy hang)
             threads = yield from self._dump(end_s - min(ANSWER_S, (end_s - time.monotonic()) / 3))
             self._notes.append(f"taken by {PY_SPY}, from outside")
             return PY_SPY, threads
         except CaptureError as error:
-            if not Path(f"/proc/{self._info.pid}").exists() and self._look() is None:
+            if not Path(f"/proc/{self._info.pid}").exists() and self._status() is None:
                 raise
             try:
                 word = f"{self.request.capture_id}-{time.monotonic_ns()}"
@@ -209,7 +209,7 @@ class StacksCapture(Executor):
 
     def _dump(self, end_s: float) -> Generator[None, None, list[Any]]:
         command: list[str | Path] = [find_py_spy(), "dump", "--json", "--pid", str(self._info.pid)]
-        # A process that is stopped already cannot be stopped by py-spy: it is read as it is.
+        # py-spy cannot stop a process that is already stopped: read it without stopping it.
         tries = [["--nonblocking"], []]
         if self.request.options.get("native", False):
             tries.append(["--native"])
@@ -231,7 +231,7 @@ class StacksCapture(Executor):
 
 
 def find_py_spy() -> Path:
-    """py-spy, beside our own Python or on the path; raises CaptureError where it is not there."""
+    """py-spy, beside our own Python or on the path; raises CaptureError if it is missing."""
     beside = Path(sys.executable).with_name("py-spy")
     found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
     if found is None:
@@ -240,7 +240,7 @@ def find_py_spy() -> Path:
 
 
 def threads_of(output: str) -> list[Any]:
-    """The threads in what ``py-spy dump --json`` says, after warnings; raises CaptureError where there are none."""
+    """The threads in the output of ``py-spy dump --json``, after warnings; raises CaptureError if it has none."""
     begins = output.find("[")
     try:
         threads = json.loads(output[begins:]) if begins >= 0 else None
@@ -252,7 +252,7 @@ def threads_of(output: str) -> list[Any]:
 
 
 def reason_of(found: Finished, pid: int) -> str:
-    """Why py-spy could not, in words that say what to do."""
+    """Why py-spy failed, and what to do."""
     output = found.output.lower()
     if "permission denied" in output or "operation not permitted" in output or "eperm" in output:
         return (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent.counting import said, schedstat
+from sftriage.agent.counting import parsed, schedstat
 from tests.integration.policies import policy
 from tests.integration.processes import DEADLINE_S, JOBS
 from tests.integration.runs import named, verdicts
@@ -16,7 +16,7 @@ JOB = JOBS / "on_a_busy_cpu.py"
 STEPS = 160
 POLICY = policy('name: slow-rank, match: {scope: [rank], gain: ">= 5%"}', steps=(40, 20, 20), limits="")
 SCHEDSTAT = Path("/proc/self/schedstat")
-counts = SCHEDSTAT.exists() and said(schedstat, SCHEDSTAT.read_bytes(), 2)[0] >= 0
+counts = SCHEDSTAT.exists() and parsed(schedstat, SCHEDSTAT.read_bytes(), 2)[0] >= 0
 pytestmark = [
     pytest.mark.skipif(not counts, reason="this kernel does not count how long threads wait for a CPU"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the other ranks need a CPU of their own"),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.agent import gpus as evidence
-from sftriage.agent.gpus import EvidenceSampler, NvmlQuestion, environment_of, evidence_of, gather, parse_reading
+from sftriage.agent.gpus import EvidenceSampler, NvmlQuery, environment_of, evidence_of, gather, parse_reading
 from sftriage.agent.nvml_child import CLOCK_REASONS, Device
 from sftriage.base.process import start_ticks
 from sftriage.model.windows import plain
@@ -91,7 +91,7 @@ def trainer():
 
 def cut_off_at(ranks, line, times=1):
     """What there is when the deadline is over just after the child has said a line so many times."""
-    question = NvmlQuestion(DEADLINE_S)
+    question = NvmlQuery(DEADLINE_S)
     give_up_s = time.monotonic() + DEADLINE_S
     while os.pread(question._file.fileno(), 1 << 20, 0).decode().count(line) < times:
         assert time.monotonic() < give_up_s
@@ -134,7 +134,7 @@ def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
     # GIVEN a driver that never comes back from one question about GPU 1
     driver(HOST, FIRST, SECOND | {"1.reasons": "hang"})
     # WHEN its deadline is over while it is at that
-    found = cut_off_at([info_of(0, trainer()), info_of(1, trainer())], '{"asking": 1}', times=2)
+    found = cut_off_at([info_of(0, trainer()), info_of(1, trainer())], '{"querying": 1}', times=2)
     # THEN what was said before stays, and the one that hangs is named
     assert found.problem == "NVML did not answer in time"
     assert found.of(0).sm_clock_mhz == 1125
@@ -143,7 +143,7 @@ def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
 
 def test_gpus_after_one_that_hangs_at_once_are_there_but_not_asked(driver):
     driver({**HOST, "0.handle": "hang"}, SECOND)
-    found = cut_off_at([info_of(0)], '{"asking": 0}')
+    found = cut_off_at([info_of(0)], '{"querying": 0}')
     assert [(gpu.uuid, gpu.problems) for gpu in found.gpus] == [("#0", ("NO_ANSWER",)), ("#1", ("NOT_ASKED",))]
 
 
@@ -249,16 +249,16 @@ def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeyp
     driver(HOST, FIRST, SECOND)
     ranks = [info_of(0, trainer())]
     asked = []
-    monkeypatch.setattr(evidence, "NvmlQuestion", lambda _: asked.append(NvmlQuestion(DEADLINE_S)) or asked[-1])
+    monkeypatch.setattr(evidence, "NvmlQuery", lambda _: asked.append(NvmlQuery(DEADLINE_S)) or asked[-1])
     sampler = EvidenceSampler()
     # WHEN it is asked, it does not wait
-    assert sampler.ask(ranks, 100.0, {0}) is None
+    assert sampler.poll(ranks, 100.0, {0}) is None
     answer_to(asked[0])
     # THEN one answer serves until the time is over, with remarks about those that are asked about
-    assert sampler.ask(ranks, 101.0, {0}).remarks
-    assert (sampler.ask(ranks, 159.0, ()).of(0).uuid, sampler.ask(ranks, 159.0, ()).remarks) == ("GPU-aaaa", ())
+    assert sampler.poll(ranks, 101.0, {0}).remarks
+    assert (sampler.poll(ranks, 159.0, ()).of(0).uuid, sampler.poll(ranks, 159.0, ()).remarks) == ("GPU-aaaa", ())
     assert len(asked) == 1
-    assert sampler.ask(ranks, 160.0, {0}) is None
+    assert sampler.poll(ranks, 160.0, {0}) is None
     assert len(asked) == 2
     sampler.close()
     assert asked[1]._process.wait(DEADLINE_S) is not None
@@ -270,13 +270,13 @@ def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
         hangs = True
 
         def reading(self):
-            return parse_reading('{"driver": "1", "count": 1}\n{"asking": 0}', ended=False)
+            return parse_reading('{"driver": "1", "count": 1}\n{"querying": 0}', ended=False)
 
     made = []
-    monkeypatch.setattr(evidence, "NvmlQuestion", lambda deadline_s: made.append(Hanging()) or made[-1])
+    monkeypatch.setattr(evidence, "NvmlQuery", lambda deadline_s: made.append(Hanging()) or made[-1])
     sampler = EvidenceSampler()
     # WHEN it is long time for the next one
-    found = [sampler.ask([], now_s, ()) for now_s in (0.0, 100.0, 200.0)]
+    found = [sampler.poll([], now_s, ()) for now_s in (0.0, 100.0, 200.0)]
     # THEN it is not asked, and what is known stays
     assert len(made) == 1
     assert {one.problem for one in found} == {"NVML did not answer in time"}
@@ -288,7 +288,7 @@ def test_the_child_ends_itself_when_nobody_is_left_to_end_it(driver):
     ended = subprocess.run([sys.executable, child, "0.5"], capture_output=True, timeout=DEADLINE_S, check=False)
     # THEN it is gone all the same, with what it had said said
     assert ended.returncode < 0
-    assert b'"asking": 0' in ended.stdout
+    assert b'"querying": 0' in ended.stdout
 
 
 def test_no_module_beside_the_child_hides_one_of_the_standard_library():

@@ -234,7 +234,7 @@ def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, mon
 @pytest.mark.parametrize("subcommand", ["--version", "sessions", "start", "stop", "export"])
 def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeypatch, subcommand):
     rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; exec sleep 100")
-    for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys, "CONVERT_S")):
+    for module, name in ((nsys, "QUERY_S"), (nsys, "STOP_S"), (nsys, "CONVERT_S")):
         monkeypatch.setattr(module, name, 0.5)
     # WHEN a capture is asked for; training goes on meanwhile
     capture = rank.capture()

@@ -18,9 +18,9 @@ from sftriage.agent.counting import (
     TICK_NS,
     RankCounters,
     cgroups,
+    parsed,
     pressure,
     retransmissions,
-    said,
     schedstat,
     stat,
     switches,
@@ -82,12 +82,12 @@ SNMP = b"Ip: Forwarding\nIp: 1\nTcp: InSegs OutSegs RetransSegs InErrs\nTcp: 9 8
     ],
 )
 def test_what_the_kernel_writes_is_read_or_is_unknown(parse, content, found):
-    assert list(said(parse, content, len(found))) == found
+    assert list(parsed(parse, content, len(found))) == found
 
 
 def here(parse, path, n_values):
     """What this machine's kernel says of this process; unknown where it has no such file."""
-    return list(said(parse, Path(path).read_bytes() if Path(path).exists() else b"", n_values))
+    return list(parsed(parse, Path(path).read_bytes() if Path(path).exists() else b"", n_values))
 
 
 counted = pytest.mark.skipif(
