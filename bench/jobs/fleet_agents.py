@@ -25,7 +25,7 @@ from nats.js.errors import KeyNotFoundError
 
 from bench.fleet_job import BOOTED_S, S_NS, SCHEMA, Job, Shape
 from sftriage.fleet.hub import HubAddress, Subjects, token
-from sftriage.fleet.shipping import LOOK_S, PUBLISH_S, SHIP_S, ship_s
+from sftriage.fleet.shipping import PUBLISH_S, READ_S, SHIP_S, ship_s
 from sftriage.fleet.wire import Shipment, decode_orders, encode
 from sftriage.model.captures import CaptureResult, Report
 from sftriage.model.windows import ReadCounts
@@ -70,7 +70,7 @@ class Agent:
         every_s = ship_s(self._job.shape.ranks)
         phase_s = self._number * 0.618034 % 1.0 * every_s
         due_s = self._job.begin_s + phase_s
-        look = asyncio.create_task(self._look(phase_s / every_s * LOOK_S))
+        look = asyncio.create_task(self._look(phase_s / every_s * READ_S))
         while due_s < until_s:
             await asyncio.sleep(max(0.0, due_s - time.time()))
             await self._ship()
@@ -129,7 +129,7 @@ class Agent:
                 pass
             except Exception as error:
                 logging.debug("could not read the orders: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(READ_S)
 
     async def _heard(self, message: Any) -> None:
         self._take(message.data)

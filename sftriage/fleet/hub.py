@@ -1,12 +1,12 @@
-"""The connection to a job's hub, a NATS server with JetStream, what lies where on it, and who leads the job there.
+"""The connection to a job's hub, a NATS server with JetStream; its subjects there; and the lease of the leader.
 
-Of a job whose token is RUN (`Places`)::
+The subjects and buckets of a job whose token is RUN (`Subjects`)::
 
-    sft.RUN.up.AGENT      what an agent tells, in the stream sft_RUN (see `sftriage.fleet.wire`)
-    sft_RUN_want AGENT    all that is wanted of an agent; a change is republished as sft.RUN.down.AGENT
-    sft.RUN.ask.AGENT     what an agent is asked, and answers at once
-    sft_RUN_lease leader  who leads the job; goes by itself where it is not renewed
-    sft_RUN_traces        traces on their way to the controller's host
+    sft.RUN.up.AGENT      messages of an agent, in the stream sft_RUN (see `sftriage.fleet.wire`)
+    sft_RUN_want AGENT    all orders for an agent; a change is republished as sft.RUN.down.AGENT
+    sft.RUN.ask.AGENT     queries to an agent, which answers at once
+    sft_RUN_lease leader  the job's leader; expires if it is not renewed
+    sft_RUN_traces        traces in transfer to the controller's host
     sft.RUN.inbox.AGENT   answers to an agent; those to the controller come on sft.RUN.lead
 
 docs/many-hosts.md has the permissions that an agent needs on a shared server.
@@ -55,18 +55,18 @@ _Of = TypeVar("_Of")
 
 
 class HubError(SftriageError):
-    """The hub cannot be reached, or refuses us. It may be there again later."""
+    """The hub cannot be reached, or refuses the credentials. A retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Where the hub is, and with what it lets us in.
+    """The address of the hub, and credentials for it.
 
     Attributes:
-        url: ``nats://HOST:PORT`` or ``tls://HOST:PORT``; several with commas between them.
-        credentials: a file: ``USER:PASSWORD``, a token or the seed of an nkey in one line, or the credentials that
-            ``nsc`` makes; or a directory of such files, see `of`.
-        ca: the certificate of who signed the server's; by default those that this machine trusts.
+        url: ``nats://HOST:PORT`` or ``tls://HOST:PORT``; several are separated by commas.
+        credentials: a file with ``USER:PASSWORD``, a token or the seed of an nkey in one line, or with credentials
+            made by ``nsc``; or a directory of such files (see `of`).
+        ca: the certificate of the CA that signed the server's; by default those that this machine trusts.
     """
 
     url: str
@@ -74,14 +74,14 @@ class HubAddress:
     ca: Path | None = None
 
     def of(self, *names: str) -> HubAddress:
-        """With the first of these files that there is, where the credentials are a directory."""
+        """The address with the first of these files that exists, if the credentials are a directory."""
         if self.credentials is None or not self.credentials.is_dir():
             return self
         files = [self.credentials / name for name in names]
         return replace(self, credentials=next((file for file in files if file.exists()), files[-1]))
 
     def options(self) -> dict[str, Any]:
-        """The client's options; raises UsageError where a file cannot be read, or a library is not installed."""
+        """The client's options; raises UsageError if a file cannot be read, or a library is not installed."""
         found: dict[str, Any] = {"servers": self.url.split(",")}
         if self.ca is not None or self.url.startswith("tls://"):
             try:
@@ -104,7 +104,7 @@ class HubAddress:
 
 
 def hosts_of(urls: str) -> list[tuple[str, int]]:
-    """The hosts and ports of ``nats://HOST:PORT``, several with commas between them; raises UsageError."""
+    """The hosts and ports of URLs ``nats://HOST:PORT``, separated by commas; raises UsageError."""
     found = []
     for url in urls.split(","):
         parts = urlsplit(url.strip())
@@ -119,12 +119,12 @@ def hosts_of(urls: str) -> list[tuple[str, int]]:
 
 
 class Subjects:
-    """The names of a job's subjects, streams and buckets on the hub, made of ``run``, a token of the job's name."""
+    """The names of a job's subjects, streams and buckets on the hub; ``run`` is the token of the job's name."""
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.stream = f"sft_{run}"  # of what agents send, and its consumer
-        self.lead = f"sft.{run}.lead"  # prefix of the subjects on which the controller is answered
+        self.stream = f"sft_{run}"  # of agents' messages, and its consumer
+        self.lead = f"sft.{run}.lead"  # prefix of the subjects for answers to the controller
         self.want, self.lease, self.traces = (f"sft_{run}_{name}" for name in ("want", "lease", "traces"))  # buckets
 
     @classmethod
@@ -137,7 +137,7 @@ class Subjects:
     def down(self, agent: str) -> str:
         return f"sft.{self.run}.down.{agent}"
 
-    def ask(self, agent: str) -> str:
+    def query(self, agent: str) -> str:
         return f"sft.{self.run}.ask.{agent}"
 
     def inbox(self, agent: str) -> str:
@@ -150,22 +150,22 @@ def agent_file(agent: str) -> str:
 
 
 def token(name: str) -> str:
-    """A name as part of a subject: the same for the same name, and another one for another."""
+    """A name as part of a subject; different names give different tokens."""
     if _PLAIN.fullmatch(name) and not name.startswith("x-"):
         return name
     return f"x-{hashlib.blake2s(name.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
 
 
 def is_token(name: str) -> bool:
-    """Whether a part of a subject is one that `token` gives."""
+    """Whether a part of a subject can come from `token`."""
     return _PLAIN.fullmatch(name) is not None
 
 
 class Hub:
-    """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
+    """A connection, in an event loop with a thread of its own, which reconnects whenever it breaks.
 
-    Answers come on subjects that begin with ``inbox``, where no other client may listen. ``connected_s`` is since when
-    there is a connection, on the monotonic clock (None: there is none, because of ``problem``).
+    Answers come on subjects that begin with ``inbox``, which no other client may read. ``connected_s`` is when the
+    connection was made, on the monotonic clock (None: not connected, because of ``problem``).
     """
 
     def __init__(self, address: HubAddress, name: str, inbox: str = "_INBOX") -> None:
@@ -176,12 +176,12 @@ class Hub:
         self._refused = False
         self._log_once = LogOnce(log)
         self._loop = asyncio.new_event_loop()
-        # (started once there is something to be done: a launcher may have to be forked before)
+        # (started with its first task: a launcher may have to fork before)
         self._thread: threading.Thread | None = None
 
     @property
     def js(self) -> JetStreamContext:
-        """JetStream; in the loop."""
+        """JetStream; only for use in the loop."""
         assert self._client is not None, "not connected"
         return self._client.jetstream(timeout=CONNECT_S)
 
@@ -191,36 +191,36 @@ class Hub:
 
     @property
     def client(self) -> Client:
-        """The connection itself; in the loop."""
+        """The NATS client; only for use in the loop."""
         assert self._client is not None, "not connected"
         return self._client
 
-    def call(self, what: Coroutine[Any, Any, _Of], timeout_s: float) -> _Of:
-        """Run a coroutine in the loop, and wait for its result; raises HubError where that takes too long."""
-        future = self.later(what)
+    def call(self, task: Coroutine[Any, Any, _Of], timeout_s: float) -> _Of:
+        """Run a coroutine in the loop, and wait for its result; raises HubError on a timeout."""
+        future = self.later(task)
         try:
             return future.result(timeout_s)
-        except (TimeoutError, asyncio.TimeoutError) as error:  # another one before Python 3.11
+        except (TimeoutError, asyncio.TimeoutError) as error:  # (two classes before Python 3.11)
             future.cancel()
             raise HubError(self.unreachable()) from error
 
-    def later(self, what: Coroutine[Any, Any, _Of]) -> Future[_Of]:
+    def later(self, task: Coroutine[Any, Any, _Of]) -> Future[_Of]:
         """Run a coroutine in the loop."""
         if self._thread is None:
             self._thread = start_thread("hub", self._loop.run_forever)
-        return asyncio.run_coroutine_threadsafe(what, self._loop)
+        return asyncio.run_coroutine_threadsafe(task, self._loop)
 
-    def start(self, what: Coroutine[Any, Any, Any]) -> None:
+    def start(self, task: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine in the loop, and log what it raises."""
-        self.later(self._logged(what))
+        self.later(self._logged(task))
 
-    def soon(self, what: Any, *arguments: Any) -> None:
+    def soon(self, function: Any, *arguments: Any) -> None:
         """Call a function in the loop."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(what, *arguments)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     async def connect(self) -> None:
-        """Connect, and retry until that succeeds; raises HubError where the hub refuses the credentials."""
+        """Connect, with retries until it succeeds; raises HubError if the hub refuses the credentials."""
         while True:
             client = _steady_client()
             try:
@@ -231,7 +231,7 @@ class Hub:
                     ping_interval=PING_S,
                     max_outstanding_pings=2,
                     max_reconnect_attempts=-1 if self._client is not None else 1,
-                    # What waits here would be sent late, and be told as if it were so now.
+                    # (pending messages would arrive late, but look current)
                     pending_size=8 << 20,
                     error_cb=self._failed,
                     disconnected_cb=self._lost,
@@ -251,15 +251,15 @@ class Hub:
             return
 
     def unreachable(self) -> str:
-        """A line that says why the hub cannot be reached, or refuses us, and what to do."""
+        """A line that says why the hub cannot be reached, or refuses the credentials, and what to do."""
         if self._refused:
-            # (it may just close the connection the next time)
+            # (the next attempt may fail without a reason)
             return f"{self._refusal}."
         why = f" ({self.problem})" if self.problem else ""
-        ask = "is its host up, and can this host reach it?"
+        fix = "is its host up, and can this host reach it?"
         if "CERTIFICATE" in self.problem.upper():
-            ask = "ca.pem in the --tls directory must be of the CA that signed its certificate, and that for this name"
-        return f"the hub at {self.address.url} cannot be reached{why}: {ask}"
+            fix = "ca.pem in the --tls directory must be of the CA that signed its certificate, and that for this name"
+        return f"the hub at {self.address.url} cannot be reached{why}: {fix}"
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
@@ -275,14 +275,14 @@ class Hub:
         for task in tasks:
             task.cancel()
         if tasks:
-            # (one in the middle of connecting takes its time)
+            # (a task that is connecting takes a while)
             await asyncio.wait(tasks, timeout=1.0)
         if self._client is not None:
             await self._client.close()
 
-    async def _logged(self, what: Coroutine[Any, Any, Any]) -> None:
+    async def _logged(self, task: Coroutine[Any, Any, Any]) -> None:
         try:
-            await what
+            await task
         except Exception as error:
             log.error("%s: %s", type(error).__name__, error)
             log.debug("it failed", exc_info=True)
@@ -297,7 +297,7 @@ class Hub:
         from nats.errors import NoServersError
 
         self._refused |= "authorization" in str(error).lower()
-        # (why the last server failed says more than that none is left)
+        # (the failure of the last server says more than this one)
         if not (isinstance(error, NoServersError) and self.problem):
             problem = str(error).removeprefix("nats: ") or type(error).__name__
             self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else problem
@@ -313,8 +313,8 @@ class Hub:
 
 
 def _steady_client() -> Client:
-    # A subject or a header may be any bytes. Some of them end the reading of nats-py (2.16) for good and in silence,
-    # and a stream delivers them again to whoever connects next. (Importing it takes a while.)
+    # A subject or a header may be any bytes. Some of them silently end the reader of nats-py (2.16) for good, and the
+    # stream delivers them again to the next client. (Imported here, because that takes a while.)
     from nats.aio.client import Client
 
     class SteadyClient(Client):
@@ -332,7 +332,7 @@ def _steady_client() -> Client:
 
 
 class LogLeader:
-    """Lets one of the processes that share a file log, until it releases it or dies; without the file, each logs."""
+    """Lets one of the processes that share a file log, until it releases it or dies; without a file, each logs."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._held, self._leads = path, contextlib.ExitStack(), False
@@ -354,17 +354,17 @@ class LogLeader:
         self._leads = False
 
 
-TTL_S, RENEW_S = 9.0, 3.0  # of a lease: it ends if it is not renewed
-WANT_TTL_S = 60.0
+TTL_S, RENEW_S = 9.0, 3.0  # of a lease, which ends if it is not renewed
+ORDERS_TTL_S = 60.0
 TRACE_TTL_S = 3600.0
 MAX_AGE_S, MAX_STREAM_BYTES, MAX_TRACE_BYTES = 6 * 3600.0, 1 << 30, 4 << 30
-ACK_WAIT_S = 3600.0  # a message that comes again is known by its number
+ACK_WAIT_S = 3600.0  # (a redelivered message is recognised by its number)
 REMOVED_S, _STORE_FAILED = 5.0, 10049  # a busy server may still be removing files of the same name
 _KEY = "leader"
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who leads: of which run, where, and in which process."""
+    """The controller that leads a job: its run, host and process."""
 
     run_id: str
     host: str
@@ -372,17 +372,17 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The right to lead a job by its ``places`` on a ``hub`` until it is ``lost`` (why; "" while it is held) or let go.
+    """The right to lead a job, until it is let go or ``lost`` (the reason; "" while it is held).
 
-    The hub's thread renews it. ``run_id`` is that of the run that leads; ``epoch`` increases with each holder, even if
-    the hub has lost its data. Making one raises UsageError where another controller leads the job, HubError where the
+    The hub's thread renews it. ``run_id`` is that of the leading run; ``epoch`` increases with each holder, even if the
+    hub has lost its data. The constructor raises UsageError if another controller leads the job, and HubError if the
     hub does not answer.
     """
 
     def __init__(self, hub: Hub, places: Subjects, leader: Leader) -> None:
         self.hub, self.places, self._leader = hub, places, leader
         self._revision, self.epoch, self.lost = 0, 0, ""
-        # A renewal that is under way when the lease is let go would take it once more.
+        # (a renewal in progress while the lease is let go would take it again)
         self._turn = asyncio.Lock()
         self.run_id = leader.run_id
         self._value = msgspec.json.encode(leader)
@@ -404,7 +404,7 @@ class Lease:
             try:
                 return await self._hold_from(await bucket.create(_KEY, self._value))
             except (KeyWrongLastSequenceError, KeyNotFoundError) as error:
-                # (the second one: it was there, and has gone before it could be asked whose it is)
+                # (the second one: the lease existed, but expired before its holder could be read)
                 if time.monotonic() > deadline_s:
                     raise await self._taken(bucket) from error
             await asyncio.sleep(RENEW_S / 3)
@@ -421,7 +421,7 @@ class Lease:
         return UsageError(f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own")
 
     async def _hold_from(self, revision: int) -> None:
-        """Hold it since a revision. The hub says when that was, which no later holder has."""
+        """Hold it from a revision on; the epoch is the hub's time of that revision, which is unique."""
         stored = await self.hub.js.get_msg(f"KV_{self.places.lease}", seq=revision)
         at_us = 0 if stored.time is None else int(stored.time.timestamp() * 1e6)
         self._revision, self.epoch = revision, max(self.epoch + 1, at_us)
@@ -456,13 +456,13 @@ class Lease:
         except KeyWrongLastSequenceError:
             found = await bucket.get(_KEY)
             if _leader(found.value) is None:
-                # (the value names no leader)
+                # (the value is not a leader)
                 revision = await bucket.update(_KEY, self._value, last=found.revision)
             elif found.value != self._value:
                 self.lost = str(await self._taken(bucket))
                 return
             else:
-                # (renewed, and the answer was lost)
+                # (the renewal succeeded, but its answer was lost)
                 revision = found.revision
         await self._hold_from(revision)
 
@@ -481,7 +481,7 @@ def _leader(value: bytes | None) -> Leader | None:
 
 
 async def make_places(hub: Hub, places: Subjects, run_id: str) -> None:
-    """Make what a run has on the hub, and remove what another run of the job has left; raises HubError without room."""
+    """Create a run's streams and buckets, and remove those of the job's earlier runs; HubError if the hub is full."""
     from nats.js.errors import Error, NotFoundError, ServerError
 
     deadline_s = time.monotonic() + REMOVED_S
@@ -517,7 +517,7 @@ async def _make(js: JetStreamContext, places: Subjects, run_id: str) -> None:
     )
     await js.add_stream(config)
     republish = RePublish(src=f"$KV.{places.want}.*", dest=places.down("{{wildcard(1)}}"))
-    await _bucket(js, places.want, ttl=WANT_TTL_S, republish=republish, direct=True)
+    await _bucket(js, places.want, ttl=ORDERS_TTL_S, republish=republish, direct=True)
     try:
         await js.object_store(places.traces)
     except NotFoundError:
@@ -525,7 +525,7 @@ async def _make(js: JetStreamContext, places: Subjects, run_id: str) -> None:
 
 
 async def remove_places(hub: Hub, places: Subjects, *, lease: bool = True) -> None:
-    """Remove what a job has on the hub."""
+    """Remove a job's streams and buckets from the hub."""
     from nats.js.errors import Error
 
     js = hub.js
@@ -536,12 +536,11 @@ async def remove_places(hub: Hub, places: Subjects, *, lease: bool = True) -> No
 
 
 async def taken_up(hub: Hub, places: Subjects, first: int) -> Any:
-    """The stream from the first message on that no controller has acknowledged, as a pull subscription.
+    """A pull subscription to the stream, from the first message that no controller has acknowledged.
 
-    What an earlier controller was given, and did not acknowledge, the hub would keep from us until it gives up on that
-    one; and what it has given to us over a connection that broke, too. So the consumer is made anew, where the
-    acknowledgements of the one before it end; or, where there is none, at the ``first`` message that is not settled.
-    Raises NotFoundError, of nats, without a stream.
+    The hub would hold back unacknowledged messages that it has delivered to an earlier controller, or over a broken
+    connection. So this creates a new consumer where the acknowledgements of the previous one end; or, without one, at
+    the ``first`` message that is not settled. Raises NotFoundError, of nats, without a stream.
     """
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
     from nats.js.errors import NotFoundError

@@ -1,9 +1,8 @@
-"""What agents send, as it comes from the hub's stream: each step once, and held back until every rank has reached it.
+"""Receives agents' messages from the hub's stream for `NatsFleet`: each step once, and when every rank has reached it.
 
-Messages are read by the hub's thread, and taken in order by the triage's. Hosts ship at their own times, a second's
-steps at a time, and a restarted agent ships again what it finds in the rings. A window does not wait for a rank that
-others are a window ahead of, so steps that only some hosts have shipped are held back for as long as the others may
-take.
+The hub's thread reads messages, and the triage thread takes them in order. Each host ships about a second's steps at a
+time, and a restarted agent ships again what it finds in the rings. A window leaves out a rank that is a window behind
+the others, so steps that only some hosts have shipped are held for as long as the others may take.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ log = logging.getLogger("sftriage")
 MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20  # of messages in memory; others stay on the hub
 MAX_NAMED = 16
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
-GATHER_S = 0.1  # to ask for what has come takes as much, here and on the hub, for one message as for a hundred
+GATHER_S = 0.1  # a fetch costs as much for one message as for a hundred, here and on the hub
 
 
 class Refusals:
-    """Counts refused messages by agent, and logs the first of each. Agents beyond `MAX_NAMED` count as one."""
+    """Counts refused messages by agent, and logs the first of each. Agents beyond `MAX_NAMED` share a count."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -58,10 +57,10 @@ class Refusals:
 
 @dataclass(slots=True, eq=False)
 class AgentMessage:
-    """A message of an agent that is not acknowledged yet, because of its ``rows`` or the number of ``reports`` in it.
+    """A message that is not acknowledged yet, because its ``rows`` or its number of ``reports`` are not settled.
 
-    It was sent at ``sent_s`` by the hub's clock, and came at ``at_s`` by ours. ``reply`` acknowledges it to the
-    ``consumer`` that delivered it last.
+    It was sent at ``sent_s`` on the hub's clock, and arrived at ``at_s`` on ours. ``reply`` is the subject that
+    acknowledges it to the ``consumer`` that delivered it last.
     """
 
     agent: str
@@ -75,28 +74,28 @@ class AgentMessage:
 
 
 class Incoming:
-    """Messages that arrive until the job has ``ended``; ``lost_all`` is called when the hub has lost its data."""
+    """Receives messages until the job has ``ended``; calls ``lost_all`` when the hub has lost its data."""
 
     def __init__(self, lease: Lease, lost_all: Callable[[], None], refusals: Refusals) -> None:
         self._hub, self._places, self._lease = lease.hub, lease.places, lease
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
-        # As they came: two threads that decode and judge in turns wait for each other with every message.
+        # Undecoded: if this thread decoded them, it would contend with the triage thread for every message.
         self._waiting: deque[tuple[AgentMessage, bytes]] = deque()
         self._waiting_bytes = 0
-        # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
+        # Positions continue after those of a stream that the hub has lost; `_before` is the offset.
         self._delivered = self._before = self._consumer = 0
         self._stream: object = None
-        # Those that are not settled.
+        # Messages that are not settled.
         self._open: dict[int, AgentMessage] = {}
         self._hub.start(self._consume())
 
     @property
     def agents(self) -> set[str]:
-        """Those of which something waits."""
+        """The agents of waiting messages."""
         return {message.agent for message, _ in list(self._waiting)}
 
     def taken(self) -> Iterator[tuple[AgentMessage, Shipment | None]]:
-        """What has come by now, in the order of the stream; no shipment where it is nothing that its agent sends."""
+        """The messages so far, in the order of the stream; invalid ones come without a shipment."""
         for _ in range(len(self._waiting)):
             message, data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
@@ -110,10 +109,10 @@ class Incoming:
                 yield message, None
 
     def settle(self, messages: Sequence[AgentMessage]) -> None:
-        """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
+        """Acknowledge messages, in the order of the stream, whose results are recorded."""
         for message in messages:
             self._open.pop(message.sequence, None)
-        # (a consumer is told nothing of what it has not given: what comes again is acknowledged with what follows it)
+        # (a new consumer knows nothing of earlier deliveries: a redelivered message is acknowledged with the next one)
         if messages and messages[-1].consumer == self._consumer and not self._lease.lost:
             self._hub.start(self._hub.client.publish(messages[-1].reply, b"+ACK"))
 
@@ -125,17 +124,17 @@ class Incoming:
         while not (self._lease.lost or self.ended):
             try:
                 if consumer is None or connected_s != self._hub.connected_s:
-                    # (what was on its way when a connection broke comes by no other way)
+                    # (this redelivers messages that were in transit when the connection broke)
                     connected_s = self._hub.connected_s
                     consumer = await self._take_up()
                 if len(self._waiting) > MAX_WAITING:
                     await asyncio.sleep(AGAIN_S / 20)
                     continue
                 fetched = await consumer.fetch(FETCH, FETCH_S)
-                for one in fetched:
+                for message in fetched:
                     while self._waiting_bytes > MAX_WAITING_BYTES:
                         await asyncio.sleep(AGAIN_S / 20)
-                    self._receive(one)
+                    self._receive(message)
                 if len(fetched) < FETCH:
                     await asyncio.sleep(GATHER_S)
             except NothingError:
@@ -150,7 +149,7 @@ class Incoming:
     async def _take_up(self) -> Any:
         stream = (await self._hub.js.stream_info(self._places.stream)).created
         if self._stream not in (None, stream):
-            # The hub has lost the one before, and what was in it: its numbers begin anew.
+            # The hub has lost the previous stream with its messages: numbers begin anew.
             self._before = self._delivered
         self._stream, self._consumer = stream, self._consumer + 1
         first = min(list(self._open), default=self._delivered + 1) - self._before
@@ -193,7 +192,7 @@ class Deduplicator:
 
     def new(self, steps: StepArrays, of: Mapping[int, Incarnation]) -> StepArrays:
         """The steps, in any order, that were not passed on before; ``of`` has the process of each rank."""
-        # (mostly a few steps of each: a loop is over before numpy has begun)
+        # (a rank mostly has a few steps: a plain loop is faster than numpy)
         before = {rank: self._last_seq.get(process) for rank, process in of.items()}
         new: list[bool] = []
         came: dict[int, list[int]] = {}
@@ -204,7 +203,7 @@ class Deduplicator:
                 came.setdefault(rank, []).append(seq)
         for rank, seqs in came.items():
             last, highest = before[rank], max(seqs)
-            # (steps from before an unknown process first shipped are not missed)
+            # (the steps before a process first shipped are not missed)
             first = min(seqs) if last is None else last + 1
             self.steps += len(seqs)
             self.missed += highest - first + 1 - len(seqs)
@@ -213,7 +212,7 @@ class Deduplicator:
 
 
 class RowBuffer:
-    """Holds rows back, for ``hold_s`` seconds at most, and releases those of one agent in the order of arrival."""
+    """Holds rows back, for at most ``hold_s`` seconds, and releases those of an agent in the order of arrival."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -232,7 +231,7 @@ class RowBuffer:
         self._held.append(_Held(now_s, rows, *_span(rows)))
 
     def due(self, now_s: float, away: Iterable[int] = ()) -> list[Rows]:
-        """Remove and return the rows that need not wait any longer; ranks that are ``away`` hold nothing back."""
+        """Remove and return the rows that are due; does not wait for ranks that are ``away``."""
         if self._new:
             rank_B = np.concatenate([steps.rank_B for steps in self._new])
             step_B = np.concatenate([steps.step_B for steps in self._new])
@@ -244,24 +243,23 @@ class RowBuffer:
         common = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
         due: list[Rows] = []
         held: deque[_Held] = deque()
-        for one in self._held:
-            rows = one.rows
-            # (before all ranks of a generation have come, hosts may still ship steps of the one before it)
-            is_due = one.last_step <= common != _NEVER
-            if is_due or rows.generation < self._generation or now_s >= one.came_s + self._hold_s:
+        for waiting in self._held:
+            rows = waiting.rows
+            # (until all ranks of a generation have appeared, hosts may still ship steps of the previous one)
+            is_due = waiting.last_step <= common != _NEVER
+            if is_due or rows.generation < self._generation or now_s >= waiting.came_s + self._hold_s:
                 due.append(rows)
-            elif one.first_step > common or common == _NEVER:
-                held.append(one)
+            elif waiting.first_step > common or common == _NEVER:
+                held.append(waiting)
             else:
                 now, later = _split(rows, common)
                 due.append(now)
-                held.append(_Held(one.came_s, later, *_span(later)))
+                held.append(_Held(waiting.came_s, later, *_span(later)))
         self._held = held
         return due
 
     def holds(self, agent: str, position: int) -> bool:
-        """Whether rows of an agent are held back, of a message up to that position."""
-        return any(one.rows.agent == agent and one.rows.position <= position for one in self._held)
+        return any(waiting.rows.agent == agent and waiting.rows.position <= position for waiting in self._held)
 
 
 class _Held(NamedTuple):
@@ -272,7 +270,7 @@ class _Held(NamedTuple):
 
 
 def _span(rows: Rows) -> tuple[int, int]:
-    """The first and last step, by either clock; rows without any are due at once."""
+    """The first and last step, on either clock; rows without steps are due at once."""
     some = rows.steps.step_B.tolist() + ([] if rows.device_steps is None else rows.device_steps.step_B.tolist())
     return min(some, default=_NEVER), max(some, default=_NEVER)
 
@@ -280,8 +278,8 @@ def _span(rows: Rows) -> tuple[int, int]:
 def _split(rows: Rows, last_step: int) -> tuple[Rows, Rows]:
     """The rows up to a step, and those after it.
 
-    What is reported once (the message's position and ranks whose device times are over) goes with the second part: to
-    have used the first does not settle the message.
+    The message's position, and the ranks whose device times are over, go with the second part: using the first part
+    does not settle the message.
     """
     device = rows.device_steps
     upto_B = rows.steps.step_B <= last_step

@@ -1,8 +1,8 @@
-"""A fleet over the hub: it joins what agents report, and writes down the captures that are wanted of each of them.
+"""The controller's fleet over the hub: joins the messages of a job's agents, and writes the orders for each agent.
 
-Everything that a controller asks is answered from what has come in by then; the hub is talked to by the hub's thread. A
-message is acknowledged once all that came of it is on record (`NatsFleet.settled`), in the order of the stream: what a
-controller that was killed had not put on record comes again to the next one.
+Methods answer from the messages so far; only the hub's thread uses the connection. A message is acknowledged, in the
+order of the stream, once its results are recorded (`NatsFleet.settled`). If a controller is killed, the next one gets
+all other messages again.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-SILENT_S = 10.0  # after which windows do not wait for an agent's ranks
-GONE_S = 60.0  # after which the job goes on without an agent's host, or has ended there
+SILENT_S = 10.0  # after this long without messages, windows leave out an agent's ranks
+GONE_S = 60.0  # after this long without messages, the job counts as ended on an agent's host
 MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
 
 
 def all_over(hosts: Mapping[str, Host], waiting: Collection[str], now_s: float, connected_s: float) -> bool:
-    """Whether a job has ended on all of its hosts, by name, as far as is known and nothing else is ``waiting`` of them.
+    """Whether a job has ended on all of its ``hosts``, by name, and none of them has messages ``waiting``.
 
-    A host that waits for the others, and for us, goes on saying every second that it is over.
+    A host that waits for the others repeats every second that it is over.
     """
     if not hosts or any(agent not in hosts or not hosts[agent].over for agent in waiting):
         return False
@@ -57,9 +57,9 @@ def all_over(hosts: Mapping[str, Host], waiting: Collection[str], now_s: float, 
 
 
 class NatsFleet:
-    """See `sftriage.controller.agents.Fleet`. It lets go of the ``lease`` and its hub.
+    """See `sftriage.controller.agents.Fleet`. It closes the ``lease`` and its hub.
 
-    ``note`` saves generations before anything is reported by them, and ``keep`` saves steps.
+    ``note`` saves generations before any report depends on them, and ``keep`` saves steps.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NatsFleet:
             lambda agent: self._is_silent(self._hosts[agent]),
         )
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
-        # Of hosts that are quiet, whether they answer.
+        # Queries that check whether quiet hosts still answer.
         self._called: dict[str, Future[GpuFindings]] = {}
 
     @property
@@ -104,8 +104,8 @@ class NatsFleet:
         return self._hosts.copy()
 
     def rows(self) -> Sequence[Rows]:
-        """See `Fleet`: steps that come twice are reported once, and so is the silence of ranks."""
-        self._take_in()
+        """See `Fleet`: returns repeated steps once, and reports the silence of ranks once."""
+        self._take_messages()
         due = self._rows.due(time.monotonic(), [rank for host in self._hosts.values() for rank in host.away()])
         for host in self._hosts.values():
             if host.silent or host.newest is None or not self._is_silent(host):
@@ -118,12 +118,12 @@ class NatsFleet:
         return due
 
     def statuses(self) -> JobStatus | None:
-        """See `Fleet`; None while the hub is away, and nobody knows."""
-        self._take_in()
+        """See `Fleet`; None, too, while the hub is away."""
+        self._take_messages()
         connected_s = self._hub.connected_s
         if connected_s is None:
             return None
-        heard = [one for one in self._hosts.values() if one.seen_s >= connected_s and not self._is_silent(one)]
+        heard = [host for host in self._hosts.values() if host.heard_s >= connected_s and not self._is_silent(host)]
         return status_of_all(heard, time.monotonic())
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
@@ -132,30 +132,30 @@ class NatsFleet:
         self._acknowledge()
 
     def reports(self) -> Sequence[Report]:
-        """See `Fleet`: of each capture one that it has ended, and none after that."""
-        self._take_in()
+        """See `Fleet`: a capture has one final report, which is its last."""
+        self._take_messages()
         return self._orders.reports()
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """See `Fleet`: as their hosts have reported last, those that all hosts have reported."""
+        """See `Fleet`: the latest reports of the groups that all of their hosts have reported."""
         return self._groups.statuses()
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
-        """See `Fleet`: it goes down with what is wanted next, to all hosts of a group, and stands until all know."""
+        """See `Fleet`: goes out with the next orders to all hosts of a group, until all of them have applied it."""
         self._groups.want(wanted)
 
     def telemetry(self) -> ReadCounts:
         problems = {
-            f"{agent}: {what}": how for agent, host in self._hosts.items() for what, how in host.counts.problems.items()
+            f"{agent}: {ring}": how for agent, host in self._hosts.items() for ring, how in host.counts.problems.items()
         }
         torn = sum(host.counts.torn for host in self._hosts.values())
         return ReadCounts(self._dedup.steps, self._dedup.missed, torn, {**problems, **self._refusals.problems})
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
-        """See `Fleet`. A host that does not answer is one whose drivers say nothing."""
+        """See `Fleet`. A host that does not answer counts as one whose drivers report nothing."""
         if self._gpus is None or self._gpus[0] != tuple(ranks):
             newest = self._generations.newest
-            having = {self._who_has(rank, newest)[0] for rank in ranks} - {""}
+            having = {self._find_rank(rank, newest)[0] for rank in ranks} - {""}
             answers = [self._hub.later(self._request_gpus(agent, tuple(ranks))) for agent in having]
             self._gpus = tuple(ranks), answers
         answers = self._gpus[1]
@@ -165,17 +165,17 @@ class NatsFleet:
         return of_all([answer.result() for answer in answers]) if answers else GpuFindings(time.time())
 
     def settled(self, agent: str, position: int) -> None:
-        """See `Fleet`. The hub hears it with what is wanted next: a window settles what a thousand agents have sent."""
+        """See `Fleet`. Acknowledged with the next orders: a window settles the messages of a thousand agents."""
         host = self._hosts.get(agent)
         while host is not None and host.waiting and host.waiting[0].sequence <= position:
             host.waiting.popleft().rows = False
 
     def end(self) -> None:
-        """The job has ended: nothing more comes, and its data on the hub is no longer needed."""
+        """The job has ended: no more messages come, and its data on the hub is no longer needed."""
         self._incoming.ended = True
 
     def close(self) -> None:
-        """See `Fleet`: nothing more is ordered; the lease is released."""
+        """See `Fleet`: withdraw all orders, and release the lease."""
         self._orders.close(self._hosts)
         self._refusals.log_totals()
         self._lease.let_go()
@@ -186,7 +186,7 @@ class NatsFleet:
         return connected_s is not None and host.quiet_s(time.monotonic(), connected_s) > SILENT_S
 
     def _answers(self, agent: str) -> bool:
-        """Whether a quiet host answers, or still may: a hub on a full disk passes questions on."""
+        """Whether a quiet host answers a query, or may still do so: a hub with a full disk still passes queries on."""
         if agent not in self._called:
             self._called[agent] = self._hub.later(self._request_gpus(agent, ()))
         if not self._called[agent].done():
@@ -194,10 +194,10 @@ class NatsFleet:
         if self._called[agent].result().problem:
             return False
         del self._called[agent]
-        self._hosts[agent].seen_s = time.monotonic()
+        self._hosts[agent].heard_s = time.monotonic()
         return True
 
-    def _take_in(self) -> None:
+    def _take_messages(self) -> None:
         for message, shipment in self._incoming.taken():
             self._unsettled.append(message)
             if shipment is None:
@@ -210,7 +210,7 @@ class NatsFleet:
             for rows in sorted(shipment.rows, key=attrgetter("generation")):
                 members = host.take(shipment.agent, rows)
                 if sum(len(some.of) for some in members) < len(rows.ranks):
-                    # (of a start of the job that is long over, or that never was)
+                    # (ranks of a start that is long over, or never took place)
                     known = {rank for some in members for rank in some.of}
                     self._dedup.missed += sum(rank not in known for rank in rows.steps.rank_B.tolist())
                 for some in members:
@@ -234,7 +234,7 @@ class NatsFleet:
         if device is not None and not whole:
             device = device[np.isin(device.rank_B, list(of))]
         message.rows |= len(steps) > 0 or (device is not None and len(device) > 0)
-        # (a third of the time of `replace`, of what is a thousand messages a second)
+        # (the constructor takes a third of the time of `replace`, at a thousand messages a second)
         mine = Rows(
             generation=members.generation,
             schema=rows.schema,
@@ -255,28 +255,28 @@ class NatsFleet:
         return self._rows.holds(message.agent, message.sequence)
 
     def place(self, wanted: WantedCapture) -> tuple[str, Incarnation | None]:
-        """The agent whose host has a capture's rank ("": none), and the process that it has to be, if any."""
-        newest = self._generations.newest
-        agent, one = self._who_has(wanted.request.rank, newest if wanted.generation is None else wanted.generation)
-        return agent, None if wanted.generation is None else one
+        """The agent whose host has a capture's rank ("": none), and the required process, if any."""
+        generation = self._generations.newest if wanted.generation is None else wanted.generation
+        agent, process = self._find_rank(wanted.request.rank, generation)
+        return agent, None if wanted.generation is None else process
 
-    def gone(self, agent: str, one: Incarnation | None) -> bool:
-        """Whether the job has started again without the host that had this process."""
-        generation = None if one is None else self._generations.of(one)
+    def gone(self, agent: str, process: Incarnation | None) -> bool:
+        """Whether the job has restarted without the host that had this process."""
+        generation = None if process is None else self._generations.of(process)
         started_again = generation is not None and generation < self._generations.newest
         return started_again and self._is_silent(self._hosts[agent])
 
-    def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
+    def _find_rank(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
         for agent, host in self._hosts.items():
             for info in [infos[rank] for infos in host.rings.values() if rank in infos]:
-                one = Incarnation.of(host.boot_id, info)
-                if self._generations.of(one) == generation:
-                    return agent, one
+                process = Incarnation.of(host.boot_id, info)
+                if self._generations.of(process) == generation:
+                    return agent, process
         return "", None
 
     async def _request_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:
         try:
-            answer = await self._hub.client.request(self._lease.places.ask(agent), encode(ranks), timeout=GPUS_S)
+            answer = await self._hub.client.request(self._lease.places.query(agent), encode(ranks), timeout=GPUS_S)
             return decode_findings(answer.data)
         except Exception as error:
             return GpuFindings(time.time(), problem=f"host {agent} did not answer: {type(error).__name__}")
@@ -290,16 +290,16 @@ class NatsFleet:
         self._incoming.settle(settled)
 
 
-REFRESH_S = 20.0  # how often orders are written again, so that they do not expire
-BEGIN_GRACE_S = 15.0  # how long after its time a capture's host may take to report that it has begun
-END_GRACE_S = 480.0  # how long after its time-box a capture's host may take to report how it ended
-UNHEARD_S = 60.0  # how long a controller that takes over waits for the host of a capture that it resumes
-LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
+REFRESH_S = 20.0  # how often to write orders again, so that they do not expire
+BEGIN_GRACE_S = 15.0  # after its latest begin, how long a capture's host may take to report that it has begun
+END_GRACE_S = 480.0  # after its time-box, how long a capture's host may take to report how it ended
+UNHEARD_S = 60.0  # how long a controller that takes over waits for the host of a resumed capture
+POLL_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 
 @dataclass(slots=True)
 class _Order:
-    """A capture wanted since ``at_s`` of an agent ("": unknown); ``begin_s`` is None once the agent reports on it."""
+    """A capture ordered at ``at_s`` from an agent ("": unknown); ``begin_s`` is None once the agent reports on it."""
 
     request: CaptureRequest
     agent: str
@@ -311,7 +311,7 @@ class _Order:
 
 
 class CaptureOrders:
-    """Captures that a fleet wants, followed to their end or given up in time. The hub's thread writes the orders."""
+    """Follows the captures of a fleet until they end or time out. The hub's thread writes the orders."""
 
     def __init__(
         self, fleet: NatsFleet, lease: Lease, fetching: Fetching, clock: Callable[[], float], refusals: Refusals
@@ -320,20 +320,20 @@ class CaptureOrders:
         self._fetching, self._clock, self._refusals = fetching, clock, refusals
         self._orders: dict[str, _Order] = {}
         self._begun = False
-        # What is to be written of each agent, beside what that says; and what was written when.
+        # By agent, orders to write (as content to compare, and as a message); and those written, with the time.
         self._lock = threading.Lock()
         self._to_write: dict[str, tuple[bytes, bytes]] = {}
         self._written: dict[str, tuple[bytes, float]] = {}
-        # Agents of which nothing is wanted.
+        # Agents without orders.
         self._idle: set[str] = set()
-        # Reports with their messages, which are settled once what they led to is on record.
+        # Reports with their messages, which are settled once the results of the reports are recorded.
         self._reports: deque[tuple[Report, AgentMessage | None, bool]] = deque()
         self._reported: list[AgentMessage] = []
         self._reported_before: list[AgentMessage] = []
-        # Captures that are on their way here, and those that have come.
+        # Captures that are being fetched, and those that have been.
         self._under_way: set[str] = set()
         self._fetched: set[str] = set()
-        # Of the former, those that the hub has lost: their hosts send them again.
+        # Captures in transfer that the hub has lost: their hosts send them again.
         self._missing: set[str] = set()
         lease.hub.start(self._write())
 
@@ -347,27 +347,27 @@ class CaptureOrders:
         over: Mapping[str, bool],
         switches: Mapping[str, Mapping[str, Setting]] = {},
     ) -> None:
-        """See `Fleet.want`; by agent, whether the job is ``over`` there, and the settings of its groups.
+        """See `Fleet.want`. By agent: whether the job is ``over`` there, and the settings of its groups.
 
-        What was reported before the last call is on record by now.
+        Reports returned before the previous call are recorded by now.
         """
         self._begun, now_s = True, self._clock()
         for message in self._reported_before:
             message.reports -= 1
         self._reported_before, self._reported = self._reported, []
-        # (of most agents nothing is wanted, and that is written already)
+        # (most agents have no orders, as was written before)
         agents = (agent for agent in over if agent not in self._idle or agent in switches)
         orders: dict[str, list[WantedCapture]] = {agent: [] for agent in agents}
-        for one in wanted:
-            order = self._orders.get(one.request.capture_id) or self._new_order(one, now_s)
+        for capture in wanted:
+            order = self._orders.get(capture.request.capture_id) or self._new_order(capture, now_s)
             if not order.agent:
-                order.agent, order.of = self._fleet.place(one)
+                order.agent, order.of = self._fleet.place(capture)
             if order.ended:
                 continue
-            if one.request.capture_id in self._under_way:
-                # (that ends by itself: nothing comes to be here that was given up)
-                heard = one.request.capture_id not in self._missing
-                orders.setdefault(order.agent, []).append(replace(one, process=order.of, heard=heard))
+            if capture.request.capture_id in self._under_way:
+                # (fetching ends by itself, so it is never given up)
+                heard = capture.request.capture_id not in self._missing
+                orders.setdefault(order.agent, []).append(replace(capture, process=order.of, heard=heard))
             elif order.begin_s is not None and now_s > order.begin_s:
                 self._end(order, "expired", "its host did not begin it in time")
             elif now_s > order.end_s:
@@ -379,25 +379,25 @@ class CaptureOrders:
             elif order.agent and self._fleet.gone(order.agent, order.of) and not self._pending(order):
                 self._end(order, "failed", "its host is gone, and the job restarted without it")
             elif order.agent:
-                orders.setdefault(order.agent, []).append(replace(one, process=order.of))
+                orders.setdefault(order.agent, []).append(replace(capture, process=order.of))
         for agent, some in orders.items():
             self._document(agent, some, switches.get(agent, {}))
         self._idle = {agent for agent in over if not (orders.get(agent) or agent in switches)}
 
     def heard(self, report: Report, message: AgentMessage) -> None:
         message.reports += 1
-        # (until the first call of `want`, the captures of an earlier controller are not known)
+        # (the captures of an earlier controller are unknown until the first call of `want`)
         self._reports.append((report, message, self._begun))
 
     def reports(self) -> list[Report]:
         if not self._begun:
-            # The captures to resume are not known yet.
+            # (the captures to resume are not known yet)
             return []
         found = []
         for _ in range(len(self._reports)):
             report, message, known = self._reports.popleft()
             if message is not None and self._fleet.holds(message):
-                # Its steps are reported first: the controller looks for the fault in them at once.
+                # Report its steps first: the controller will look for the fault in them at once.
                 self._reports.append((report, message, known))
                 continue
             order = self._orders.get(report.result.capture_id)
@@ -420,12 +420,12 @@ class CaptureOrders:
             self._written.clear()
 
     def close(self, agents: Iterable[str]) -> None:
-        """Withdraw all orders, and wait a moment until that is written."""
+        """Withdraw all orders, and wait a moment until they are written."""
         for agent in agents:
             self._document(agent, [])
         deadline_s = time.monotonic() + CLOSE_S
         while self._to_write and not self._lease.lost and time.monotonic() < deadline_s:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _new_order(self, wanted: WantedCapture, now_s: float) -> _Order:
         request, begin_s = wanted.request, None
@@ -433,7 +433,7 @@ class CaptureOrders:
             begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
         end_s = now_s + (wanted.expires_s or 0.0) + request.max_seconds + END_GRACE_S
         order = self._orders[request.capture_id] = _Order(request, *self._fleet.place(wanted), now_s, begin_s, end_s)
-        # (a resumed capture's host may not have reported to this controller yet)
+        # (the host of a resumed capture may not have reported to this controller yet)
         if not order.agent and not wanted.resumed:
             self._end(order, "failed", f"no host of the job has rank {request.rank}")
         return order
@@ -443,7 +443,7 @@ class CaptureOrders:
         self._reports.append((Report(result), None, True))
 
     def _pending(self, order: _Order) -> bool:
-        """Whether a report of it waits, or its files are on their way."""
+        """Whether a report on it waits, or its files are in transfer."""
         capture_id = order.request.capture_id
         waits = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
         return waits or capture_id in self._under_way
@@ -461,7 +461,7 @@ class CaptureOrders:
     async def _fetch(self, report: Report, message: AgentMessage | None) -> None:
         report = await self._fetching.fetched(
             *(self._lease.hub, self._lease.places.traces, report),
-            tell=lambda progress: self._reports.append((progress, None, True)),
+            progress=lambda report: self._reports.append((report, None, True)),
             missing=partial(self._missing.add, report.result.capture_id),
         )
         self._fetched.add(report.result.capture_id)
@@ -469,8 +469,8 @@ class CaptureOrders:
         self._under_way.discard(report.result.capture_id)
 
     def _document(self, agent: str, orders: Sequence[WantedCapture], switches: Mapping[str, Setting] = {}) -> None:
-        # An age changes with every look, and is news to nobody.
-        ageless = [replace(one, expires_s=None) for one in orders]
+        # (compare orders without ages, which always change)
+        ageless = [replace(capture, expires_s=None) for capture in orders]
         same = msgspec.msgpack.encode((ageless, switches))
         with self._lock:
             written, at_s = self._written.get(agent, (b"", 0.0))
@@ -480,15 +480,15 @@ class CaptureOrders:
                 self._to_write[agent] = same, encode(sent)
 
     async def _write(self) -> None:
-        want = None
+        bucket = None
         while not self._lease.lost:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             with self._lock:
                 some = list(self._to_write.items())
             for agent, (same, data) in some:
                 try:
-                    want = want or await self._lease.hub.js.key_value(self._lease.places.want)
-                    await want.put(agent, data)
+                    bucket = bucket or await self._lease.hub.js.key_value(self._lease.places.want)
+                    await bucket.put(agent, data)
                 except Exception as error:
                     log.debug("orders were not written: %s", error)
                     await asyncio.sleep(AGAIN_S)
@@ -510,10 +510,10 @@ def _unfit(order: _Order | None, report: Report, agent: str, known: bool) -> str
 
 
 def of_all(findings: Sequence[GpuFindings]) -> GpuFindings:
-    """What the drivers of several hosts say, as one."""
+    """Join the findings of several hosts."""
     return GpuFindings(
-        min(one.time_s for one in findings),
-        tuple(remark for one in findings for remark in one.remarks),
-        {rank: gpu for one in findings for rank, gpu in one.gpus.items()},
-        "; ".join(dict.fromkeys(one.problem for one in findings if one.problem)),
+        min(finding.time_s for finding in findings),
+        tuple(remark for finding in findings for remark in finding.remarks),
+        {rank: gpu for finding in findings for rank, gpu in finding.gpus.items()},
+        "; ".join(dict.fromkeys(finding.problem for finding in findings if finding.problem)),
     )

@@ -1,8 +1,8 @@
-"""One host's end of a fleet: it ships what its agent has over the hub, and has the agent carry out orders.
+"""A host's end of the fleet over the hub: ships the agent's steps and reports, and passes orders to the agent.
 
-Rows are read from the rings once those before them are on the hub, and not before: through an outage the rings hold
-what comes, and what they overrun is counted as missed. No more is in memory than one reading of them. A hub that has
-lost what it had gets again what the rings still hold.
+It reads the rings only once the previous rows are on the hub, so at most one reading is in memory. During an outage the
+rings hold new steps, and count those that they overwrite as missed. A hub that has lost its data gets again what the
+rings still hold.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub, HubError, LogLeader, Subjects, token
 from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer
 from sftriage.fleet.wire import (
+    MAX_ITEMS,
     MAX_MESSAGE_BYTES,
-    MAX_TOLD,
     Incarnation,
     Orders,
     RunName,
@@ -49,28 +49,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0  # periods of messages, of turns, and of reading the orders
+SHIP_S, POLL_S, READ_S = 1.0, 0.25, 5.0  # how often to send messages, to take a turn, and to read the orders
 RANKS_A_SECOND, LONGEST_SHIP_S = 8192, 2.5  # a job of more ranks ships less often, see `ship_s`
 PUBLISH_S, AGAIN_S = 5.0, 1.0
 SLOWEST_BYTES_PER_S = 32 << 10  # on a slower link, a message is sent again
-TELL_AGAIN_S = 10.0  # after which the end of a capture that is still wanted is reported again
-REWOUND_ROWS = 1 << 20  # steps, over all ranks of a job, that are shipped again to a hub that has lost them
+REPORT_AGAIN_S = 10.0  # report the end of a capture again if the order still stands after this long
+REWOUND_ROWS = 1 << 20  # steps, of all ranks of a job, to ship again to a hub that has lost them
 MAX_REPORTS = 32
-LAST_ANSWER_S = 6.0  # patience with captures in progress once the job has ended here
+LAST_ANSWER_S = 6.0  # how long to wait for captures in progress once the job has ended here
 SEND_AGAIN_S, OBJECT_S = 1.0, 600.0
-FULL = 10077  # the hub's error where a bucket has no room
-SLACK_BYTES = 1 << 20  # room that the hub needs in a bucket beside the bytes of traces
-SAY_AFTER_S = 20.0  # how long the hub may be away before that is logged
+FULL = 10077  # the hub's error code for a full bucket
+SLACK_BYTES = 1 << 20  # space that the hub needs in a bucket beside the bytes of traces
+LOG_AFTER_S = 20.0  # log that the hub is away after this long
 NO_GENERATION = -1  # of a process that is gone
 
 
 def ship_s(world_size: int) -> float:
-    """Seconds between messages of an agent: the controller's cost of one depends little on its number of steps."""
+    """Seconds between messages of an agent; a message costs the controller little more with more steps in it."""
     return min(max(SHIP_S, SHIP_S * world_size / RANKS_A_SECOND), LONGEST_SHIP_S)
 
 
 class HostEnd:
-    """Ships what an agent has, and carries out orders, in threads of its own between `start` and `close`.
+    """Ships an agent's data and passes orders to it, in threads of its own between `start` and `close`.
 
     It closes ``agent`` and ``hub``. A file beside the captures notes each before it begins, so that none begins twice.
     """
@@ -95,27 +95,27 @@ class HostEnd:
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
         self._reports: deque[Report] = deque()
-        # Requests for what GPUs of some ranks show, and where the answers go.
+        # Queries about the GPUs of some ranks, and the subjects for the answers.
         self._gpu_requests: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
-        # What is on its way: one reading of the rings at most.
+        # Messages to send: at most one reading of the rings.
         self._outbox: deque[Shipment] = deque()
         self._wake = asyncio.Event()
         self._sent_s, self._every_s = -LONGEST_SHIP_S, SHIP_S
         self._sending = 0
-        # By which connection the hub was last known to have what it got, up to which message of its stream,
-        # and since when it keeps things for the job; and whether it has lost that, and is to get it again.
+        # The connection on which the hub last had all of its data, its last message in the stream, and when its
+        # buckets were made; and whether it has lost data, which it has to get again.
         self._known_s: float | None = None
         self._sequence, self._lost = 0, False
         self._kept_since: datetime | None = None
         self._away_since_s = time.monotonic()
         self._log_once = LogOnce(log)
-        # Captures refused, since their begin could not be noted; the reports on those that have ended, and when made.
+        # Captures refused because their begin could not be noted; the final reports of others, with their times.
         self._refused: set[str] = set()
         self._has_read = False
         self._reported: dict[str, tuple[Report, float]] = {}
-        # From when on the host's part of the job is over, and whether that was reported.
+        # When the host's part of the job ended, and whether that was reported.
         self._over_s, self._over_reported = float("inf"), False
-        # When a trace has last moved.
+        # When a transfer last made progress.
         self._moved_s = 0.0
         self._loop = Loop(
             *("host", self.turn, POLL_S),
@@ -124,32 +124,32 @@ class HostEnd:
         )
 
     def start(self) -> None:
-        """Begin. A hub that cannot be reached is waited for."""
+        """Begin; waits in the background for a hub that cannot be reached."""
         self._hub.start(self._talk())
         self._loop.start()
 
     def finish(self, patience_s: float) -> bool:
-        """Send what is left, and that the job has ended here; whether in time, which is extended while traces move."""
+        """Send what is left, and that the job has ended here; return whether in time, which progress extends."""
         self._over_s = time.monotonic()
         while not self._over_reported and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)
         return self._over_reported
 
     def close(self) -> None:
-        """Let go of the agent and of the hub; what has not ended is called off."""
-        # (it may be in the middle of something on a disk that hangs)
+        """Cancel captures in progress, and close the agent and the hub."""
+        # (a turn may be waiting for a disk that hangs)
         self._loop.stop(LAST_ANSWER_S)
         self._hub.close()
         self._agent.close()
 
     def turn(self) -> None:
-        """Do what is wanted, hear what has become of it, and fill the outbox once that is empty and it is time."""
+        """Pass orders to the agent, take its reports, and fill the outbox if it is empty and a message is due."""
         orders = self._orders
-        # (before that it is not known which ranks are there)
+        # (the host's ranks are unknown before the first reading)
         if orders is not None and self._has_read:
-            wanted = [self._wanted(one) for one in orders.captures]
-            self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
-            self._report_again({one.request.capture_id: one.heard for one in orders.captures})
+            captures = [self._resolved(capture) for capture in orders.captures]
+            self._agent.want([capture for capture in captures if capture.request.capture_id not in self._refused])
+            self._report_again({capture.request.capture_id: capture.heard for capture in orders.captures})
             if orders.switches:
                 self._agent.switch(orders.switches)
         for report in self._agent.reports():
@@ -159,7 +159,7 @@ class HostEnd:
         self._log_if_away()
         self._every_s = ship_s(max((info.world_size for info in self._agent.infos), default=0))
         if self._lost:
-            # The rings are read again, as by another process: older steps of the same one would be passed over.
+            # Read the rings again, under a new process id: steps repeated by a known process would be dropped.
             self._agent.rewind(REWOUND_ROWS // max((info.world_size for info in self._agent.infos), default=1))
             self._process = secrets.token_hex(8)
             self._outbox.clear()
@@ -168,8 +168,8 @@ class HostEnd:
         if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
 
-    def _wanted(self, wanted: WantedCapture) -> WantedCapture:
-        """A capture in the host's own count of starts; one begun before this process is resumed."""
+    def _resolved(self, wanted: WantedCapture) -> WantedCapture:
+        """An order in the host's own count of starts; a capture that an earlier agent has begun is resumed."""
         capture_id = wanted.request.capture_id
         if capture_id in self._begun_before:
             wanted = replace(wanted, resumed=True)
@@ -177,15 +177,15 @@ class HostEnd:
             self._note_begun(wanted.request)
         if wanted.process is None:
             return wanted
-        its = (info.attempt for info in self._agent.infos if Incarnation.of(self._boot_id, info) == wanted.process)
-        return replace(wanted, generation=next(its, NO_GENERATION))
+        starts = (info.attempt for info in self._agent.infos if Incarnation.of(self._boot_id, info) == wanted.process)
+        return replace(wanted, generation=next(starts, NO_GENERATION))
 
     def _note_begun(self, request: CaptureRequest) -> None:
-        """Note that a capture begins, or refuse it: the next agent might begin it again."""
+        """Note that a capture begins; refuse it if that fails, since the next agent might begin it again."""
         capture_id = request.capture_id
         try:
             with self._begun_file.open("a", encoding="ascii") as file:
-                # (what a full disk has left of a line is none of this one)
+                # (a full disk may have left part of a line)
                 file.write(f"\n{capture_id}\n")
             self._begun.add(capture_id)
         except OSError as error:
@@ -207,18 +207,18 @@ class HostEnd:
         self._reports.append(report)
 
     def _report_again(self, wanted: Mapping[str, bool]) -> None:
-        """Report captures again that are still wanted, unless the controller has heard."""
+        """Report ended captures again whose orders still stand, unless the controller has their report."""
         for capture_id, (report, reported_s) in list(self._reported.items()):
             if capture_id not in wanted:
                 del self._reported[capture_id]
             elif wanted[capture_id] or report in self._reports:
                 continue
-            elif time.monotonic() > reported_s + TELL_AGAIN_S:
+            elif time.monotonic() > reported_s + REPORT_AGAIN_S:
                 del self._reported[capture_id]
                 self._report(report)
 
     def _fill(self) -> None:
-        # (what has ended and is wanted still, the controller has not heard of)
+        # (an order that still stands may be of a capture whose end the controller does not know yet)
         grace_s = LAST_ANSWER_S if self._orders is not None and self._orders.captures else 0.0
         over = time.monotonic() >= self._over_s + grace_s and not self._sending
         found, self._has_read = self._agent.rows(), True
@@ -226,14 +226,14 @@ class HostEnd:
         some = [
             part
             for rows in found
-            # (rings of earlier starts lie there until the job ends)
+            # (rings of earlier starts exist until the job ends)
             if rows.generation == newest or len(rows.steps) or len(rows.device_steps or ())
             for part in parts(rows)
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
         counts = self._agent.telemetry()
-        counts = replace(counts, problems=dict(list(counts.problems.items())[:MAX_TOLD]))
-        # (by what its ranks are doing it is known which start is the newest)
+        counts = replace(counts, problems=dict(list(counts.problems.items())[:MAX_ITEMS]))
+        # (the status shows which start is the newest)
         status = self._agent.statuses()
         alone = Shipment(self._token, self._boot_id, self._process, status=status, counts=counts)
         last = msgspec.structs.replace(
@@ -241,7 +241,7 @@ class HostEnd:
             rows=tuple(some[-1:]),
             reports=reports,
             over=over and not self._reports,
-            switches=tuple(self._agent.switches()[:MAX_TOLD]),
+            switches=tuple(self._agent.switches()[:MAX_ITEMS]),
         )
         self._outbox.extend(msgspec.structs.replace(alone, rows=(rows,)) for rows in some[:-1])
         self._outbox.append(last)
@@ -259,7 +259,7 @@ class HostEnd:
                 self._logged_away = False
             self._log_leader.release()
             self._away_since_s = now_s
-        elif now_s > self._away_since_s + SAY_AFTER_S and not self._logged_away and self._log_leader.should_log():
+        elif now_s > self._away_since_s + LOG_AFTER_S and not self._logged_away and self._log_leader.should_log():
             self._logged_away = True
             log.warning("%s The job keeps running; its steps wait in its rings", self._hub.unreachable())
 
@@ -270,10 +270,10 @@ class HostEnd:
                 break
             except HubError as error:
                 self._log_problem(str(error))
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(READ_S)
         await self._hub.client.subscribe(self._places.down(self._token), cb=self._heard)
-        await self._hub.client.subscribe(self._places.ask(self._token), cb=self._gpu_requested)
-        await asyncio.gather(self._publish(), self._look())
+        await self._hub.client.subscribe(self._places.query(self._token), cb=self._gpu_requested)
+        await asyncio.gather(self._publish(), self._read_orders())
 
     async def _publish(self) -> None:
         while True:
@@ -282,9 +282,9 @@ class HostEnd:
                 await asyncio.sleep(POLL_S)
                 continue
             if self._known_s != since_s:
-                # (what the hub answers to anything shows whether it still has what it got before)
+                # (an answer of the hub shows whether it still has earlier messages)
                 sent = await self._sent(Shipment(self._token, self._boot_id, self._process))
-                if sent and await self._looked_for_loss():
+                if sent and await self._checked_loss():
                     self._known_s = since_s
                 else:
                     await asyncio.sleep(AGAIN_S)
@@ -293,8 +293,8 @@ class HostEnd:
                 self._wake.clear()
                 try:
                     await asyncio.wait_for(self._wake.wait(), 2 * self._every_s)
-                except (TimeoutError, asyncio.TimeoutError):  # another one before Python 3.11
-                    # The agent is busy with a trace, but still there.
+                except (TimeoutError, asyncio.TimeoutError):  # (two classes before Python 3.11)
+                    # The agent is busy with a trace, but alive.
                     await self._sent(Shipment(self._token, self._boot_id, self._process))
                 continue
             if await self._sent(self._outbox[0]):
@@ -303,10 +303,10 @@ class HostEnd:
             else:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _looked_for_loss(self) -> bool:
-        """Find out whether the hub has lost messages; whether that could be found out."""
-        # A number of its stream does not show it where others have sent more since than there was before. The time at
-        # which the bucket of orders was made does: it goes with the stream, and an agent may read it.
+    async def _checked_loss(self) -> bool:
+        """Check whether the hub has lost messages; return whether the check succeeded."""
+        # The stream's numbers do not show a loss if enough messages have come since. The creation time of the bucket
+        # of orders does: it is lost together with the stream, and an agent may read it.
         try:
             created = (await self._hub.js.stream_info(f"KV_{self._places.want}")).created
         except Exception as error:
@@ -317,11 +317,11 @@ class HostEnd:
         return True
 
     async def _sent(self, message: Shipment) -> bool:
-        """Whether the hub certainly has a message. One that it may have is sent again: its steps are known."""
+        """Send a message; return whether the hub certainly has it. Sending it again is harmless."""
         since_s = self._hub.connected_s
         if since_s is None:
             return False
-        # (an outage may lie between its making and its sending)
+        # (set on sending: an outage may have delayed it)
         data = encode(msgspec.structs.replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
         if len(data) > MAX_MESSAGE_BYTES:
             self._log_problem(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
@@ -329,7 +329,7 @@ class HostEnd:
         patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
         sending = asyncio.ensure_future(self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s))
         try:
-            # (nobody answers on a connection that has broken since)
+            # (no answer comes over a connection that has broken)
             while not sending.done() and self._hub.connected_s == since_s:
                 await asyncio.wait({sending}, timeout=POLL_S)
             if not sending.done():
@@ -344,17 +344,17 @@ class HostEnd:
             sending.cancel()
         return True
 
-    async def _look(self) -> None:
+    async def _read_orders(self) -> None:
         """Read the orders regularly: a change may have been published while the connection was down."""
         from nats.js.errors import KeyNotFoundError
 
         while True:
-            again_s = LOOK_S
+            again_s = READ_S
             try:
-                want = await self._hub.js.key_value(self._places.want)
-                self._take((await want.get(self._token)).value or b"")
+                bucket = await self._hub.js.key_value(self._places.want)
+                self._take((await bucket.get(self._token)).value or b"")
             except KeyNotFoundError:
-                # It expires without a controller for a while, which is no order to end anything.
+                # The orders expired because there was no controller for a while: carry on with the last ones.
                 pass
             except Exception as error:
                 log.debug("cannot read the orders: %s", error)
@@ -374,23 +374,23 @@ class HostEnd:
             if message.reply:
                 self._gpu_requests.append((ranks, message.reply))
         except SftriageError as error:
-            self._log_problem(f"cannot read a query of the controller: {error}", "ask")
+            self._log_problem(f"cannot read a query of the controller: {error}", "query")
 
     def _take(self, data: bytes) -> None:
         try:
             orders = decode_orders(data)
         except SftriageError as error:
-            self._log_problem(f"cannot read the controller's orders: {error}", "want")
+            self._log_problem(f"cannot read the controller's orders: {error}", "orders")
             return
         if orders.agent not in ("", self._token):
             self._log_problem(f"ignored orders for {orders.agent}", "another's")
             return
-        # (of a controller that has lost its lease, and does not know yet)
+        # (a controller that has lost its lease may not know it yet)
         if self._orders is None or orders.epoch >= self._orders.epoch:
             self._orders = orders
 
     async def _send(self, report: Report) -> None:
-        """Bring a stored capture to where the controller finds it, and report that, or why it has failed."""
+        """Bring a stored capture to the controller or to the store, and report it, or why that failed."""
         run = RunName() if self._orders is None else self._orders.run
         loop, capture_id, where = asyncio.get_running_loop(), report.result.capture_id, ""
         try:
@@ -399,13 +399,13 @@ class HostEnd:
             total_bytes = sum(path.stat().st_size for path in files.values())
             copying = Transfer(report.result, f"uploading from {self._name}:", total_bytes, self._moved)
             elsewhere = await loop.run_in_executor(None, self._kept.copied, capture_id, run, copying)
-            # (of what is in a store, only the manifest goes through the hub)
+            # (of a capture in a store, only the manifest goes through the hub)
             some = {} if elsewhere else files
             sending = Transfer(report.result, f"sending from {self._name}:", total_bytes, self._moved)
             while not await self._put(capture_id, manifest, some, sending):
                 await asyncio.sleep(SEND_AGAIN_S)
                 orders = self._orders
-                if orders is not None and all(one.request.capture_id != capture_id for one in orders.captures):
+                if orders is not None and all(capture.request.capture_id != capture_id for capture in orders.captures):
                     raise CaptureError("the controller no longer wants it")
             report = replace(report, elsewhere=elsewhere)
         except Exception as error:
@@ -416,7 +416,7 @@ class HostEnd:
         self._queue(report)
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
-        """Put a capture onto the hub; False if it has to be tried again."""
+        """Put a capture on the hub; return False to retry later."""
         from nats.js.errors import APIError
 
         if self._hub.connected_s is None:
@@ -428,7 +428,7 @@ class HostEnd:
                 most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
                 size_bytes = sum(path.stat().st_size for path in files.values())
                 if 0 <= most_bytes < size_bytes + SLACK_BYTES:
-                    # It would never find room there.
+                    # It will never fit.
                     why = f"its {size(size_bytes)} exceed what the hub takes ({size(most_bytes - SLACK_BYTES)})"
                     raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")
             for name, path in files.items():
@@ -438,8 +438,8 @@ class HostEnd:
             await traces.put(f"{capture_id}/", manifest)
         except APIError as error:
             if error.err_code == FULL:
-                transfer.say("waiting for room on the hub, which is full of other traces")
-                # (of two that are there in part, neither would ever find room for the rest)
+                transfer.report("waiting for room on the hub, which is full of other traces")
+                # (remove the sent part: two partial captures could block each other for ever)
                 for info in sent:
                     with contextlib.suppress(Exception):
                         await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
@@ -455,7 +455,8 @@ class HostEnd:
         return True
 
     def _log_problem(self, problem: str, kind: str = "") -> None:
-        # (what all hosts say goes into one output, under SLURM)
+        # (under SLURM, the logs of all hosts go to one output)
+
         self._log_once("host %s: %s", self._name, problem, key=kind or problem)
 
 

@@ -1,4 +1,4 @@
-"""Captures between hosts: what is moved of them is counted, and what is fetched is checked byte by byte."""
+"""Moves captures from hosts (`HostCaptures`) to the controller (`Fetching`), over the hub or by way of a store."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sftriage")
 
-TELL_S = 2.0  # period of reports on a transfer
+REPORT_S = 2.0  # period of reports on a transfer
 
-Tell = Callable[[Report], None]
+Progress = Callable[[Report], None]
 
 
 class Transfer:
-    """Counts the bytes moved of a capture, and tells of them; ``doing`` is "sending ..." or "fetching ..."."""
+    """Counts the bytes moved of a capture, and reports ``progress``; ``doing`` is "sending ..." or "fetching ..."."""
 
-    def __init__(self, result: CaptureResult, doing: str, total_bytes: int, tell: Tell) -> None:
+    def __init__(self, result: CaptureResult, doing: str, total_bytes: int, progress: Progress) -> None:
         self._capture = result.capture_id, result.rank
-        self._doing, self._total_bytes, self._tell = doing, total_bytes, tell
-        self._moved_bytes, self._told_s = 0, time.monotonic()
+        self._doing, self._total_bytes, self._progress = doing, total_bytes, progress
+        self._moved_bytes, self._reported_s = 0, time.monotonic()
 
     def moved(self, more_bytes: int) -> None:
         self._moved_bytes += more_bytes
-        if more_bytes and time.monotonic() >= self._told_s + TELL_S:
-            self.say(f"{self._doing} {size(min(self._moved_bytes, self._total_bytes))} of {size(self._total_bytes)}")
+        if more_bytes and time.monotonic() >= self._reported_s + REPORT_S:
+            self.report(f"{self._doing} {size(min(self._moved_bytes, self._total_bytes))} of {size(self._total_bytes)}")
 
-    def say(self, what: str) -> None:
-        self._told_s = time.monotonic()
-        self._tell(Report(CaptureResult(*self._capture, "running", what)))
+    def report(self, detail: str) -> None:
+        self._reported_s = time.monotonic()
+        self._progress(Report(CaptureResult(*self._capture, "running", detail)))
 
 
 class CountedFile(io.BufferedIOBase):
-    """A file whose reads and writes a transfer counts; more than ``most_bytes`` are refused."""
+    """A file whose reads and writes a transfer counts; raises CaptureError beyond ``most_bytes``."""
 
     def __init__(self, file: io.BufferedIOBase, transfer: Transfer | None, most_bytes: int = 1 << 62) -> None:
         self._file, self._transfer, self._left_bytes = file, transfer, most_bytes
@@ -79,9 +79,9 @@ class CountedFile(io.BufferedIOBase):
 
 
 class HostCaptures:
-    """The captures that a host keeps in its directory, with copies in its run's store where that is the one at ``url``.
+    """The captures that a host keeps in its directory, with copies in its run's store if ``url`` is that store.
 
-    With ``drop_local`` traces go from here once their copy is verified.
+    With ``drop_local`` traces are removed here once their copy is verified.
     """
 
     def __init__(self, directory: Path, url: str | None = None, *, drop_local: bool = False) -> None:
@@ -89,22 +89,22 @@ class HostCaptures:
         self._log_once = LogOnce(log)
 
     def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
-        """The manifest of a capture under its run's name, known from the first orders on, and its files."""
+        """The manifest of a capture, under its run's name (which comes with the first orders), and its files."""
         manifest = self.local.manifest(capture_id)
         named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
         if named != manifest:
             write_atomically(self.local.file(capture_id, MANIFEST_NAME), named.to_json().decode())
-        paths = ((one.name, self.local.file(capture_id, one.name)) for one in named.artefacts)
+        paths = ((artefact.name, self.local.file(capture_id, artefact.name)) for artefact in named.artefacts)
         return named.to_json(), {name: path for name, path in paths if path.exists()}
 
     def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
-        """Copy a capture into the store of its run; whether it is there and verified, or else goes through the hub."""
+        """Copy a capture to its run's store; False if it has to go through the hub instead."""
         url = self._url
         if url is None:
             return False
         if run.store != url:
-            its = f"keeps them in {run.store}" if run.store else "has no --store"
-            self._log_once("captures go through the hub, not to %s: the job's controller %s", url, its)
+            reason = f"keeps them in {run.store}" if run.store else "has no --store"
+            self._log_once("captures go through the hub, not to %s: the job's controller %s", url, reason)
             return False
         sent: dict[str, int] = {}
 
@@ -127,17 +127,17 @@ class HostCaptures:
 
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
-LOST_S = 30.0  # patience with a capture that the hub has lost: its host sends it again
+LOST_S = 30.0  # how long to wait for a capture that the hub has lost: its host sends it again
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
-_FOLDER = "fetch-"  # prefix of the folders that captures are fetched into
+_FOLDER = "fetch-"  # prefix of the folders of captures in transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Fetches captures of a ``run`` into its ``store``, by way of a ``spool``.
+    """Fetches captures of a ``run`` into its ``store``, through a ``spool``.
 
-    Of one that its host has put into the run's store elsewhere, no more is taken than its manifest, and where its files
-    are; and the files too, from there, where it is to be ``near``.
+    If its host has put a capture into the run's store elsewhere, only its manifest is taken, with the place of its
+    files; the files too, from that store, if it is to be ``near``.
     """
 
     store: LocalStore
@@ -146,16 +146,16 @@ class Fetching:
     near: Callable[[Manifest], bool] = lambda _: False
 
     def sweep(self) -> None:
-        """Remove what a controller that was killed while it fetched has left; for the one that leads now."""
+        """Remove the remains of a controller that was killed while fetching; only the leader may call it."""
         for folder in self.spool.glob(f"{_FOLDER}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     async def fetched(
-        self, hub: Hub, bucket: str, report: Report, tell: Tell, missing: Callable[[], None] = lambda: None
+        self, hub: Hub, bucket: str, report: Report, progress: Progress, missing: Callable[[], None] = lambda: None
     ) -> Report:
-        """What a report of a stored capture comes to: its files are fetched and taken, or it has failed.
+        """Fetch the files of a stored capture; return its report, of a failure if it could not be fetched.
 
-        ``tell`` gets the progress; ``missing`` is called when they are not on the hub.
+        ``missing`` is called if the files are not on the hub.
         """
         from nats.errors import Error
         from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
@@ -167,7 +167,7 @@ class Fetching:
         while True:
             try:
                 with tempfile.TemporaryDirectory(prefix=_FOLDER, dir=self.spool) as folder:
-                    coming = _files(hub, bucket, report, Path(folder), tell)
+                    coming = _files(hub, bucket, report, Path(folder), progress)
                     manifest, files = await asyncio.wait_for(coming, PATIENCE_S)
                     stored_bytes = await loop.run_in_executor(None, self.take, manifest, files, report.elsewhere)
                 await _forget(hub, bucket, capture_id, files)
@@ -191,16 +191,16 @@ class Fetching:
         return replace(report, result=replace(report.result, state="failed", detail=why))
 
     def take(self, data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
-        """Store a capture, and return its bytes; raises SftriageError where its files do not match its manifest."""
+        """Store a capture, and return its bytes; raises SftriageError if its files do not match its manifest."""
         # (an agent learns the run's id with the first orders)
         manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": self.run.run_id})
-        size_bytes = sum(one.size_bytes for one in manifest.artefacts)
+        size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
         if manifest.capture_id in self.store.ids():
-            # An earlier controller stored it, and ended before it could report that.
+            # An earlier controller stored it, but ended before it could report it.
             return size_bytes
         if elsewhere:
             self._take_elsewhere(manifest)
-        elif {one.name for one in manifest.artefacts} != set(files):
+        elif {artefact.name for artefact in manifest.artefacts} != set(files):
             raise CaptureError(f"capture {manifest.capture_id}: its files do not match its manifest")
         else:
             self._put(manifest, files)
@@ -218,10 +218,10 @@ class Fetching:
                 if not condition.whole or there.artefacts != manifest.artefacts:
                     why = f"is not in {run.store} as its host reports: {condition.problem}"
                     raise CaptureError(f"capture {capture_id} {why}")
-                for one in manifest.artefacts if self.near(manifest) else ():
-                    files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
+                for artefact in manifest.artefacts if self.near(manifest) else ():
+                    files[artefact.name] = remote.get(capture_id, artefact.name, Path(folder) / artefact.name)
             except (StoreError, UsageError) as error:
-                # (its host has read all of it back; whoever fetches it later may read that store)
+                # (its host has verified the copy; a later reader may be able to read that store)
                 log.warning("capture %s is in %s, but could not be read from here: %s", capture_id, run.store, error)
                 files.clear()
             sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
@@ -234,8 +234,8 @@ class Fetching:
                 raise CaptureError(f"capture {manifest.capture_id}: it was damaged in transit")
             return manifest
 
-        named = [(one, files[one.name]) for one in manifest.artefacts if one.name in files]
-        some = [FileToStore(path, one.name, one.media_type, compress=False) for one, path in named]
+        named = [(artefact, files[artefact.name]) for artefact in manifest.artefacts if artefact.name in files]
+        some = [FileToStore(path, artefact.name, artefact.media_type, compress=False) for artefact, path in named]
         self.store.put_files(manifest.capture_id, some, checked, upload)
 
 
@@ -246,21 +246,21 @@ async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
     return info
 
 
-async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell) -> tuple[bytes, dict[str, Path]]:
+async def _files(hub: Hub, bucket: str, report: Report, folder: Path, on: Progress) -> tuple[bytes, dict[str, Path]]:
     traces, capture_id = await hub.js.object_store(bucket), report.result.capture_id
     await _info(traces, f"{capture_id}/")
     buffer = io.BytesIO()
     await traces.get(f"{capture_id}/", writeinto=CountedFile(buffer, None, MAX_MANIFEST_BYTES))
     data = buffer.getvalue()
     manifest = Manifest.from_json(data, "its manifest")
-    is_its = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
-    if not is_its or len(manifest.artefacts) > MAX_FILES:
+    matches = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
+    if not matches or len(manifest.artefacts) > MAX_FILES:
         raise CaptureError("its manifest is of another capture")
     files: dict[str, Path] = {}
     if report.elsewhere:
         return data, files
-    total_bytes = sum(one.size_bytes for one in manifest.artefacts)
-    transfer = Transfer(report.result, f"fetching from {manifest.capture.host}:", total_bytes, tell)
+    total_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
+    transfer = Transfer(report.result, f"fetching from {manifest.capture.host}:", total_bytes, on)
     for number, artefact in enumerate(manifest.artefacts):
         name = f"{capture_id}/{artefact.name}"
         info = await _info(traces, name)

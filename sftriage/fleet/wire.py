@@ -1,10 +1,10 @@
-"""What crosses between the hosts of a job and its controller, and its bytes: columns, versioned and compressed.
+"""The messages between the hosts of a job and its controller, and their encoding.
 
-A message is ``SFT``, a byte with the version of this format, and MessagePack compressed with zlib. Another version is
-refused. Nothing that comes in is trusted: an invalid message is refused as a whole.
+A message is ``SFT``, a byte with the version of this format, and MessagePack compressed with zlib. Decoding trusts
+nothing: it refuses another version, and an invalid message as a whole.
 
-Clocks: a rank's status holds ages. The times of steps are those of their own host, and come with what has to be added
-to have nanoseconds since the epoch; what that host's clock shows as a message is sent ties them to the hub's.
+Clocks: a rank's status holds ages. Steps are on their host's monotonic clock, and come with its offset from the epoch,
+in nanoseconds. A message also has the time of sending on that clock, which relates it to the hub's clock.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from sftriage.windows.rings import N_VALUES, Rows, bounds
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000  # a NATS server takes a mebibyte by default, with headers and all
-MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20  # decoded, a message takes 64 times that at worst
+MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20  # decoded, a message takes up to 64 times as much
 MAX_ROW_BYTES = 384 << 10
-"""Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
-even where nothing packs."""
+"""Limit of the rows of one message, unpacked, and of their device times: incompressible ones still fit a message."""
 MAX_RINGS = 1 << 12
-MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
-MAX_KNOWN_BYTES = 8 << 10  # limit up to which a host's rings are remembered as they are packed
+MAX_BLOCKS, MAX_ITEMS, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
+MAX_KNOWN_BYTES = 8 << 10  # up to this size, packed rings are kept with their decoded form
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
 MAX_SECONDS = 1e12  # limit of every time in a message
@@ -46,7 +45,7 @@ MAX_VALUE, MAX_MOST = 1 << 16, 1 << 8
 
 
 class Incarnation(NamedTuple):
-    """One process of one rank: no other one, of whatever host and start of the job, is the same."""
+    """Identifies one process of one rank, among all hosts and starts of a job."""
 
     boot_id: str
     pid: int
@@ -55,13 +54,13 @@ class Incarnation(NamedTuple):
 
     @classmethod
     def of(cls, boot_id: str, info: RingInfo) -> Incarnation:
-        """That of the process that writes a ring."""
+        """The process that writes a ring."""
         return cls(boot_id, info.pid, info.pid_start_ticks, info.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """What a run and its job are called where captures are kept, and the URL of the store that copies of them go to."""
+    """The names of a run and its job in stores of captures, and the URL of the store for copies."""
 
     job: str = ""
     run_id: str = ""
@@ -73,7 +72,7 @@ NO_NAME = RunName()
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of an ``agent``, and of its groups by name; a newer controller has a higher ``epoch``."""
+    """All orders for an ``agent``, and for its groups by name; a newer controller has a higher ``epoch``."""
 
     epoch: int
     captures: tuple[WantedCapture, ...] = ()
@@ -83,9 +82,9 @@ class Orders:
 
 
 class Columns(msgspec.Struct, frozen=True, array_like=True):
-    """Steps: ranks as 32-bit integers; words of slots but for their checksums; and some counters, as floats.
+    """Steps: ranks as 32-bit integers; the words of slots without their checksums; and some counters, as floats.
 
-    Of words and floats the first bytes of all come first, then the second ones: what is alike lies together.
+    Words and floats are stored byte by byte, the first bytes of all values first, so that similar bytes are adjacent.
     """
 
     ranks: bytes
@@ -96,13 +95,13 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
 def packed(steps: StepArrays) -> Columns:
     """Steps as columns."""
     ranks, words_WB = steps.rank_B.astype("<i4").tobytes(), steps.slots_BW[:, :-1].T
-    # (what changes little from step to step packs to a third)
+    # (differences compress to a third: values change little from step to step)
     words = shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
     return Columns(ranks, words, None if steps.counted_BC is None else shuffled(steps.counted_BC.T.astype("<f8")))
 
 
 def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
-    """Decode steps; raises InputError where a value is out of range or a rank is not ``here``."""
+    """Decode steps; raises InputError if a value is out of range or a rank is not ``here``."""
     rank_B = np.frombuffer(columns.ranks, "<i4").astype(np.int64)
     n_words, n_steps = slot_words(schema) - 1, len(rank_B)
     words_WB = _in_order(columns.words, n_words, n_steps, "<i8").cumsum(axis=1, dtype=np.int64)
@@ -116,7 +115,7 @@ def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArray
 
 
 def shuffled(values_VB: IntArray | FloatArray) -> bytes:
-    """Values of 8 bytes, the first bytes of all first."""
+    """The bytes of 8-byte values, the first bytes of all values first."""
     as_bytes = np.ascontiguousarray(values_VB).view(np.uint8)
     return as_bytes.reshape(*values_VB.shape, 8).transpose(0, 2, 1).tobytes()
 
@@ -132,7 +131,7 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
     if columns.counted is None:
         return None
     counted_CB = _in_order(columns.counted, len(COUNTERS), n_steps, "<f8")
-    # (NaN, which stands for unknown, is neither)
+    # (these ignore NaN, which means unknown)
     least, most = (of.reduce(counted_CB, axis=None, initial=0.0) for of in (np.fmin, np.fmax))
     if least < 0 or most == np.inf:
         raise InputError("invalid counters")
@@ -165,7 +164,7 @@ class _Ring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Rows(msgspec.Struct, frozen=True, array_like=True):
-    """`Rows`, of a host's own count of starts. ``rings`` are packed `_Ring`: the same come with every message."""
+    """`Rows`, by the host's own count of starts. ``rings`` are packed `_Ring`, and mostly the same in every message."""
 
     generation: int
     stages: tuple[str, ...]
@@ -179,7 +178,7 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Status(msgspec.Struct, frozen=True, array_like=True):
-    """A `JobStatus`: of each value those of all ranks, as 64-bit integers."""
+    """A `JobStatus`: each value for all ranks, as 64-bit integers."""
 
     stages: tuple[str, ...]
     sync: tuple[str, ...]
@@ -189,11 +188,11 @@ class _Status(msgspec.Struct, frozen=True, array_like=True):
     doing: bytes
 
 
-_Short = tuple[tuple[int, ...], bool]  # numbers as `as_range` makes them
+_Short = tuple[tuple[int, ...], bool]  # numbers as `as_range` encodes them
 
 
 class _Switch(msgspec.Struct, frozen=True, array_like=True):
-    """A `SwitchStatus` as it crosses."""
+    """A `SwitchStatus` as it is sent."""
 
     name: _Name
     ranks: _Short
@@ -216,19 +215,19 @@ _SwitchT = TypeVar("_SwitchT")
 
 
 class _Message(msgspec.Struct, Generic[_RowsT, _StatusT, _SwitchT], frozen=True, array_like=True):
-    """A message of an agent; an empty one says that it is there. Status and switches are None where unknown."""
+    """A message of an agent; an empty one shows that it is alive. Status and switches are None if unknown."""
 
     agent: _Name
     boot_id: _Name
-    process: _Name  # the agent's own, anew with each start
+    process: _Name  # of the agent, new at each of its starts
     rows: Annotated[tuple[_RowsT, ...], Meta(max_length=MAX_BLOCKS)] = ()
     status: _StatusT | None = None
     counts: ReadCounts = msgspec.field(default_factory=ReadCounts)  # of this process
-    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_TOLD)] = ()
+    reports: Annotated[tuple[Report, ...], Meta(max_length=MAX_ITEMS)] = ()
     over: bool = False  # the job has ended on the host, and this is the last message
     mono_ns: _Count = 0  # the host's monotonic clock as the message is sent
-    rings_id: _Name = ""  # of the directory of rings: with another one, starts are counted anew
-    switches: Annotated[tuple[_SwitchT, ...], Meta(max_length=MAX_TOLD)] | None = None
+    rings_id: _Name = ""  # of the directory of rings: another directory counts starts anew
+    switches: Annotated[tuple[_SwitchT, ...], Meta(max_length=MAX_ITEMS)] | None = None
 
 
 Shipment = _Message[Rows, JobStatus, SwitchStatus]
@@ -239,12 +238,12 @@ def _checked_switch(switch: _Switch) -> SwitchStatus:
     ranks = numbers_of(switch.ranks, MAX_COUNT)
     here = numbers_of(switch.here, len(ranks))
     times_s = [switch.exchange_s, *(took_s for stage in switch.stages for took_s in stage[:-1])]
-    if not all(0 <= one < MAX_COUNT for one in switch.request) or not all(0 <= one < MAX_SECONDS for one in times_s):
+    if not (all(0 <= n < MAX_COUNT for n in switch.request) and all(0 <= took_s < MAX_SECONDS for took_s in times_s)):
         raise ValueError("a group with invalid numbers")
     if not ranks or not switch.name.isprintable() or switch.request.value >= MAX_VALUE:
         raise ValueError("an invalid group")
-    room = [stage.most for stage in switch.stages]
-    if len(room) != (len(ranks) if switch.microbatches else 0) or not all(0 <= one < MAX_MOST for one in room):
+    limit = [stage.most for stage in switch.stages]
+    if len(limit) != (len(ranks) if switch.microbatches else 0) or not all(0 <= value < MAX_MOST for value in limit):
         raise ValueError("an invalid pipeline")
     return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
 
@@ -302,44 +301,44 @@ def _packed_switch(status: SwitchStatus) -> _Switch:
 
 
 def decode_shipment(data: bytes) -> Shipment:
-    """Decode what an agent has sent; raises WireError."""
+    """Decode an agent's message; raises WireError."""
     return _decoded(data, lambda unpacked: _checked(_SHIPMENTS.decode(unpacked)))
 
 
 def decode_orders(data: bytes) -> Orders:
     """Decode the orders of an agent; raises WireError."""
     orders = _decoded(data, _ORDERS.decode)
-    ages = [one.expires_s for one in orders.captures if one.expires_s is not None]
+    ages = [capture.expires_s for capture in orders.captures if capture.expires_s is not None]
     if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
         raise WireError("invalid orders")
     for value, ahead_S in orders.switches.values():
-        if not 0 <= value < MAX_VALUE or len(ahead_S) > MAX_STAGES or not all(0 < one < MAX_MOST for one in ahead_S):
+        if not 0 <= value < MAX_VALUE or len(ahead_S) > MAX_STAGES or not all(0 < n < MAX_MOST for n in ahead_S):
             raise WireError("invalid settings")
     return orders
 
 
 def decode_ranks(data: bytes) -> tuple[int, ...]:
-    """Decode the ranks of a question to an agent; raises WireError."""
+    """Decode the ranks of a query to an agent; raises WireError."""
     return _decoded(data, _RANKS.decode, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
     """Decode an agent's answer about GPUs; raises WireError."""
     found = _decoded(data, _FINDINGS.decode, MAX_UNPACKED_ANSWER_BYTES)
-    remarks = tuple(bounded_text(remark) for remark in found.remarks[:MAX_TOLD])
+    remarks = tuple(bounded_text(remark) for remark in found.remarks[:MAX_ITEMS])
     if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
         raise WireError("invalid findings")
     return replace(found, remarks=remarks, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
 
 
 def parts(rows: Rows) -> Iterator[Rows]:
-    """Rows in parts that a message has room for, the steps of all ranks going on together."""
+    """Split rows into parts that fit a message; each part has a range of steps of all ranks."""
     width = max(1, MAX_ROW_BYTES // (8 * (slot_words(rows.schema) + len(COUNTERS)) + 4))
     steps, device = rows.steps, rows.device_steps
     if len(steps) + (0 if device is None else len(device)) <= width:
         yield rows
         return
-    # Of each step the host's times come before those of the device, as `Gatherer.add_device` has to have them.
+    # The host times of a step come before its device times, as `Gatherer.add_device` requires.
     steps, rest = steps.in_order(), None if device is None else device.in_order()
     for start in range(0, len(steps), width):
         some = steps[start : start + width]
@@ -372,7 +371,7 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_
     except WireError:
         raise
     except (ValueError, OverflowError, RecursionError, zlib.error, SftriageError) as error:
-        # (it may hold a piece of what was sent)
+        # (the error may quote a piece of the message)
         raise WireError(f"it is invalid: {bounded_text(str(error))}") from error
 
 
@@ -380,9 +379,9 @@ def _checked(found: _Packed) -> Shipment:
     counts = found.counts
     if not all(name.isprintable() for name in (found.agent, found.boot_id, found.process, found.rings_id)):
         raise WireError("invalid names")
-    if not all(0 <= one < MAX_COUNT for one in (counts.steps, counts.missed, counts.torn)):
+    if not all(0 <= number < MAX_COUNT for number in (counts.steps, counts.missed, counts.torn)):
         raise WireError("invalid counts")
-    if len(counts.problems) > MAX_TOLD:
+    if len(counts.problems) > MAX_ITEMS:
         raise WireError("too many problems")
     problems = {_printable(name): _printable(why) for name, why in counts.problems.items()}
     values: Any = found
@@ -398,22 +397,22 @@ def _checked(found: _Packed) -> Shipment:
 
 
 def _printable(text: str) -> str:
-    # (it is printed on terminals one day)
+    # (terminals will print it)
     return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
 
 
 def _tame(value: Any, depth: int = 0) -> Any:
     """A value of any shape, with printable texts and finite numbers."""
-    if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_TOLD):
+    if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_ITEMS):
         raise WireError("a value out of range")
     if isinstance(value, int | float) and not abs(value) < MAX_COUNT:
         raise WireError("an invalid value")
     if isinstance(value, str):
         return bounded_text(value)
     if isinstance(value, dict):
-        return {_tame(name, depth): _tame(one, depth + 1) for name, one in value.items()}
+        return {_tame(name, depth): _tame(item, depth + 1) for name, item in value.items()}
     if isinstance(value, list):
-        return [_tame(one, depth + 1) for one in value]
+        return [_tame(item, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     raise WireError("an invalid value")
@@ -467,7 +466,7 @@ def _checked_rows(found: _Rows) -> Rows:
 
 @lru_cache(maxsize=1 << 14)
 def _rings(as_sent: bytes, world_size: int, generation: int, schema: StageSchema) -> Mapping[int, RingInfo]:
-    # (the same with every message, and much to check)
+    # (cached: they are the same in every message, and take long to check)
     found = (
         RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
         for ring in _RINGS.decode(as_sent)

@@ -277,7 +277,7 @@ class JobController(WatchedRun):
                     log_leader.should_log()
                 else:
                     log_leader.release()
-                for line in roll_call.look(self._fleet.hosts, away, looked_s):
+                for line in roll_call.update(self._fleet.hosts, away, looked_s):
                     say(line)
             if not self._fleet.over:
                 over_since_s = None

@@ -28,7 +28,7 @@ async def flood(address: HubAddress, places: Subjects, agents: Sequence[str], co
     js = client.jetstream()
     seen = await js.get_last_msg(places.stream, places.up(agents[0]))
     old = [await js.get_msg(places.stream, seq=seen.seq - back) for back in range(min(20, seen.seq))]
-    subjects = [name(agent) for name in (places.up, places.down, places.ask) for agent in agents]
+    subjects = [name(agent) for name in (places.up, places.down, places.query) for agent in agents]
     subjects += [f"$KV.{places.want}.{agent}" for agent in (*agents, "nobody")]
     subjects += [f"$KV.{places.lease}.leader", f"{places.lead}.x", f"{places.inbox(agents[0])}.x"]
     subjects += [f"$O.{places.traces}.C.x", f"$O.{places.traces}.M.{base64.urlsafe_b64encode(b'c-1/').decode()}"]

@@ -22,7 +22,7 @@ pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 RANK = 1
 BOUNDED = """
 from sftriage.fleet import hub, shipping, transfers
-hub.MAX_TRACE_BYTES, transfers.TELL_S = shipping.SLACK_BYTES + 64_000, 0.0
+hub.MAX_TRACE_BYTES, transfers.REPORT_S = shipping.SLACK_BYTES + 64_000, 0.0
 """
 """The hub has room for stacks, and for no operators; and how far they are is told, however quick they are."""
 

@@ -179,9 +179,9 @@ def test_a_roll_call_says_only_what_lasts_and_once(looks):
     for hosts, lines in looks:
         about = {"away": "", "later_s": SETTLE_S} | hosts
         away, later_s = about.pop("away"), about.pop("later_s")
-        first = call.look(about, away, now_s)
+        first = call.update(about, away, now_s)
         now_s += later_s
-        assert first + call.look(about, away, now_s) == lines
+        assert first + call.update(about, away, now_s) == lines
 
 
 NAME = "ranks-0.abcd"

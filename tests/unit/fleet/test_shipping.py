@@ -83,7 +83,7 @@ def test_a_capture_is_noted_before_it_begins_and_gone_on_with_by_the_next_agent(
     # GIVEN an agent that was killed when it had noted it
     after = Ended(tmp_path)
     after.turn()
-    (wanted,) = [after._wanted(one) for one in after._orders.captures]
+    (wanted,) = [after._resolved(one) for one in after._orders.captures]
     # THEN the next one begins no other
     assert wanted.resumed
     assert (tmp_path / "begun").read_text().split() == ["c-1"]
@@ -109,17 +109,17 @@ def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp
     assert end.turns() == [("failed", "busy")]
     # GIVEN that it is wanted still: whoever wants it has not heard
     assert end.turns(3) == []
-    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    now_s[0] += shipping.REPORT_AGAIN_S + 0.1
     assert end.turns(3) == [("failed", "busy")]
     # WHEN that was heard THEN it is not told again, until it turns out that it was lost after all
     end.orders((replace(WANTED, heard=True),))
-    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    now_s[0] += shipping.REPORT_AGAIN_S + 0.1
     assert end.turns(3) == []
     end.orders((WANTED,))
     assert end.turns(3) == [("failed", "busy")]
     # WHEN it is wanted no more
     end.orders(())
-    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    now_s[0] += shipping.REPORT_AGAIN_S + 0.1
     assert end.turns(3) == []
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet import transfers
-from sftriage.fleet.transfers import TELL_S, CountedFile, Fetching, HostCaptures, Transfer
+from sftriage.fleet.transfers import REPORT_S, CountedFile, Fetching, HostCaptures, Transfer
 from sftriage.fleet.wire import RunName
 from sftriage.model.captures import CaptureResult
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
@@ -119,7 +119,7 @@ def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path,
         assert counted.readinto(buffer) == len(buffer)
         assert told == []
         # WHEN it goes on
-        now_s[0] = TELL_S
+        now_s[0] = REPORT_S
         assert CountedFile(writes, transfer).write(bytes(11 << 20)) == 11 << 20
         transfer.moved(0)
     # THEN it is told of, once

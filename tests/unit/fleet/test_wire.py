@@ -323,12 +323,12 @@ def test_a_small_message_of_much_takes_no_more_than_a_bound(name):
 
 
 def test_groups_of_many_ranks_take_no_room_however_many_a_message_tells_of():
-    data = packed([*GROUPLESS, [MANY_RANKS] * wire.MAX_TOLD])
+    data = packed([*GROUPLESS, [MANY_RANKS] * wire.MAX_ITEMS])
     tracemalloc.start()
     found = decode_shipment(data)
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(found.switches) == wire.MAX_TOLD
+    assert len(found.switches) == wire.MAX_ITEMS
     assert most_bytes < MAX_UNPACKED_BYTES
 
 
