@@ -141,7 +141,7 @@ def list_traces(
 def _found(captures: CatalogueCaptures, wanted: CaptureQuery) -> tuple[list[CaptureRow], list[StoredState]]:
     """Rows by their manifests, if these are here (the catalogue lacks later notes), and their states."""
     rows = captures.find(wanted)
-    states = [captures.seen(row) for row in rows]
+    states = [captures.state(row) for row in rows]
     rows = [
         row if manifest is None else CaptureRow.of(manifest, row.store, row.reference)
         for row, (manifest, _) in zip(rows, states, strict=True)

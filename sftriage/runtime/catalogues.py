@@ -68,15 +68,15 @@ class CatalogueCaptures:
         self.store.look(name)
         return self.store, name
 
-    def seen(self, row: CaptureRow) -> StoredState:
+    def state(self, row: CaptureRow) -> StoredState:
         """A capture's manifest, and whether it is intact; None for what only a fetch would show."""
         if isinstance(self.store, LocalStore):
-            return self.store.seen(row.reference)
+            return self.store.state(row.reference)
         if self.store is not None or not on_this_host(row.store):
             return None, None
         if (directory := directory_here(row.store)) is None:
             return None, StoreCondition("missing", f"{shown(row.store)}: no such directory")
-        return LocalStore(directory.parent).seen(row.reference)
+        return LocalStore(directory.parent).state(row.reference)
 
     def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None]) -> Iterator[str]:
         """The damage of some captures, and what to do about it, a sentence each."""

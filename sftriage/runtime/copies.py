@@ -157,7 +157,7 @@ def what_is_left(standing: UploadProgress) -> str:
     """What is not in the store yet, and why."""
     if standing.taken:
         return "another process is uploading this run's captures"
-    if not standing.looked:
+    if not standing.checked:
         return "the captures are not all in the store yet"
     reasons = dict.fromkeys(reason for reason in (*standing.left.values(), *standing.removals.values()) if reason)
     parts = []

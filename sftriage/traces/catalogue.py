@@ -1,9 +1,9 @@
-"""An index of manifests, to find captures by job, rank, stage, step and time.
+"""The catalogue: an index of manifests, to find captures by job, rank, stage, step and time.
 
-A SQLite file beside the captures indexes one store; a PostgreSQL database may index those of many jobs. Neither holds
-anything that the manifests do not: a damaged or foreign file is set aside and built again from the store. The database
-may hold other tables, which stay as they are, and may be away or slow, which makes no caller wait long. A catalogue
-replaces the rows of its own store alone.
+A SQLite file beside the captures indexes one store; a PostgreSQL database may index the stores of many jobs. Both hold
+only what the manifests have: a damaged or foreign file is set aside and rebuilt from the store. The database may hold
+other tables, which stay as they are, and may be down or slow: no caller waits long. A catalogue replaces only rows of
+its own store.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from sftriage.model.captures import CAPTURE_ID
 from sftriage.traces.manifest import CONTROL, CauseInfo, Manifest
 from sftriage.traces.store import Store
 
-# Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
+# Compared byte by byte, as in SQLite and Python, rather than in the order of the database's language.
 _TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 _METADATA = sa.MetaData()
 VERSION = "0001"  # version of these tables; raise it with every change to them
 _schema = sa.Table("sftriage_schema", _METADATA, sa.Column("version_num", sa.String(32), primary_key=True))
 
-CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # patience with a shared database
+CONNECT_S, STATEMENT_S, TRANSACTION_S = 5, 10, 20  # timeouts of a shared database
 BUSY_SECONDS = 10.0  # how long a SQLite file may be locked by another process
 
-# What SQLite says of a file that is damaged or has other tables.
+# SQLite's errors for a file that is damaged or has other tables.
 _DAMAGE = ("no such", "has no column", "decode to UTF-8", "malformed", "unsupported file format")
 _ADVISORY_LOCK = 0x5346_5452_4941_4745
 _UNDEFINED = {"42P01", "42703", "42P07"}
@@ -56,16 +56,16 @@ _Result = TypeVar("_Result")
 _EXPLAINED_LATER, _MAX_UNEXPLAINED = timedelta(hours=1), 20
 _BATCH = 500  # rows of a transaction, so that no other writer waits long; they are sorted, against deadlocks
 
-CONTROL_LABEL = "control"  # of a rank that was captured to compare with, in place of what led to the capture
-FOLLOW_UP_LABEL = "follow-up"  # the same, where an earlier capture left it open why the suspect is slow
+CONTROL_LABEL = "control"  # of a rank captured for comparison, in place of the trigger's label
+FOLLOW_UP_LABEL = "follow-up"  # of a capture made because an earlier one did not show why the suspect is slow
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRow:
-    """A capture in the catalogue; the size and sha256 are those of the trace, ``created_at`` is in UTC.
+    """A capture in the catalogue; size and sha256 are those of the trace, ``created_at`` is in UTC.
 
-    An id is unique in its run. ``label`` is what led to the capture, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
-    ``cause`` is why its rank was slow, as JSON, where known. ``reference`` is its name in its ``store``.
+    An id is unique in its run. ``label`` is the trigger's label, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`. ``cause`` is
+    why its rank was slow, as JSON, if known. ``reference`` is its name in its ``store``.
     """
 
     capture_id: str
@@ -96,7 +96,7 @@ class CaptureRow:
 
     @property
     def why_slow(self) -> CauseInfo | None:
-        """Why its rank was slow; None where that is not known, or another sftriage wrote it."""
+        """Why its rank was slow; None if it is unknown, or was written by another version of sftriage."""
         try:
             return None if self.cause is None else CauseInfo.model_validate_json(self.cause)
         except ValueError:
@@ -108,11 +108,11 @@ class CaptureRow:
 
     @property
     def follows_up(self) -> bool:
-        """Whether an earlier capture of the suspect led to it."""
+        """Whether it follows up an earlier capture of the suspect."""
         return self.label == FOLLOW_UP_LABEL
 
     def distance_from(self, step: int) -> int:
-        """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
+        """The distance of the capture from a step, in steps; 0 if it or its window includes the step."""
         spans = ((self.first_step, self.last_step), (self.window_first_step, self.window_last_step))
         return min(max(first - step, step - last, 0) for first, last in spans)
 
@@ -121,7 +121,7 @@ class CaptureRow:
         """The row of a manifest that a store has under a reference."""
         window, reproduced = manifest.trigger.window, manifest.reproduced
         label = FOLLOW_UP_LABEL if manifest.trigger.follows else manifest.trigger.label
-        # A field that is not given here is called as in the part of the manifest that has it.
+        # (the other fields have the same name in some part of the manifest)
         values = {
             **dict(manifest.artefacts[0]),
             **dict(manifest.trigger),
@@ -140,7 +140,7 @@ class CaptureRow:
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> CaptureRow | None:
-        """A row as a database has it, or None where no manifest gave it: others may write there, and it is printed."""
+        """Check a row of a database; None if it does not come from a manifest, since others may write there."""
         safe: list[Any] = [CONTROL.sub("?", value) if isinstance(value, str) else value for value in values]
         row = cls(*safe)
         return row if CAPTURE_ID.fullmatch(row.capture_id) and math.isfinite(row.gain_s) else None
@@ -148,10 +148,10 @@ class CaptureRow:
 
 @dataclass(frozen=True, slots=True)
 class CaptureQuery:
-    """Selects captures that meet every condition given, mostly the value of the row's field of that name.
+    """Selects captures that meet all conditions, mostly the value of the row's field of the same name.
 
-    ``prefix`` is how the id begins, ``since`` the earliest time of capture. ``steps`` (first and last): captures that
-    measured one of them, or whose triggering window holds one.
+    ``prefix`` is the beginning of the id, ``since`` the earliest time of capture. ``steps`` (first and last) selects
+    captures that measured one of these steps, or whose triggering window includes one.
     """
 
     job: str | None = None
@@ -168,7 +168,7 @@ class CaptureQuery:
     since: datetime | None = None
 
 
-# One list of fields, that of the row: a column is named and typed as its field.
+# Each field of the row is a column of the same name and type.
 _TYPES: Mapping[str, TypeEngine[Any]] = {"str": _TEXT, "int": sa.BigInteger(), "float": sa.Double()}
 _captures = sa.Table(
     "sftriage_captures",
@@ -185,7 +185,7 @@ _captures = sa.Table(
     ),
 )
 
-# The stores whose captures are all here. Forgetting one has it indexed again.
+# The stores that are completely indexed. Deleting a row has its store indexed again.
 _stores = sa.Table(
     "sftriage_stores", _METADATA, sa.Column("key", _TEXT, primary_key=True), sa.Column("store", _TEXT, nullable=False)
 )
@@ -209,32 +209,32 @@ def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[sa.ColumnEl
 
 
 def _storable(value: str | int) -> bool:
-    """Whether a database can look for it: no row has a number that is too large, or text that cannot be encoded."""
+    """Whether a database can compare with the value: a number in range, or text that can be encoded."""
     if isinstance(value, int):
         return abs(value) < 2**63
     return "\0" not in value and value == value.encode(errors="replace").decode()
 
 
 def _written(moment: datetime) -> str:
-    """A moment as rows have it: of one width, so that the order of the text is the order of time."""
-    # Not by strftime: it writes the year 999 with three digits.
+    """A moment as text of fixed width, which sorts by time."""
+    # (strftime writes the year 999 with three digits)
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def _key_of(store: str, reference: str = "") -> str:
-    """What one row of a table is known by; a digest, since names may be too long for a database's index."""
+    """The primary key of a row: a digest, since names may be too long for a database's index."""
     return hashlib.sha256(f"{store}\0{reference}".encode()).hexdigest()
 
 
 class Catalogue:
     """The captures of a store, or of every store that shares the catalogue.
 
-    ``at`` is a file, which is this store's alone, the URL of a PostgreSQL database, or None: in memory. Without a
-    store, the captures of all stores are found. Messages call it by its ``name``, which holds no user and no password.
+    ``at`` is a file for this store alone, the URL of a PostgreSQL database, or None for a catalogue in memory. Without
+    a store, it finds the captures of all stores. ``name`` is for messages, without user and password.
 
-    Methods raise CatalogueError where the database cannot be reached or written now, UsageError where it cannot be made
-    or is of another version, and StoreError where the store cannot be reached. So does making one of a URL that is
-    none, or without PostgreSQL's driver (UsageError).
+    Methods raise CatalogueError if the database cannot be reached or written now, UsageError if it cannot be created or
+    is of another version, and StoreError if the store cannot be reached. The constructor raises UsageError for an
+    invalid URL, and without PostgreSQL's driver.
     """
 
     def __init__(self, at: str | os.PathLike[str] | None, store: Store | None) -> None:
@@ -242,15 +242,15 @@ class Catalogue:
         self._store, self.name = store, self._database.name
 
     def add(self, manifest: Manifest) -> None:
-        """Index a capture that is in the store. Adding it again changes nothing."""
+        """Index a capture of the store; repeating it changes nothing."""
         self._insert([manifest])
 
     def drop(self, reference: str) -> None:
-        """Forget a capture, by the store's reference. One that is not there changes nothing."""
+        """Drop a capture from the index, by its reference, if it is there."""
         self._delete([reference])
 
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
-        """The captures that are wanted, oldest first; each once, where it can be had from several stores."""
+        """The captures that match, oldest first; a capture in several stores comes once."""
         here = None if self._store is None else self._own_name
         columns = (_captures.c[field.name] for field in dataclasses.fields(CaptureRow))
         order = (_captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store"))
@@ -260,14 +260,14 @@ class Catalogue:
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
 
     def is_indexed(self) -> bool:
-        """Whether all that the store had was indexed once."""
+        """Whether the store has been completely indexed."""
         return self._run_query(self._has_mark)
 
     def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
-        """Index what the catalogue lacks, and forget what is gone, as after a crash; what is no capture, and why."""
+        """Index new captures and drop removed ones, as after a crash; return descriptions of invalid captures."""
         if not self.is_indexed():
             return self.reindex(progress)[1]
-        # In this order: what is put and added between the two is in the store, and no leftover.
+        # (in this order: a capture that is added in between counts as one of the store)
         known = self._references()
         there = self._own_store.ids()
         found, problems = self._read((there - known) | (there & self._run_query(self._unexplained)), progress)
@@ -276,8 +276,8 @@ class Catalogue:
         return problems
 
     def reindex(self, progress: Progress | None = None) -> tuple[int, tuple[str, ...]]:
-        """Build the index again, keeping what is added meanwhile; the number of captures, and what is none, and why."""
-        # Before the store is read: what is added from now on is no leftover.
+        """Rebuild the index, keeping captures added meanwhile; return their number, and the invalid ones in words."""
+        # (before reading the store: a capture that is added from now on is kept)
         known = self._references()
         found, problems = self._read(self._own_store.ids(), progress)
         self._insert(found)
@@ -292,9 +292,13 @@ class Catalogue:
         if not references:
             return (), ()
         listing = self._own_store.manifests(references, lambda done: progress and progress(done, len(references)))
-        # What was removed meanwhile is no problem.
+        # (ignore captures that were removed meanwhile)
         still = self._own_store.ids() if listing.unfit else frozenset()
-        problems = (f"capture {one} {condition.words}" for one, condition in listing.unfit.items() if one in still)
+        problems = (
+            f"capture {reference} {condition.words}"
+            for reference, condition in listing.unfit.items()
+            if reference in still
+        )
         return listing.manifests, tuple(problems)
 
     def _insert(self, found: Sequence[Manifest]) -> None:
@@ -316,8 +320,8 @@ class Catalogue:
     def _unexplained(self, connection: sa.Connection) -> frozenset[str]:
         now, at = datetime.now(timezone.utc), _captures.c.created_at
         lately = at >= _written(now - _EXPLAINED_LATER), at <= _written(now)
-        its = _captures.c.store == self._own_name, _captures.c.cause.is_(None), *lately
-        newest = sa.select(_captures.c.reference).where(*its).order_by(at.desc()).limit(_MAX_UNEXPLAINED)
+        mine = _captures.c.store == self._own_name, _captures.c.cause.is_(None), *lately
+        newest = sa.select(_captures.c.reference).where(*mine).order_by(at.desc()).limit(_MAX_UNEXPLAINED)
         return frozenset(connection.execute(newest).scalars())
 
     def _has_mark(self, connection: sa.Connection) -> bool:
@@ -337,21 +341,21 @@ class Catalogue:
     def _run_query(
         self, question: Callable[[sa.Connection], _Result], *, write: bool = False, indexed: bool = False
     ) -> _Result:
-        what = self.name
+        problem = self.name
         while True:
             try:
                 return self._run_once(question, write=write, indexed=indexed)
             except (DBAPIError, _Foreign) as error:
-                if what != self.name or not self._database.set_aside(error):
-                    raise CatalogueError(f"{what}: {_reason(error)}{self._database.remedy(error)}") from error
-                what = f"{self.name} cannot be rebuilt"
+                if problem != self.name or not self._database.set_aside(error):
+                    raise CatalogueError(f"{problem}: {_reason(error)}{self._database.remedy(error)}") from error
+                problem = f"{self.name} cannot be rebuilt"
 
     def _run_once(self, question: Callable[[sa.Connection], _Result], *, write: bool, indexed: bool) -> _Result:
         with self._database.transaction(write=write) as connection:
             if self._database.is_current(connection) and (not indexed or self._has_mark(connection)):
                 return question(connection)
         with self._database.transaction(write=True) as connection:
-            # Another process may have been first; then there is nothing to do.
+            # (does nothing if another process was first)
             self._database.make(connection)
             indexed = indexed and not self._has_mark(connection)
         if indexed:
@@ -361,14 +365,14 @@ class Catalogue:
 
 
 def _upsert(table: sa.Table, rows: Sequence[dict[str, Any]], connection: sa.Connection) -> None:
-    # Each dialect has an insert of its own, which are spelt alike.
+    # (each dialect has its own insert, of the same name)
     statement: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
     connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
 
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
     def distance(row: CaptureRow) -> int:
-        # On this host, where every host reaches it, or on another host.
+        # On this host; in a bucket, which all hosts reach; on another host.
         return (0 if directory_here(row.store) else 2) if on_one_host(row.store) else 1
 
     nearest: dict[tuple[str, str, str], CaptureRow] = {}
@@ -382,19 +386,19 @@ class _Foreign(Exception):  # noqa: N818  # not an error: a finding that leads t
 
 
 class _Database(ABC):
-    """Where a catalogue is kept; ``store_name`` is what its rows call a store."""
+    """The database of a catalogue; ``store_name`` is the name of a store in its rows."""
 
     name: str
 
     @abstractmethod
     def transaction(self, *, write: bool = False) -> AbstractContextManager[sa.Connection]:
-        """A connection that commits when the block ends well."""
+        """A connection that commits unless the block raises."""
 
     @abstractmethod
     def store_name(self, place: str) -> str: ...
 
     def is_current(self, connection: sa.Connection) -> bool:
-        """Whether the tables are there; raises `_Foreign`, or UsageError if they are of another version."""
+        """Whether the tables exist; raises `_Foreign`, or UsageError if they are of another version."""
         return sa.inspect(connection).has_table(_schema.name) and self._is_of_this_version(connection)
 
     def _is_of_this_version(self, connection: sa.Connection) -> bool:
@@ -404,43 +408,43 @@ class _Database(ABC):
         return found is not None
 
     def make(self, connection: sa.Connection) -> None:
-        """Make the tables, unless another process was first."""
+        """Create the tables, unless another process was first."""
         if self.is_current(connection):
             return
-        # A table that exists all the same is foreign: that is an error.
+        # (a table that exists is foreign, and an error)
         _METADATA.create_all(connection, checkfirst=False)
         connection.execute(sa.insert(_schema).values(version_num=VERSION))
 
     def remedy(self, error: DBAPIError | _Foreign) -> str:
-        """What to do where it cannot be used."""
+        """The end of an error message, with what to do."""
         return ""
 
     def set_aside(self, error: DBAPIError | _Foreign) -> bool:
-        """Make room for a new database where it is ours alone and that helps against the error; whether it does."""
+        """Move the database away if it is ours alone and a new one would help; return whether it did."""
         return False
 
 
 class _SqliteFile(_Database):
-    """A file of one store's; without a path it is in memory, for one thread of this process."""
+    """A file for one store; without a path a database in memory, for one thread."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self.name = path, str(path or ":memory:")
-        # No pool for a file: a connection kept open would go on reading one that was set aside.
+        # (no pool for a file: an open connection would keep reading a file that was set aside)
         pool = StaticPool if path is None else NullPool
         self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=pool)
 
         @sa.event.listens_for(self._engine, "begin")
         def begin(connection: sa.Connection) -> None:
             write = connection.get_execution_options().get("sftriage_write")
-            # A writer takes its lock at once: two readers that both want to write later would wait for each other.
+            # (a writer locks at once: two readers that both write later would deadlock)
             connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     def _connect(self) -> sqlite3.Connection:
-        # The file must be private from its first byte on, which SQLite leaves to the umask.
+        # (SQLite creates files with the umask, but this one must be private from the start)
         if self._path is not None and not self._path.exists():
             with refusing(str(self._path)):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # Without its own idea of transactions: it starts none before DDL.
+        # (its own transactions are off, since they do not cover DDL)
         return sqlite3.connect(self.name, timeout=BUSY_SECONDS, isolation_level=None)
 
     @contextmanager
@@ -449,7 +453,7 @@ class _SqliteFile(_Database):
             with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
                 yield connection
         except UnicodeError as error:
-            # sqlite3 raises it for a damaged schema, whose text it puts into its message.
+            # (sqlite3 puts the text of a damaged schema into its message)
             raise _Foreign("it holds text that is not UTF-8") from error
 
     def is_current(self, connection: sa.Connection) -> bool:
@@ -459,11 +463,11 @@ class _SqliteFile(_Database):
         return bool(tables) and self._is_of_this_version(connection)
 
     def store_name(self, place: str) -> str:
-        return "."  # wherever it lies: a run directory is moved with its catalogue
+        return "."  # (a run directory may be moved, with its catalogue)
 
     def remedy(self, error: DBAPIError | _Foreign) -> str:
         if "locked" in str(error):
-            return ""  # which goes by itself
+            return ""  # (temporary)
         return "; it is only an index of the captures: move it away, then `sftriage traces reindex`"
 
     def set_aside(self, error: DBAPIError | _Foreign) -> bool:
@@ -476,23 +480,23 @@ class _SqliteFile(_Database):
         )
         if self._path is None or not is_damaged:
             return False
-        # (another process may have done it)
+        # (another process may have been first)
         with refusing(f"{self._path} cannot be set aside"), suppress(FileNotFoundError):
-            # It may be wanted back. A journal may stay behind: SQLite drops one that it finds beside an empty file.
+            # Keep it for the user. A journal may remain: SQLite drops one beside an empty file.
             self._path.replace(self._path.with_name(self._path.name + ".damaged"))
         return True
 
 
 class PostgresDatabase(_Database):
-    """A database on a server, shared with others."""
+    """A shared database on a server."""
 
     def __init__(self, url: str) -> None:
         parsed = _postgres_url(url)
         self.name = _without_secrets(parsed)
-        # Keepalive for a server that is gone without a word.
+        # (keepalive detects a server that has vanished)
         ours = {"connect_timeout": CONNECT_S, "application_name": "sftriage", "tcp_user_timeout": STATEMENT_S * 1000}
         options = {name: value for name, value in ours.items() if name not in parsed.query}
-        # Prepared statements do not survive a pooler between us and the server.
+        # (prepared statements fail behind a connection pooler)
         options["prepare_threshold"] = None
         try:
             self._engine = sa.create_engine(parsed, poolclass=NullPool, connect_args=options)
@@ -509,7 +513,7 @@ class PostgresDatabase(_Database):
 
     @contextmanager
     def _in_time(self, connection: sa.Connection) -> Iterator[None]:
-        """Hang up on a server that has gone silent: one that is stopped keeps its connections and never answers."""
+        """Close the connection to a server that hangs: a stopped one keeps its connections but never answers."""
         late = threading.Event()
         driver: Any = connection.connection.driver_connection  # psycopg's, whose type SQLAlchemy does not know
         with socket.socket(fileno=os.dup(driver.fileno())) as line:
@@ -533,27 +537,27 @@ class PostgresDatabase(_Database):
                 timer.join()
 
     def make(self, connection: sa.Connection) -> None:
-        # To the end of the transaction: who comes second finds it done.
+        # (held to the end of the transaction, so that a second process finds the tables)
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
         super().make(connection)
 
     def store_name(self, place: str) -> str:
-        """A URL; a directory's says on which host it is."""
+        """The URL of a store; that of a directory names its host."""
         return place if "://" in place else f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
 
 
 def on_one_host(store: str) -> bool:
-    """Whether a store, as a shared database's rows name it, is a directory of one host."""
+    """Whether a store, as named in rows of a shared database, is a directory of one host."""
     return store.startswith("file://") and not store.startswith("file:///")
 
 
 def on_this_host(store: str) -> bool:
-    """Whether it is a directory of this host, which may have gone."""
+    """Whether such a store is a directory of this host, which may have been removed."""
     return store.startswith(f"{_on_this_host()}/")
 
 
 def directory_here(store: str) -> Path | None:
-    """The directory that a shared database's rows mean, if it is one on this host."""
+    """The directory of such a store, if it exists on this host."""
     path = store.removeprefix(_on_this_host())
     directory = Path(os.fsdecode(unquote_to_bytes(path)))
     return directory if path != store and directory.is_dir() else None
@@ -564,7 +568,7 @@ def _on_this_host() -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether a secret is written into a URL. What is no URL is refused by whoever opens it."""
+    """Whether a URL contains a password; False for an invalid URL, which fails when it is opened."""
     try:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
@@ -576,12 +580,12 @@ def _postgres_url(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError):
-        # Not repeated: it may hold a password.
+        # (not quoted: it may contain a password)
         raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
     if url.drivername not in ("postgresql+psycopg", "postgresql", "postgres"):
         raise UsageError("a catalogue by URL is one of PostgreSQL: postgresql+psycopg://USER@HOST/DATABASE")
     if "@" in (url.host or ""):
-        # Part of a password has been taken for part of the host.
+        # (a part of the password was parsed as part of the host)
         raise UsageError("the catalogue's URL has more than one @; in a user or password write it %40")
     return url.set(drivername="postgresql+psycopg")
 
@@ -594,7 +598,7 @@ def _without_secrets(url: sa.URL) -> str:
 
 
 def _reason(error: DBAPIError | _Foreign) -> str:
-    """What a database says is the matter, on one line."""
+    """The database's error, on one line."""
     if isinstance(error, _Foreign):
         return str(error)
     lines = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]

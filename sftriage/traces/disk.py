@@ -1,7 +1,7 @@
-"""Writes to a run directory, in order, on a thread of their own: no caller waits long for a full or silent disk.
+"""Runs writes to a run directory, in order, on a disk thread: no caller waits long for a full or hanging disk.
 
-What the disk refuses waits in memory and is retried until the disk takes it, the memory is full, or the run ends. A
-disk that does not answer within `PATIENCE_S` counts as full.
+A write that the disk refuses waits in memory and is retried until it succeeds, the memory is full, or the run ends. A
+disk that does not answer within `PATIENCE_S` counts as full. Triage, the agent and the journal write through it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("sftriage")
 
 PATIENCE_S = 5.0
 RETRY_S = 0.5
-MAX_BYTES = 64 << 20  # in memory: a hundred thousand steps of a small job, or a few thousand of a large one
+MAX_BYTES = 64 << 20  # in memory: a hundred thousand steps of a small job, or a few thousand of a large job
 _TASK_BYTES = 512  # overhead of one task, beside what it writes
 _ABOUT_NAMES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)
@@ -32,7 +32,7 @@ _ABOUT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a write counts as if it is late or lost: a ``number`` of a ``kind``, of some ``steps`` (both inclusive)."""
+    """How to count a write that is late or lost: a ``number`` of a ``kind``, of some ``steps`` (both inclusive)."""
 
     kind: str = ""
     number: int = 1
@@ -47,12 +47,12 @@ Do = Callable[..., None]  # runs a write, as `Disk.do` does
 
 
 def at_once(act: Callable[[], object], *_: object, **__: object) -> None:
-    """Run a write here and now, and raise what goes wrong."""
+    """Run a write at once, in the caller's thread; raises its errors."""
     act()
 
 
 def refusal(error: BaseException | None) -> str | None:
-    """What the disk says, where the disk is behind an error and a retry may help; else None."""
+    """The disk's own error, if the disk caused this one and a retry may help; else None."""
     while error is not None:
         if isinstance(error, OSError):
             return None if error.errno in _ABOUT_NAMES else error.strerror or str(error)
@@ -85,9 +85,9 @@ class Disk:
     """Runs writes to one disk. `news` reports when it begins to fail, and when that is over.
 
     Args:
-        max_bytes: how much may wait in memory.
-        clock: the time, in seconds since the epoch.
-        root: the directory of all the files. Once it has been removed, nothing more is written.
+        max_bytes: limit of waiting writes in memory.
+        clock: returns the time, in seconds since the epoch.
+        root: the directory of all the files. Once it has been removed, writes are refused.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Disk:
 
     @property
     def well(self) -> bool:
-        """Whether the disk takes what it gets, as far as is known."""
+        """Whether no write has failed or been late since the disk last recovered."""
         return self._failed is None
 
     @property
@@ -126,7 +126,7 @@ class Disk:
         return len(self._queues)
 
     def news(self) -> Iterator[DiskFailed | DiskRecovered]:
-        """What has become of the disk since the last call."""
+        """The failures and recoveries since the last call."""
         while self._news:
             yield self._news.popleft()
 
@@ -141,17 +141,17 @@ class Disk:
         patience_s: float = PATIENCE_S,
         last: bool = False,
     ) -> None:
-        """Queue a write behind all others of its queue. No failure is raised.
+        """Add a write to a queue. Raises nothing.
 
         Args:
             act: the write. An OSError, also as the cause of another error, means that the disk refuses it for now: it
                 is retried from its beginning. Any other error is logged.
-            queue: what has to be written in order, such as the content of one file.
-            counted: what it counts as.
-            latest: it replaces what waits in the queue.
-            waits: return once it is done, or the disk refuses it or does not answer.
+            queue: the name of writes that must run in order, such as those to one file.
+            counted: how to count it if it is late or lost.
+            latest: replace the last waiting write of the queue.
+            waits: return only once it is done, or the disk refuses it or does not answer.
             patience_s: how long it may take before the disk counts as full.
-            last: it runs after the work of all other queues.
+            last: run it after the writes of all other queues.
         """
         with self._changed:
             task = self._put(_Task(act, counted, patience_s, last), queue, latest=latest)
@@ -163,7 +163,7 @@ class Disk:
                 self._fail("it does not answer")
 
     def holds_back(self, flush: Callable[[], None]) -> None:
-        """Register a caller that queues many writes at once; ``flush`` queues what it still holds."""
+        """Register a caller that collects writes before it queues them; ``flush`` queues them now."""
         self._held_back.append(flush)
 
     def flush_all(self) -> None:
@@ -171,18 +171,18 @@ class Disk:
             flush()
 
     def settle(self) -> None:
-        """Wait until all that is queued is done, as long as the disk answers."""
+        """Wait until all queued writes are done, as long as the disk answers."""
         self.flush_all()
         self.do(lambda: None, "settle", latest=True, last=True)
 
     def drain(self, grace_s: float) -> None:
-        """Wait until nothing is queued, for no longer than that."""
+        """Wait until the queues are empty, for at most ``grace_s``."""
         self.flush_all()
         with self._changed:
             self._changed.wait_for(lambda: not (self._queues and self._thread), grace_s)
 
     def close(self) -> None:
-        """Stop: what is queued is lost, and what comes later is ignored."""
+        """Stop: queued writes are lost, and later ones are ignored."""
         with self._changed:
             self._closed = True
             for tasks in self._queues.values():
@@ -237,7 +237,7 @@ class Disk:
             except Exception as problem:
                 error = problem
                 try:
-                    # (removed while something was done in it)
+                    # (the directory may have been removed during the write)
                     self._check_root()
                 except OSError as gone:
                     error = gone
@@ -304,7 +304,7 @@ class Disk:
     def _recover(self, *, over: bool) -> None:
         failed, self._failed = self._failed, None
         assert failed is not None
-        late, lost = ({kind: n for kind, n in one.items() if kind and n} for one in (self._late, self._lost))
+        late, lost = ({kind: n for kind, n in counts.items() if kind and n} for counts in (self._late, self._lost))
         self._news.append(
             DiskRecovered(self._clock(), failed.time_s, failed.problem, over, late, lost, lost_steps=self._lost_steps)
         )

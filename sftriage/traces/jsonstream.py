@@ -1,13 +1,13 @@
-"""A Chrome trace as a stream: its events in batches, and the few values beside them; damaged names are mended.
+"""Reads a Chrome trace as a stream: its events in batches, and a few other values; mends damaged names.
 
-The document is never in memory whole. A piece of the event list is cut where an event seems to end, by how the next one
-begins, and decoded as if it were the whole list: it decodes just when the cut was right, since one that fell into an
-event leaves brackets open. In a valid document no string has what looks like such a seam.
+The document is never in memory as a whole. A piece of the event list ends at a seam, where one event seems to end and
+the next to begin, and is decoded as if it were the whole list. It decodes only if the seam was right: a cut inside an
+event leaves brackets open. In a valid document no string looks like a seam.
 
-torch.profiler writes names and metadata with quotes, backslashes and control characters that it does not escape. Where
-a piece does not decode, its events are therefore mended or dropped one by one. In a damaged object, the next key shows
-where a string ends: behind a quote that a comma and a key follow, or the end of the object. Of several such places the
-first counts from which on all else can be read, and each key of the object is one that may be there, and is there once.
+torch.profiler does not escape quotes, backslashes and control characters in names and metadata. If a piece does not
+decode, its events are therefore mended or dropped one by one. In a damaged object, a string ends at a quote that is
+followed by a comma and a key, or by the end of the object. Among several such quotes, the first one is taken after
+which the rest can be read with known keys, each of them once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sftriage.errors import InputError
 from sftriage.words.verdicts import counted
 
 PIECE_BYTES = 1 << 17  # of the event list, decoded at once: its events should stay in the processor's cache
-MAX_VALUE_BYTES = 64 << 20  # of one event, or of all that is before or behind the events
-MEND_BYTES = 1 << 20  # read before a piece that does not decode is mended, and limit of an object that is mended
+MAX_VALUE_BYTES = 64 << 20  # of one event, or of all that comes before or after the events
+MEND_BYTES = 1 << 20  # to read before mending a piece; also the limit of an object to mend
 
 EVENT_KEYS = frozenset({
     *("ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id", "id2", "s", "bp", "tts", "tdur", "scope", "cname"),
@@ -33,41 +33,41 @@ EVENT_KEYS = frozenset({
 })  # fmt: skip
 """The keys of an event, by the Trace Event Format."""
 
-# Stands in a copy for an event that could not be mended: no viewer shows it.
+# Replaces an event that cannot be mended; no viewer shows it.
 DROPPED = b'{"ph": "M", "name": "damaged event", "pid": 0, "tid": 0, "args": {}}'
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_CUTS = 4  # seams at which a piece is tried to be cut
-_JOINED = 16  # parts into which an event may seem to fall: its name may hold what looks like the end of it
-_TAIL_BYTES = 4096  # where the last seams of a piece are looked for first
-_MAX_VALUES = 100_000  # of a damaged object, in all attempts: each place where a string may end is one
+_CUTS = 4  # how many seams to try as the end of a piece
+_JOINED = 16  # maximum number of parts of an event: its name may contain false seams
+_TAIL_BYTES = 4096  # the end of a piece, where to search for seams first
+_MAX_VALUES = 100_000  # of a damaged object, in all attempts: each possible end of a string counts
 _GAP: Final = re.compile(rb"[ \t\r\n,]*")
 _COMMA: Final = re.compile(rb"[ \t\r\n]*,")
 _OPENING: Final = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 _NEXT = rb'\s*,\s*\{\s*"(?:' + "|".join(sorted(EVENT_KEYS)).encode() + rb')"\s*:|\s*\]\s*,\s*"[^"]{1,99}"\s*:'
 _SEAMS: Final = re.compile(rb"\}(?=" + _NEXT + rb")")
-"""An event seems to end before another one, or at the end of the list."""
+"""The seam after an event: before another one, or at the end of the list."""
 _LAST_SEAMS: Final = tuple(
     re.compile(rb"\}(?=" + _NEXT + end + rb")") for end in (rb"|\s*\]\s*\}\s*\Z", rb"|\s*,?\s*\]?\s*\Z")
 )
-"""The same of what is read to its end: of a document, and of a bare list."""
+"""The end of the list, if all has been read: in a document, and of a bare list."""
 _LIST_ENDS: Final = re.compile(rb'\](?=\s*(?:,\s*"[^"]*"\s*:|\}\s*\Z))')
 _MAY_END: Final = re.compile(rb"\}(?=\s*\])")
 
-_NO_EVENTS, _NOTHING = b'"traceEvents":[]}', b'{"":0'  # complete what is before the events, and behind them
-Edit = Callable[[int, int, bytes], None]  # takes the first and last byte of a document to replace, and by what
-Damaged = Literal["name", "event", "rest"]  # a repaired name, a lost event, and text behind the trace
+_NO_EVENTS, _NOTHING = b'"traceEvents":[]}', b'{"":0'  # complete the text before the events, and after them
+Edit = Callable[[int, int, bytes], None]  # gets the first and last byte to replace in a document, and the new text
+Damaged = Literal["name", "event", "rest"]  # a repaired name, a lost event, and text after the trace
 
 
 @dataclass(slots=True)
 class Damage:
-    """What was damaged in a document: of each kind how often, and at which byte first."""
+    """The damage of a document: by kind, how often, and at which byte first."""
 
     found: dict[Damaged, tuple[int, int]] = field(default_factory=dict)
 
     def note(self, what: Damaged, at: int) -> None:
-        """Something was damaged at a byte."""
+        """Count damage at a byte."""
         n, first = self.found.get(what, (0, at))
         self.found[what] = (n + 1, first)
 
@@ -92,11 +92,11 @@ class TraceReader:
     """Reads one trace.
 
     Args:
-        stream: the document, not compressed; ``source`` names it in messages.
-        source: see ``stream``.
-        take: takes a list of events as JSON, or raises one of `UNDECODABLE` and takes nothing of it.
-        take_odd: takes one event that is JSON and that ``take`` refused; False if it is no event.
-        values: the wanted values beside ``traceEvents``, by key, to be filled in.
+        stream: the document, not compressed.
+        source: the name of the document in messages.
+        take: takes a list of events as JSON, or raises one of `UNDECODABLE` and takes none of them.
+        take_odd: takes one event of valid JSON that ``take`` refused; returns False if it is not an event.
+        values: gets the values beside ``traceEvents`` for its keys.
         edit: called with each change that makes the document valid JSON, in order.
     """
 
@@ -112,12 +112,12 @@ class TraceReader:
         self._stream, self._source = stream, source
         self._take, self._take_odd, self._values, self._edit = take, take_odd, values, edit
         self.damage = Damage()
-        # Of the stream, `_passed` bytes are dealt with, and of the text after them those before `_at`.
+        # `_passed` bytes of the stream are done, and then those of `_text` before `_at`.
         self._text, self._at, self._passed, self._ended = b"", 0, 0, False
         self._one_by_one: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
-        """Read it all; raises InputError where it is not a trace, or ends too early."""
+        """Read the document; raises InputError if it is not a trace, or ends too early."""
         self._fill()
         head = self._text[:4]
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in head:
@@ -128,7 +128,7 @@ class TraceReader:
             self._fill()
         self._at = len(self._text) - len(start)
         if start.startswith(b"["):
-            # The format's other form: nothing but events, and the closing bracket may be missing.
+            # The format's other form: only the list of events, perhaps without its closing bracket.
             self._at += 1
             self._events(bare=True)
             self._pass_rest()
@@ -145,7 +145,7 @@ class TraceReader:
         while True:
             start = self._at
             openings = [*_OPENING.finditer(self._text, start)][:_JOINED]
-            heads = [(one, self._text[start : one.start()] + _NO_EVENTS) for one in openings]
+            heads = [(opening, self._text[start : opening.start()] + _NO_EVENTS) for opening in openings]
             for opening, head in heads:
                 if self._keep(head):
                     self._at = opening.end()
@@ -166,7 +166,7 @@ class TraceReader:
             self._fill()
 
     def _tail(self) -> None:
-        """Pass what is behind the events, mended where it is damaged; what is behind the document is no part of it."""
+        """Read the text after the events, mending it if needed; ignores what follows the document."""
         while not self._ended:
             if len(self._text) - self._at > MAX_VALUE_BYTES:
                 raise self._too_large()
@@ -182,7 +182,7 @@ class TraceReader:
             self._at = len(self._text)
             return
         try:
-            # (one character a byte)
+            # (in latin-1, positions of characters are those of bytes)
             _, end = json.JSONDecoder().raw_decode((_NOTHING + tail).decode("latin-1"))
         except (ValueError, RecursionError):
             raise self._malformed(_NOTHING + tail) from None
@@ -191,7 +191,7 @@ class TraceReader:
         self._pass_rest()
 
     def _keep(self, document: bytes) -> bool:
-        """Keep the wanted values of a document; False where it is no JSON object."""
+        """Keep the requested values of a document; return False if it is not a JSON object."""
         try:
             made = msgspec.json.decode(document)
         except UNDECODABLE:
@@ -210,7 +210,7 @@ class TraceReader:
         self._edit(start, self._passed + len(self._text), b"")
 
     def _events(self, *, bare: bool) -> None:
-        """The list of events, from behind its opening bracket to behind its closing one."""
+        """Read the list of events, from after its opening bracket to after its closing one."""
         want = PIECE_BYTES
         while True:
             while len(self._text) - self._at < want and not self._ended:
@@ -237,7 +237,7 @@ class TraceReader:
         self._at = _GAP.match(self._text, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
 
     def _cut(self, *, bare: bool) -> bool:
-        """Take the events up to one of the last seams of a piece; False if they do not decode."""
+        """Take the events up to one of the last seams of a piece; return False if they do not decode."""
         begin, text = self._at, self._text
         until = min(len(text), begin + 2 * PIECE_BYTES)
         seams = _LAST_SEAMS[bare] if self._ended and until == len(text) else _SEAMS
@@ -260,21 +260,21 @@ class TraceReader:
         return True
 
     def _mend(self, *, bare: bool) -> bool:
-        """Take the events that are here one by one, by where each seems to end; False if that shows of none.
+        """Take the events of this piece one by one, by their seams; return False if no event has an end.
 
-        What is damaged is mended; what cannot be mended is dropped, up to where the next event begins.
+        Mends damaged events, and drops those that cannot be mended, up to where the next one begins.
         """
         before, text = self._at, self._text
         seams = _LAST_SEAMS[bare] if self._ended else _SEAMS
         ends = [seam.end() for seam in seams.finditer(text, before)]
         ends = ends or [end.end() for end in _MAY_END.finditer(text, before)]
         if not ends and self._ended and not bare and text.rstrip().endswith(b"}"):
-            # The last event has no end that shows; the list and the document have theirs.
+            # The last event has no visible end, but the list and the document have.
             ends = [close.start() for close in _LIST_ENDS.finditer(text, before)][-1:]
         first = 0
         while first < len(ends) and (self._ended or first == 0 or first + _JOINED <= len(ends)):
             self._skip_gap()
-            # (what seems to be an end may be one of a list behind that of the events)
+            # (a seam may belong to a list after that of the events)
             if text.startswith(b"]", self._at) or not (count := self._one(ends[first : first + _JOINED])):
                 break
             first += count
@@ -283,7 +283,7 @@ class TraceReader:
         return first > 0
 
     def _one(self, ends: Sequence[int]) -> int:
-        """Take or drop the event that begins here; which of some places it ends at (0: that does not show yet)."""
+        """Take or drop the event that begins here; return the number of its parts, by ``ends`` (0: not known yet)."""
         start, text, lost = self._at, self._text, self._ended
         for count, end in enumerate(ends, 1):
             event = _event(text[start:end])
@@ -294,7 +294,7 @@ class TraceReader:
                 lost = True
                 break
         if whole(alone := text[start : ends[0]]):
-            # Nothing is the matter with it as JSON.
+            # It is valid JSON.
             self._note(start, ends[0], alone)
             return 1
         if not lost:
@@ -376,11 +376,11 @@ _WORD: Final = re.compile(r'[^\s"{}\[\],:]+')
 _SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _CLOSES: Final = {"{": "}", "[": "]"}
 _FOLLOWS: Final = {"{": re.compile(rf"[ \t\r\n]*(?:\}}|,[ \t\r\n]*{_KEY_TEXT})"), "[": re.compile(r"[ \t\r\n]*[,\]]")}
-"""What is behind the last quote of a string, by what the string is in."""
+"""What follows the closing quote of a string, by the bracket around it."""
 
 
 def whole(text: bytes) -> bool:
-    """Whether this is one JSON value, by the standard."""
+    """Whether this is one valid JSON value."""
     try:
         msgspec.json.decode(text)
     except UNDECODABLE:
@@ -389,10 +389,10 @@ def whole(text: bytes) -> bool:
 
 
 def mended(text: bytes, keys: Collection[str] | None = None, needs: Collection[str] = ()) -> bytes | None:
-    """One JSON object with its strings escaped; None where it cannot be read as one.
+    """A damaged JSON object with its strings escaped; None if it cannot be read as an object.
 
-    ``keys`` are those that it may have (None: any), not those of objects in it; it has to have those that it ``needs``,
-    where anything had to be mended.
+    ``keys`` are the keys that it may have (None: any), without those of nested objects. If anything is mended, it must
+    have the keys that it ``needs``.
     """
     if whole(text):
         return text
@@ -413,16 +413,16 @@ def mended(text: bytes, keys: Collection[str] | None = None, needs: Collection[s
 def _escaped(written: str) -> str:
     if not written.startswith('"'):
         return json.dumps(written, ensure_ascii=False)
-    # Who escapes nothing has written each backslash as it was.
+    # (a writer that escapes nothing writes each backslash as it is)
     return written if whole(written.encode()) else json.dumps(written[1:-1], ensure_ascii=False)
 
 
-_Spans = tuple["_Spans", int, int] | tuple[()]  # from where to where there are strings, the last of them first
+_Spans = tuple["_Spans", int, int] | tuple[()]  # begin and end of strings, the last string first
 
 
 @dataclass(slots=True)
 class _Way:
-    """One way to read the object, up to ``at``: which brackets are open there, and where the string it is in began."""
+    """A way to read the object up to ``at``: the open brackets there, and the beginning of the current string."""
 
     at: int = 0
     opened: str = ""
@@ -432,7 +432,7 @@ class _Way:
 
 
 class _Reading:
-    """Reads an object; wherever that cannot go on, the last string that may end elsewhere is read anew."""
+    """Reads an object with backtracking: on an error, it lets the last string end at another quote."""
 
     def __init__(self, source: str, keys: Collection[str] | None, needs: frozenset[str]) -> None:
         self._source, self._keys, self._needs = source, keys, needs

@@ -1,7 +1,7 @@
 """The manifest: the small JSON beside a trace that says what it is, why it exists, and what it shows.
 
-Others may write to a shared store, so everything in a manifest is bounded and checked. Another ``schema_version`` is
-refused; a field that is not known is ignored.
+Others may write to a shared store, so all fields are bounded and checked. Another ``schema_version`` is refused; an
+unknown field is ignored.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what would do something to a terminal
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # control characters of a terminal
 
 
 def text(max_length: int) -> object:
-    """A string of bounded length without control characters: what is stored is printed on terminals one day."""
+    """A string of bounded length without control characters, since terminals print it."""
     return Field(max_length=max_length, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
 
 
 Word = Annotated[str, text(100)]
 Sentence = Annotated[str, text(2000)]
-# SQLite's integers, and everybody else's.
+# (fits an integer of SQLite)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class DocumentModel(BaseModel):
-    """A document that later versions may add to: what is not known is ignored."""
+    """A document to which later versions may add fields: unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, as one short piece of a message: the rest of a hostile file is noise."""
+    """The first error, as a short part of a message."""
     first = error.errors(include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "document"
     return CONTROL.sub("?", f"{where[:100]}: {first['msg'][:200]}")
@@ -75,13 +75,13 @@ Kind = Literal["operator", "python", "call", "annotation"]
 
 
 class StageProfile(DocumentModel):
-    """What one rank did in the stage: means a step, in seconds.
+    """What one rank did in the stage: means per step, in seconds.
 
-    ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
-    call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
-    there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
-    in the stage, whenever it did, ``collective_s`` and ``device_own_s`` how long on collectives and on all else, which
-    may be at once; ``device_idle_s`` is how long it had nothing to do before it was through, waiting for its host.
+    ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``. Working: some thread of the process was in an
+    operator, a call or a Python function. Waiting: none was, but one waited in a collective, for the device or for
+    another process. Unseen: the trace has nothing but the stage itself. ``device_s`` is the device's time for work
+    launched in the stage, whenever it ran; ``collective_s`` is its part in collectives, and ``device_own_s`` in all
+    else, and the two may overlap. ``device_idle_s`` is how long the device waited for its host before it was done.
     """
 
     source: Sentence
@@ -104,7 +104,7 @@ class StageProfile(DocumentModel):
 
 
 class Share(DocumentModel):
-    """What one name took of the stage as self time, over all threads: means a step. ``control`` is the control rank."""
+    """The self time of one name in the stage, over all threads: means per step. ``control`` is the control rank's."""
 
     name: Word
     kind: Kind
@@ -115,10 +115,10 @@ class Share(DocumentModel):
 
 
 class KernelShare(DocumentModel):
-    """What the device took for one kernel, or copy, that was launched in the stage: means a step, collectives apart.
+    """The device's time for one kernel or copy launched in the stage, without collectives: means per step.
 
-    ``operator`` launched it, and is ``within`` another one, "" where the trace does not say. ``control`` is the control
-    rank.
+    ``operator`` launched it, ``within`` another operator ("" if the trace does not say). ``control`` is the control
+    rank's time.
     """
 
     name: Word
@@ -130,12 +130,12 @@ class KernelShare(DocumentModel):
 
     @property
     def words(self) -> str:
-        by = " in ".join(one for one in (self.operator, self.within) if one)
+        by = " in ".join(name for name in (self.operator, self.within) if name)
         return f"{self.name} ({by})" if by else self.name
 
     @property
     def more_s(self) -> float:
-        """By how much it took longer than on the control."""
+        """How much longer it took than on the control."""
         return self.device_s - (self.control_device_s or 0.0)
 
 
@@ -146,7 +146,7 @@ CauseCode = Literal[_Waits, _Works, _Kept, "gpu_throttled", "unknown"]
 
 
 class PlaceInfo(DocumentModel):
-    """A line of the program: in which function and file, and what stands there where that could be read."""
+    """A line of the program: its function and file, and its text if that could be read."""
 
     function: Word
     file: Sentence
@@ -155,11 +155,11 @@ class PlaceInfo(DocumentModel):
 
 
 class CauseInfo(DocumentModel):
-    """Why the suspect stage took so long.
+    """Why the suspect stage was slow.
 
-    ``code`` says what it is, ``place`` where, ``took_s`` of the stage's ``stage_s`` a step; ``control_s`` is what the
-    same place took the rank that it is ``compared_with``, or the suspect's other steps where that is None. It is
-    ``sure`` where most of what the stage took longer is in that one place, and enough samples say so.
+    ``code`` is the kind of cause and ``place`` its location, which took ``took_s`` of the stage's ``stage_s`` per step.
+    ``control_s`` is the time of the same place on the rank ``compared_with``, or in the suspect's other steps if that
+    is None. The cause is ``sure`` if most of the stage's extra time is in that place, in enough samples.
     """
 
     code: CauseCode
@@ -173,7 +173,7 @@ class CauseInfo(DocumentModel):
 
     @property
     def short(self) -> str:
-        """It in a few words, for a line of a list: what is called, or is done, and at which line."""
+        """The cause in a few words, for a line of a list: the call or its kind, and the line."""
         what = self.code.replace("_", " ")
         if self.place is None:
             return what
@@ -189,17 +189,16 @@ _CALLED = re.compile(r"\b([A-Za-z_][\w.]*)\(")
 _AT_A_CALL: frozenset[CauseCode] = frozenset(
     {"sleep", "subprocess", "output", "database", "network", "disk", "checkpoint", "collective"}
 )
-"""What is done by the call that stands in its line."""
+"""In words, what the call in the line does."""
 
 
 class Findings(DocumentModel):
-    """What filled the suspect stage, beside the same stage of a control rank where there is one.
+    """What filled the suspect stage, compared with the same stage of a control rank, if there is one.
 
-    Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
-    ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
-    other ``steps`` of the suspect itself: ``beside`` says which. ``counted`` is what the kernel counted for the
-    suspect's process over its peers', a step (see `model.windows`), of what is known; and as ``gpu_s`` what a lower
-    clock of its GPU cost.
+    If some of the captured steps are known to have the fault, only these are analysed; ``of_steps`` counts all of
+    them. ``control`` is another ``rank`` in the same steps, or else the other ``steps`` of the suspect: ``beside`` says
+    which. ``counted`` has the kernel's counters of the suspect's process above its peers', per step (see
+    `model.windows`), as far as known; its ``gpu_s`` is the time lost to a lower clock of its GPU.
     """
 
     stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
@@ -215,7 +214,7 @@ class Findings(DocumentModel):
 
 
 SCHEMA_VERSION: Final = 1
-MAX_MANIFEST_BYTES = 4 * 1024 * 1024  # room for a suspect of a hundred thousand ranks
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024  # enough for a suspect of a hundred thousand ranks
 
 MANIFEST_NAME = "manifest.json"
 
@@ -226,11 +225,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class UnknownVersionError(InputError):
-    """A manifest of another version: it may well be whole."""
+    """A manifest of another version, which may be valid there."""
 
 
 class Steps(DocumentModel):
-    """A run of steps, both ends included."""
+    """A range of steps, both ends included."""
 
     first_step: Count
     last_step: Count
@@ -243,7 +242,7 @@ class Steps(DocumentModel):
 
 
 class TriggerInfo(DocumentModel):
-    """Why the capture exists: the window, the suspect in it, and the rule that asked (see `model.captures.Trigger`)."""
+    """Why the capture exists: the window, its suspect, and the rule that matched (see `model.captures.Trigger`)."""
 
     window: Steps
     label: Cause
@@ -271,9 +270,9 @@ class TriggerInfo(DocumentModel):
 
 
 class CaptureInfo(Steps):
-    """What was captured. The steps are those measured, warm-up excluded; times and clock as in `CaptureResult`.
+    """What was captured: the measured steps, without warm-up; times and clock as in `CaptureResult`.
 
-    The ``role`` of a healthy peer, captured to compare the suspect with, is ``control``.
+    The ``role`` of a healthy peer, captured for comparison with the suspect, is ``control``.
     """
 
     profiler: Profiler
@@ -298,7 +297,7 @@ class CaptureInfo(Steps):
 
     @classmethod
     def of(cls, request: CaptureRequest, result: CaptureResult, *, world_size: int, host: str) -> CaptureInfo:
-        """The info of a finished capture; raises InputError where it measured no step."""
+        """The info of a finished capture; raises InputError if it measured no step."""
         if result.first_step is None or result.last_step is None:
             raise InputError(f"capture {result.capture_id} measured no step: {result.detail or result.state}")
         return cls(
@@ -313,14 +312,14 @@ class CaptureInfo(Steps):
             warmup_steps=request.warmup_steps,
             timings_s=dict(result.timings_s),
             clock=dict(result.clock),
-            # A profiler's own message may span lines.
+            # (a profiler's message may span lines)
             detail=CONTROL.sub(" ", result.detail)[:2000],
             role=request.role,
         )
 
 
 class Artefact(DocumentModel):
-    """One stored file of a capture, with what is needed to know it again."""
+    """One stored file of a capture, with what is needed to verify it."""
 
     name: FileName
     role: Literal["trace"]
@@ -337,7 +336,7 @@ class Artefact(DocumentModel):
 
 
 class ReproducedInfo(DocumentModel):
-    """Whether the fault was there while it was captured (see `model.captures.Reproduced`)."""
+    """Whether the fault was present during the capture (see `model.captures.Reproduced`)."""
 
     answer: Literal["yes", "no", "partly"]
     steps: Count
@@ -352,23 +351,22 @@ class ReproducedInfo(DocumentModel):
 
 
 class Remarks(DocumentModel):
-    """What the GPU of a captured rank said of itself."""
+    """Remarks on the GPU of a captured rank."""
 
     lines: Annotated[tuple[Sentence, ...], Field(max_length=64)]
 
 
 class FollowedInfo(DocumentModel):
-    """The capture of the same suspect that shows what this one left open."""
+    """The later capture of the same suspect that follows this one up."""
 
     capture_id: CaptureId
 
 
 class CostInfo(Steps):
-    """What captures cost the whole job. The steps are those that a profiler touched, warm-up and probing included.
+    """The cost of captures to the whole job. The steps are those with a profiler, including warm-up and probing.
 
-    ``cost_s`` is by how much these, and some after them, took longer than they would have without, by the steps before
-    (``before_s`` each); None where too little is known of these. Of captures in the same steps it cannot be told which
-    cost what: ``captures`` share it.
+    ``cost_s`` is how much longer these steps, and some after them, took than steps before (``before_s`` each); None if
+    too few of those are known. Captures in the same steps share one cost: ``captures`` is their number.
     """
 
     cost_s: Number | None
@@ -380,7 +378,7 @@ MAX_RECORDED_STEPS = 8
 
 
 class RecordedStep(DocumentModel):
-    """One step as its rank recorded it (see `model.windows.StepRecord`), nanoseconds on the rank's own clock."""
+    """One step as its rank recorded it (see `model.windows.StepRecord`), in nanoseconds on the rank's own clock."""
 
     step: Count
     start_ns: Count
@@ -389,7 +387,7 @@ class RecordedStep(DocumentModel):
 
 
 class RecordedRank(DocumentModel):
-    """The first of the captured steps of one rank: of the one that was captured, or of one to compare it with."""
+    """The first captured steps of one rank: the captured one, or one to compare it with."""
 
     title: Literal["captured", "control"]
     rank: Rank
@@ -398,7 +396,7 @@ class RecordedRank(DocumentModel):
 
 
 class RecordedSteps(DocumentModel):
-    """The captured steps as they were recorded, stage by stage: what is left of them once the run has gone."""
+    """The captured steps as they were recorded, stage by stage, for when the run is gone."""
 
     stages: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
     sync: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
@@ -406,7 +404,7 @@ class RecordedSteps(DocumentModel):
 
     @property
     def schema_(self) -> StageSchema:
-        """The stages of a step, and which of them wait for the others."""
+        """The stages of a step, and which of them are sync stages."""
         return StageSchema(self.stages, self.sync)
 
     @model_validator(mode="after")
@@ -415,14 +413,14 @@ class RecordedSteps(DocumentModel):
             schema = self.schema_
         except SchemaError as error:
             raise ValueError(str(error)) from error
-        for one in (step for rank in self.ranks for step in rank.steps):
-            if (len(one.durations_ns), len(one.outside_ns)) != (len(schema.stages), len(schema.sync)):
-                raise ValueError(f"step {one.step} lacks a duration for a stage")
+        for step in (step for rank in self.ranks for step in rank.steps):
+            if (len(step.durations_ns), len(step.outside_ns)) != (len(schema.stages), len(schema.sync)):
+                raise ValueError(f"step {step.step} lacks a duration for a stage")
         return self
 
 
 class Manifest(DocumentModel):
-    """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
+    """A capture: its trigger, what it measured, its files, and what their analysis shows."""
 
     schema_version: Version = SCHEMA_VERSION
     capture_id: CaptureId
@@ -442,17 +440,17 @@ class Manifest(DocumentModel):
 
     @property
     def holds_fault(self) -> Literal["yes", "no", "partly"] | None:
-        """Whether the fault is in it; None where nobody knows, and of a control rank, which has none."""
+        """Whether the capture shows the fault; None if unknown, and for a control rank, which has none."""
         return None if self.reproduced is None or self.capture.role == "control" else self.reproduced.answer
 
     @property
     def sampled(self) -> bool:
-        """Whether its trainer's sampled stacks are all there is of its steps, be it that its trace is lost."""
+        """Whether it has only sampled stacks of its steps, perhaps because its trace was lost."""
         return self.artefacts[0].name == SAMPLES_NAME
 
     @property
     def cause(self) -> CauseInfo | None:
-        """Why its rank was slow, once it was looked into."""
+        """Why its rank was slow, once analysed."""
         return None if self.findings is None else self.findings.cause
 
     @field_validator("created_at")
@@ -471,7 +469,7 @@ class Manifest(DocumentModel):
         return artefacts
 
     def artefact(self, name: str) -> Artefact:
-        """The artefact of that name; raises InputError where there is none."""
+        """The artefact of that name; raises InputError if there is none."""
         for artefact in self.artefacts:
             if artefact.name == name:
                 return artefact
@@ -479,7 +477,7 @@ class Manifest(DocumentModel):
         raise InputError(f"capture {self.capture_id} has no artefact {name!r}; it has: {there}")
 
     def noting(self, noted: Noted) -> Manifest:
-        """The manifest with what became known later."""
+        """The manifest with a later finding."""
         if isinstance(noted, Remarks):
             return self.model_copy(update={"evidence": noted.lines})
         return self.model_copy(update={_FIELD_OF[type(noted)]: noted})
@@ -489,7 +487,7 @@ class Manifest(DocumentModel):
 
     @classmethod
     def from_json(cls, data: bytes, source: str) -> Manifest:
-        """Check a stored manifest, called ``source`` in messages; raises InputError, or UnknownVersionError."""
+        """Parse a stored manifest, called ``source`` in messages; raises InputError or UnknownVersionError."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -500,20 +498,18 @@ class Manifest(DocumentModel):
             raise InputError(f"{source}: not a manifest: {first_problem(error)}") from None
 
 
-# What becomes known of a capture once it is stored.
+# Findings on a capture after it was stored.
 Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"
 _KINDS = (CostInfo, ReproducedInfo, Findings, RecordedSteps, FollowedInfo)
 _FIELD_OF = dict(zip(_KINDS, ("cost", "reproduced", "findings", "recorded", "followed"), strict=True))
 
 
-def are_beside(one: Manifest, other: Manifest) -> bool:
-    """Whether two captures are of different roles, have one trigger, and recorded some of the same steps."""
-    its, others = one.capture, other.capture
+def are_beside(a: Manifest, b: Manifest) -> bool:
+    """Whether two captures have different roles and the same trigger, and recorded some of the same steps."""
     return (
-        (other.job, other.run, other.trigger.rule) == (one.job, one.run, one.trigger.rule)
-        and other.trigger.window == one.trigger.window
-        and others.role != its.role
-        and (others.first_step <= its.last_step and others.last_step >= its.first_step)
+        (a.job, a.run, a.trigger.rule, a.trigger.window) == (b.job, b.run, b.trigger.rule, b.trigger.window)
+        and a.capture.role != b.capture.role
+        and (a.capture.first_step <= b.capture.last_step and a.capture.last_step >= b.capture.first_step)
     )
 
 
@@ -527,7 +523,7 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def may_contain(options: Mapping[str, bool]) -> str:
-    """What private data a torch.profiler trace recorded with these options may hold, in plain words."""
+    """The private data that a torch.profiler trace with these options may hold, in words."""
     parts = ["names of operators, kernels, threads and the program's own annotations", "process ids and device names"]
     if options.get("with_stack") or options.get(SAMPLE_STACKS):
         parts.append("file paths, function names and line numbers of the program")
@@ -555,6 +551,6 @@ _SAMPLES_CONTAIN = (
 
 
 def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
-    """What private data the artefacts of a capture may hold, in plain words."""
+    """The private data that the artefacts of a capture may hold, in words."""
     stacks = _SAMPLES_CONTAIN if options.get(SAMPLE_STACKS) else _STACKS_CONTAINS
     return {"nsys": _NSYS_CONTAINS, "stacks": stacks}.get(profiler) or may_contain(options)

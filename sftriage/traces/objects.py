@@ -1,4 +1,4 @@
-"""Objects below one prefix: bytes by key, whole or not at all. Here are those of a directory; a bucket's: `remote`."""
+"""Objects below one prefix: bytes by key, put atomically, in a `Directory` or a bucket (`sftriage.traces.remote`)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from sftriage.traces.manifest import CONTROL, Artefact
 CHUNK_BYTES = 1 << 20
 _MAX_MESSAGE = 300
 _QUERY = re.compile(r"(?<=[^\s?])\?\S*")
-_METADATA = "169.254.169.254"  # gives a cloud's machine its own credentials
+_METADATA = "169.254.169.254"  # gives a cloud machine its credentials
 _MESSAGE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
 Progress = Callable[[int], None]  # takes the number of bytes copied so far
 
 
 def shown(text: str) -> str:
-    """Text of others, short and safe to print."""
+    """Foreign text, shortened and safe to print."""
     return CONTROL.sub("?", text.encode("utf-8", "replace").decode()[:300])
 
 
 def chunks(source: BinaryIO) -> Iterator[bytes]:
-    """What is in a file, to its end."""
+    """The content of a file, in pieces."""
     while chunk := source.read(CHUNK_BYTES):
         yield chunk
 
 
 def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
-    """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
-    # Level 1: the host's cores belong to the training job.
+    """Pieces, compressed; without name and time, so that a trace always gives the same bytes."""
+    # (level 1: the host's cores belong to the training job)
     stream = zlib.compressobj(level=1, wbits=16 + zlib.MAX_WBITS)
     for chunk in source:
         yield stream.compress(chunk)
@@ -47,7 +47,7 @@ def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def pack(source: Path, target: Path, *, compress: bool) -> tuple[int, str]:
-    """Copy a file that a capture has left, synced; size and sha256 of the copy. Raises CaptureError if it is empty."""
+    """Copy and sync a file of a capture; return size and sha256 of the copy. Raises CaptureError if it is empty."""
     with regular(source, CaptureError) as plain, private(target) as file:
         if os.fstat(plain.fileno()).st_size == 0:
             raise CaptureError(f"{source}: the trace is empty")
@@ -60,7 +60,7 @@ def pack(source: Path, target: Path, *, compress: bool) -> tuple[int, str]:
 
 
 def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
-    """The file to copy an artefact to; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
+    """The target file for an artefact; raises UsageError if it exists (without ``force``), or is a device or a pipe."""
     target = Path(destination)
     if target.is_dir():
         target = target / name
@@ -74,7 +74,7 @@ def destination_of(name: str, destination: str | os.PathLike[str], *, force: boo
 def verified(
     pieces: Iterable[bytes], artefact: Artefact, name: str, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """The pieces of an artefact; raises IntegrityError before the last of them if they are not what was put."""
+    """The pieces of an artefact; raises IntegrityError before the last piece if the content has changed."""
     digest, size_bytes, held = hashlib.sha256(), 0, b""
     for piece in pieces:
         size_bytes += len(piece)
@@ -93,7 +93,7 @@ def verified(
 
 
 class Objects(ABC):
-    """The objects below one prefix. What fails raises ``error_type``, in one line."""
+    """The objects below one prefix. Failures raise ``error_type``, with a message of one line."""
 
     error_type: type[SftriageError] = StoreError
     failures: tuple[type[Exception], ...] = (OSError,)
@@ -102,12 +102,12 @@ class Objects(ABC):
         self.place = place
 
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
-        """The keys below a prefix, and the bytes of each."""
+        """The keys below a prefix, with their sizes in bytes."""
         with self._failing():
             return dict(self._list(prefix))
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """The content of an object, piece by piece; raises IntegrityError where there is none."""
+        """The content of an object, piece by piece; raises IntegrityError if it does not exist."""
         pieces = self._pieces(key)
         while True:
             try:
@@ -120,7 +120,7 @@ class Objects(ABC):
             yield piece
 
     def read(self, key: str, max_bytes: int) -> bytes | None:
-        """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
+        """The content of a small object, cut a byte beyond ``max_bytes``; None if it does not exist."""
         content = b""
         with suppress(IntegrityError):
             for piece in self.stream(key):
@@ -131,17 +131,17 @@ class Objects(ABC):
         return None
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
-        """Put an object, whole or not at all: bytes in one request, pieces part by part, unless they raise."""
+        """Put an object atomically: bytes in one request, pieces part by part, unless they raise."""
         with self._failing():
             self._put(key, content)
 
     def delete(self, key: str) -> None:
-        """Delete an object. One that is not there changes nothing."""
+        """Delete an object, if it exists."""
         with suppress(FileNotFoundError), self._failing(FileNotFoundError):
             self._delete(key)
 
     def is_plain(self, key: str) -> bool:
-        """Whether an object lies there itself, if any does: a link may lead anywhere."""
+        """Whether a key is an object itself, or nothing, rather than a link, which may lead anywhere."""
         return True
 
     @abstractmethod
@@ -168,9 +168,9 @@ class Objects(ABC):
 
 
 class Directory(Objects):
-    """A directory; files appear in it once the disk holds them. Hosts may share it, unless it is one run's ``private``.
+    """A directory; a file appears in it once it is synced. Hosts may share it, unless it is ``private`` to one run.
 
-    In a private one, files are their owner's alone, and no directory is made: a capture that was removed stays so.
+    In a private one, only the owner can read files, and no directory is created: a removed capture stays removed.
     """
 
     def __init__(self, place: str, root: Path, *, private: bool = False) -> None:
@@ -186,7 +186,7 @@ class Directory(Objects):
         for folder, _, names in os.walk(self._root / (prefix or ""), onerror=_refuse, followlinks=True):
             for name in names:
                 path = Path(folder, name)
-                # (what is on its way begins with a dot; what has gone since it was listed is not there)
+                # (unfinished files begin with a dot)
                 if not name.startswith("."):
                     with suppress(FileNotFoundError):
                         about = path.stat()
@@ -208,7 +208,7 @@ class Directory(Objects):
     def _delete(self, key: str) -> None:
         (self._root / key).unlink(missing_ok=True)
         with suppress(OSError):
-            # Directories above that are empty now go too.
+            # Remove parent directories that are empty now.
             for above in (self._root / key).parents:
                 if above == self._root:
                     break
@@ -221,7 +221,7 @@ def _refuse(error: OSError) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """What obstore says, in a line: the rest is its insides. A query may hold a signature, so it is left out."""
+    """The message of obstore's error, without its details, and without a query, which may hold a signature."""
     text = ((error.strerror if isinstance(error, OSError) else None) or str(error)).strip() or type(error).__name__
     first = _QUERY.sub("", text.splitlines()[0].partition(": <")[0])
     message = _MESSAGE.search(text)

@@ -1,17 +1,17 @@
-"""Captures in a store elsewhere: S3, Google Cloud Storage, Azure Blob Storage, or a directory that hosts share.
+"""Captures in a remote store: S3, Google Cloud Storage, Azure Blob Storage, or a directory that hosts share.
 
 ::
 
     URL/<job>/<run>/<capture id>/trace.json.gz       or trace.nsys-rep, trace.sqlite, stacks.json, ...
     URL/<job>/<run>/<capture id>/manifest.json       put last, deleted first: without it there is no capture
-    URL/<job>/<run>/<capture id>/pinned              empty: retention leaves the capture alone
+    URL/<job>/<run>/<capture id>/pinned              empty: retention keeps the capture
 
-In a key letters, digits and ``_.-~`` stay as they are; everything else becomes ``%XX``, as in a URL. Each name has one
-spelling, and each part is one plain name: never empty, hidden, or a way up.
+In a key letters, digits and ``_.-~`` stay as they are; all else becomes ``%XX``, as in a URL. Each name has one
+spelling, and each part is a plain name: never empty, hidden, or ``..``.
 
-Others may write there. A manifest counts only where its key says it belongs, and only if what it names lies beside it
-in the right size; a sum is checked when an artefact is fetched. Credentials and endpoints come from the environment
-alone, as obstore reads them. All failures are a `StoreError` of one line.
+Others may write to the store. A manifest is valid only under its own key, and only if its artefacts exist in the right
+size; their checksums are verified on reading. Credentials and endpoints come only from the environment, as obstore
+reads them. All failures raise `StoreError` with one line.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-MAX_PART_BYTES = 240  # a file system's limit of a name, less a suffix while it is written
+MAX_PART_BYTES = 240  # a file system's limit of a name, less the suffix of an unfinished file
 PART_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 4
 _MAX_NAMED = 5
 URL_VARIABLE = "SFTRIAGE_CATALOGUE"
 FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
 _SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-# What obstore reads from the environment only as long as it is given no options of its own.
+# obstore reads these from the environment only if it gets no options.
 _FROM_ENVIRONMENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_excludes")
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request may take to connect, and then without an answer; how often it is retried, and for how long."""
+    """Timeouts of a request, to connect and then to answer; how often to retry it, and for how long."""
 
     connect_s: float = 10.0
     idle_s: float = 120.0
@@ -58,7 +58,7 @@ class Patience:
 
 
 def checked_url(url: str) -> str:
-    """A store's URL in its canonical form, ``file://`` for a directory; raises UsageError where it cannot be opened."""
+    """A store's URL in its canonical form, ``file://`` for a directory; raises UsageError if it is invalid."""
     if "://" not in url:
         if not url:
             raise UsageError("a store's URL is empty")
@@ -68,7 +68,7 @@ def checked_url(url: str) -> str:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise UsageError(f"{shown(url)}: not a store: use {known}, file:// or a directory")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        # Not shown: what stands there is often a secret.
+        # (not quoted: it often contains a secret)
         raise UsageError(
             f"{parts.scheme}://{shown(parts.netloc.rpartition('@')[2])}: a store's URL is a bucket and a prefix; "
             "credentials and options come from the environment"
@@ -85,7 +85,7 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
     """The URL of the catalogue that the option or the environment names, if any.
 
     Raises:
-        UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
+        UsageError: it has a password that all users of the machine can read, or its file cannot be read.
     """
     if option is not None:
         from sftriage.traces.catalogue import has_password
@@ -112,7 +112,7 @@ def catalogue_url(option: str | None, *, from_environment: bool = True) -> str |
 
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
-    """Where a capture lies: the job and run as they are called, and its id."""
+    """The key of a capture: the names of its job and run, and its id."""
 
     job: str
     run: str
@@ -120,7 +120,7 @@ class CaptureKey:
 
     @classmethod
     def of(cls, manifest: Manifest) -> CaptureKey:
-        """Where a capture belongs; raises InputError where its job or run cannot be part of a key."""
+        """The key of a manifest; raises InputError if its job or run cannot be part of a key."""
         for name in (manifest.job, manifest.run):
             try:
                 written(name)
@@ -130,7 +130,7 @@ class CaptureKey:
 
     @classmethod
     def parse(cls, key: str) -> CaptureKey:
-        """The place that ``job/run/capture-id`` is; raises InputError where it is not spelt as we write it."""
+        """Parse ``job/run/capture-id``; raises InputError unless it is in canonical spelling."""
         parts = key.split("/")
         if len(parts) != 3 or not CAPTURE_ID.fullmatch(parts[2]):
             raise InputError(f"{shown(key)}: not job/run/capture-id")
@@ -143,7 +143,7 @@ class CaptureKey:
 
 
 def written(name: str) -> str:
-    """A job's or run's name as one part of a key; raises UsageError where it is empty or too long."""
+    """A job's or run's name as a part of a key; raises UsageError if it is empty or too long."""
     try:
         part = quote(name, safe="", errors="strict")
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def written(name: str) -> str:
 
 
 def read(part: str) -> str:
-    """The name that a part of a key is; raises InputError where we would not write it so."""
+    """The name behind a part of a key; raises InputError unless it is in canonical spelling."""
     try:
         name = unquote(part, errors="strict")
         if written(name) == part:
@@ -181,7 +181,7 @@ class Bucket(Objects):
 
     def _list(self, prefix: str | None) -> Iterator[tuple[str, int]]:
         for page in self._obstore.list(self._store, prefix, chunk_size=1000):
-            yield from ((one["path"], one["size"]) for one in page)
+            yield from ((item["path"], item["size"]) for item in page)
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         yield from map(bytes, self._obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
@@ -194,12 +194,12 @@ class Bucket(Objects):
 
 
 def open_objects(url: str, *, patience: Patience, create: bool = False) -> Objects:
-    """Open a store; no request is made. Raises UsageError where there is none, or obstore is not installed."""
+    """Open a store, without a request. Raises UsageError if it does not exist, or obstore is not installed."""
     url = checked_url(url)
     scheme, path = urlsplit(url).scheme, Path(unquote(urlsplit(url).path))
     if scheme == "file":
         if create:
-            # Whoever wants to share it makes it first.
+            # (the user creates a shared directory)
             with refusing(f"{url} cannot be opened"):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.is_dir():
@@ -223,7 +223,7 @@ def _options(prefix: str, patience: Patience) -> dict[str, Any]:
             **{key: value for key, value in named.items() if value},
             "connect_timeout": timedelta(seconds=patience.connect_s),
             "read_timeout": timedelta(seconds=patience.idle_s),
-            # Of a whole request, which may be the download of a large trace.
+            # (of a whole request, which may download a large trace)
             "timeout": timedelta(days=1),
         },
         "retry_config": {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=patience.retry_s)},
@@ -231,7 +231,7 @@ def _options(prefix: str, patience: Patience) -> dict[str, Any]:
 
 
 class RemoteStore(Store):
-    """Captures elsewhere: of one run, by id, or of all jobs and runs. Raises UsageError where a name fits no key."""
+    """Captures in a remote store, of one run or of all jobs and runs. Raises UsageError for a name that fits no key."""
 
     def __init__(self, objects: Objects, *, job: str | None = None, run: str | None = None) -> None:
         if (job is None) != (run is None):
@@ -241,7 +241,7 @@ class RemoteStore(Store):
 
     @classmethod
     def open(cls, url: str, *, job: str | None = None, run: str | None = None, create: bool = False) -> RemoteStore:
-        """Open the store of a URL; no request is made. Raises UsageError as `open_objects` does."""
+        """Open the store of a URL, without a request. Raises UsageError as `open_objects` does."""
         return cls(open_objects(url, patience=Patience(), create=create), job=job, run=run)
 
     @property
@@ -265,7 +265,7 @@ class RemoteStore(Store):
         return frozenset(self._reference(key) for key in self._listed() if _is_key(key))
 
     def remove(self, capture_id: str) -> None:
-        """See `Store.remove`. What an earlier removal, or an upload, that was cut short has left there goes too."""
+        """See `Store.remove`; removes the remains of an interrupted removal or upload, too."""
         key = self._key(capture_id)
         names = self._names_at(key)
         if not names:
@@ -273,18 +273,18 @@ class RemoteStore(Store):
         for name in sorted(names, key=lambda name: (name != MANIFEST_NAME, name)):
             self._objects.delete(f"{key}/{name}")
 
-    # What an upload does, step by step: see `sftriage.traces.uploading`.
+    # The steps of an upload: see `sftriage.traces.uploading`.
 
     def names(self, capture_id: str) -> Mapping[str, int]:
-        """What lies in the place of a capture of this run, whole or not: name and bytes."""
+        """The files of a capture of this run, complete or not, with their sizes."""
         return self._names_at(self._key(capture_id))
 
     def put_artefact(self, capture_id: str, artefact: Artefact, content: bytes | Iterator[bytes]) -> None:
-        """Put an artefact: in one request if its bytes are given, or else part by part."""
+        """Put an artefact: bytes in one request, or pieces part by part."""
         self._objects.put(f"{self._key(capture_id)}/{artefact.name}", content)
 
     def holds(self, capture_id: str, artefact: Artefact, progress: Progress | None = None) -> bool:
-        """Whether an artefact lies there as it is here: read back from one end to the other."""
+        """Whether the store has this artefact, unchanged; reads all of it."""
         content = self._objects.stream(f"{self._key(capture_id)}/{artefact.name}")
         with suppress(IntegrityError):
             for _ in verified(content, artefact, artefact.name, progress):
@@ -293,7 +293,7 @@ class RemoteStore(Store):
         return False
 
     def withdraw(self, capture_id: str) -> None:
-        """Delete a capture's manifest: it is not there any more, and its artefacts may be put again."""
+        """Delete a capture's manifest, so that the capture is no longer listed and its artefacts may be replaced."""
         self._objects.delete(f"{self._key(capture_id)}/{MANIFEST_NAME}")
 
     def _key(self, reference: str) -> str:

@@ -1,4 +1,4 @@
-"""Which captures of a store are kept no longer, by age and size, and their removal."""
+"""Selects the captures that a policy's retention drops, by age and size, and removes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sftriage.traces.store import Store
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """Captures older than ``age_s`` go, and the oldest of those above ``max_bytes`` together; None: no such limit."""
+    """Removes captures older than ``age_s``, and the oldest beyond ``max_bytes`` in total; None: no limit."""
 
     age_s: float | None = None
     max_bytes: int | None = None
@@ -19,7 +19,7 @@ class RetentionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What retention knows of a capture, by its store's reference. ``created_s``: seconds since the epoch."""
+    """A capture as retention needs it; ``capture_id`` is its reference, ``created_s`` is in seconds since the epoch."""
 
     capture_id: str
     created_s: float
@@ -28,35 +28,35 @@ class Kept:
 
 
 def expired(captures: Sequence[Kept], retention: RetentionLimits, now_s: float) -> tuple[Kept, ...]:
-    """Those that go now, the oldest first. What is pinned stays, and its bytes count."""
-    gone, total_bytes = [], sum(one.size_bytes for one in captures)
-    for one in sorted(captures, key=lambda one: (one.created_s, one.capture_id)):
-        too_old = retention.age_s is not None and now_s - one.created_s > retention.age_s
+    """The captures to remove now, oldest first. Pinned captures stay, and their bytes count."""
+    gone, total_bytes = [], sum(capture.size_bytes for capture in captures)
+    for capture in sorted(captures, key=lambda capture: (capture.created_s, capture.capture_id)):
+        too_old = retention.age_s is not None and now_s - capture.created_s > retention.age_s
         too_much = retention.max_bytes is not None and total_bytes > retention.max_bytes
-        if (too_old or too_much) and not one.pinned:
-            gone.append(one)
-            total_bytes -= one.size_bytes
+        if (too_old or too_much) and not capture.pinned:
+            gone.append(capture)
+            total_bytes -= capture.size_bytes
     return tuple(gone)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What retention comes to: the captures that go now, and by reference why others that it looked at do not."""
+    """The captures to remove now, and by reference why others, which are due or unfit, stay."""
 
     captures: tuple[Kept, ...] = ()
     left_alone: Mapping[str, str] = field(default_factory=dict)
 
 
 def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bool = False) -> Due:
-    """The captures that go now, and those that are left alone, and why; raises OSError or StoreError."""
+    """The captures to remove now, and those that stay, with reasons; raises OSError or StoreError."""
     pinned, listing = store.pinned(), store.manifests()
     captures = []
-    for one in listing.manifests:
-        reference, size_bytes = store.reference(one), sum(artefact.size_bytes for artefact in one.artefacts)
-        captures.append(Kept(reference, one.created_at.timestamp(), size_bytes, reference in pinned))
+    for capture in listing.manifests:
+        reference, size_bytes = store.reference(capture), sum(artefact.size_bytes for artefact in capture.artefacts)
+        captures.append(Kept(reference, capture.created_at.timestamp(), size_bytes, reference in pinned))
     going = expired(captures, retention, now_s)
-    unpinned = expired([replace(one, pinned=False) for one in captures], retention, now_s)
-    left = {one.capture_id: "it is pinned" for one in unpinned if one.capture_id in pinned}
+    unpinned = expired([replace(capture, pinned=False) for capture in captures], retention, now_s)
+    left = {capture.capture_id: "it is pinned" for capture in unpinned if capture.capture_id in pinned}
     broken: list[Kept] = []
     for reference, condition in listing.unfit.items():
         if reference in pinned:
@@ -71,18 +71,17 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
 
 
 def remove(store: Store, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
-    """Remove captures, each as one; those that went, and why the rest did not.
+    """Remove captures, each atomically; return those removed, and why it stopped before the rest.
 
-    A catalogue learns it when it is next compared with the store; a copy elsewhere of what was removed here goes as
-    soon as it can be reached: see `sftriage.traces.uploading`.
+    The next refresh of a catalogue drops their rows. The uploader removes their copies (`sftriage.traces.uploading`).
     """
     gone: list[Kept] = []
-    for one in captures:
+    for capture in captures:
         try:
-            if one.capture_id in store.pinned():
-                continue  # pinned meanwhile
-            store.remove(one.capture_id)
+            if capture.capture_id in store.pinned():
+                continue  # (pinned meanwhile)
+            store.remove(capture.capture_id)
         except (UsageError, StoreError) as error:
             return tuple(gone), str(error)
-        gone.append(one)
+        gone.append(capture)
     return tuple(gone), None

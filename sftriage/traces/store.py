@@ -1,19 +1,20 @@
-"""Where captures are kept: what every store of them does, and the store in a run's directory.
+"""Stores of captures: the interface of every store, and the store in a run's directory.
 
-A capture's id is unique in its run. A store knows a capture by its *reference*: the id in the store of one run,
-``job/run/id`` in one of many jobs. There a bare id serves too, as long as only one capture has it. A run's directory
-has one directory for each capture::
+A capture's id is unique in its run. A store identifies a capture by its *reference*: the id in the store of one run,
+``job/run/id`` in a store of many jobs, which also accepts a unique id. A run's directory has one directory for each
+capture::
 
-    ROOT/captures/.lock                    shared while something is being put, exclusive while leftovers are swept
-    ROOT/captures/.uploader                held by whoever uploads this run's captures
+    ROOT/captures/.lock                    shared while a capture is put, exclusive while leftovers are swept
+    ROOT/captures/.uploader                locked by the process that uploads this run's captures
     ROOT/captures/.tmp-<capture id>-xxxx/  being written, or left by a crash
     ROOT/captures/.removing-xxxx/<capture id>/     removed here, and still to be removed elsewhere
     ROOT/captures/<capture id>/trace.json.gz       or trace.nsys-rep, trace.sqlite, stacks.json, ...
     ROOT/captures/<capture id>/manifest.json
-    ROOT/captures/<capture id>/upload.json         where a copy goes, if one is kept elsewhere too, and how far it is
+    ROOT/captures/<capture id>/upload.json         the state of its copy elsewhere, if it has one
 
-A capture is written and synced in a hidden directory that one rename publishes: it is there whole or not at all,
-whenever the process or the machine stops. Once a verified copy is elsewhere, its artefacts may go; the manifest stays.
+A capture is written and synced in a hidden directory, which one rename publishes: it appears whole or not at all,
+whenever the process or the machine stops. Once a verified copy is elsewhere, its artefacts may be removed here; the
+manifest stays.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from sftriage.traces.objects import Directory, Objects, Progress, destination_of
 log = logging.getLogger("sftriage")
 
 TRACE_NAME, UPLOAD_NAME = "trace.json.gz", "upload.json"
-PIN_NAME = "pinned"  # an empty file of this name beside a capture's manifest: retention leaves it alone
+PIN_NAME = "pinned"  # an empty file beside the manifest of a capture that retention must keep
 _TEMPORARY, _REMOVING = ".tmp-", ".removing-"
-_LOCK_S = 0.1  # (another process may only be testing it)
+_LOCK_S = 0.1  # (another process may hold it for a moment, to test it)
 _READERS = 16
 
-Names = dict[str, int]  # what lies in a capture's place: name and bytes
+Names = dict[str, int]  # the files of a capture: name and size in bytes
 
 
 State = Literal["whole", "missing", "damaged", "unreadable"]
@@ -76,10 +77,10 @@ _WORDS: Mapping[State, str] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreCondition:
-    """Whether a capture is there as it was put, as far as names and sizes tell; ``problem`` says what is wrong.
+    """Whether a capture is as it was stored, by names and sizes; ``problem`` says what is wrong.
 
-    It is ``missing`` if a file of it is gone, ``damaged`` if a file differs from what was put or its manifest is none,
-    ``unreadable`` if its owner does not let others read it or its manifest is of another version.
+    It is ``missing`` if one of its files is gone, ``damaged`` if a file has changed or its manifest is invalid, and
+    ``unreadable`` if this user may not read it or its manifest is of another version.
     """
 
     state: State = "whole"
@@ -91,17 +92,17 @@ class StoreCondition:
 
     @property
     def words(self) -> str:
-        """The same as the end of a sentence about it."""
+        """The condition as the end of a sentence about the capture."""
         return f"{_WORDS[self.state]}: {self.problem}" if self.problem else _WORDS[self.state]
 
     @property
     def beyond_repair(self) -> bool:
-        """Nobody gets the trace from it any more."""
+        """Whether the trace is lost for good."""
         return self.state in ("missing", "damaged")
 
     @classmethod
     def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> StoreCondition:
-        """What an attempt to read a capture has come to."""
+        """The condition of a capture that could not be read because of an error."""
         cause = error if isinstance(error, OSError) else error.__cause__
         state: State = "damaged"
         if isinstance(error, UnknownVersionError) or isinstance(cause, PermissionError):
@@ -116,16 +117,16 @@ WHOLE = StoreCondition()
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The captures of a store, and by reference what else lies there and why it is not one."""
+    """The whole captures of a store, and the condition of others by reference."""
 
     manifests: tuple[Manifest, ...]
     unfit: Mapping[str, StoreCondition]
 
     @classmethod
     def of(cls, found: Iterable[tuple[str, tuple[Manifest | None, StoreCondition] | None]]) -> Listing:
-        """Of what lies under each reference: a manifest, where it can be read, and its condition; or nothing."""
+        """Sort what was found under each reference: its manifest, if readable, and its condition; None: removed."""
         manifests, unfit = [], {}
-        for reference, (manifest, condition) in ((reference, one) for reference, one in found if one is not None):
+        for reference, (manifest, condition) in ((reference, state) for reference, state in found if state is not None):
             if manifest is not None and condition.whole:
                 manifests.append(manifest)
             else:
@@ -134,11 +135,11 @@ class Listing:
 
 
 class Store(ABC):
-    """Captures, each its artefacts and its manifest, as objects: ``<key of the capture>/<name>``.
+    """Captures, each with artefacts and a manifest, as objects ``<key of the capture>/<name>``.
 
-    Methods that take a reference raise UsageError where there is no such capture, InputError where what lies there is
-    none; those that write, SftriageError where the store cannot be written; all of those of a store elsewhere,
-    StoreError where it cannot be reached.
+    Methods with a reference raise UsageError if there is no such capture, and InputError if it is invalid; methods that
+    write raise SftriageError if the store cannot be written; all methods of a remote store raise StoreError if it
+    cannot be reached.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -146,19 +147,19 @@ class Store(ABC):
 
     @property
     def place(self) -> str:
-        """Where it is: a directory, or a URL."""
+        """The directory or URL of the store."""
         return self._objects.place
 
     @abstractmethod
     def key_of(self, manifest: Manifest) -> str:
-        """Where a capture belongs; raises InputError where that is not in this store."""
+        """The key of a capture; raises InputError if the capture does not belong in this store."""
 
     @abstractmethod
     def ids(self) -> frozenset[str]:
-        """The references of all captures that are there, whole or damaged; read without opening one."""
+        """The references of all captures, whole or damaged; opens none of them."""
 
     def reference(self, manifest: Manifest) -> str:
-        """What this store knows a capture by; `ids` holds it, and every method takes it."""
+        """The reference of a capture in this store."""
         return self._reference(self.key_of(manifest))
 
     def manifest(self, capture_id: str) -> Manifest:
@@ -169,37 +170,35 @@ class Store(ABC):
         return manifest
 
     def look(self, capture_id: str) -> tuple[Manifest, StoreCondition]:
-        """The manifest of a capture, and whether its artefacts are there in the right size."""
+        """The manifest of a capture, and its condition by the names and sizes of its artefacts."""
         key = self._key(capture_id)
         return self._look(key, self._names(key))
 
-    def seen(self, capture_id: str) -> tuple[Manifest | None, StoreCondition]:
-        """What `look` finds, without a manifest where that cannot be read. Raises StoreError alone."""
+    def state(self, capture_id: str) -> tuple[Manifest | None, StoreCondition]:
+        """As `look`, but None for a manifest that cannot be read. Raises only StoreError."""
         try:
             return self.look(capture_id)
         except (InputError, UsageError) as error:
             return None, StoreCondition.after(error)
 
-    def manifests(self, wanted: Collection[str] | None = None, progress: Progress = lambda _: None) -> Listing:
-        """The captures of the store (some or all), and every problem found on the way; ``progress`` counts them.
+    def manifests(self, references: Collection[str] | None = None, progress: Progress = lambda _: None) -> Listing:
+        """The captures of the store (some or all), and the condition of unfit ones; ``progress`` gets their count."""
 
-        Never raises for what lies there.
-        """
         listed = sorted(self._listed().items())
-        listed = [one for one in listed if wanted is None or self._reference(one[0]) in wanted]
+        listed = [(key, names) for key, names in listed if references is None or self._reference(key) in references]
         found = []
         with ThreadPoolExecutor(_READERS) as readers:
-            for (key, _), one in zip(listed, readers.map(lambda one: self._seen(*one), listed), strict=True):
-                found.append((self._reference(key), one))
+            for (key, _), state in zip(listed, readers.map(lambda at: self._state(*at), listed), strict=True):
+                found.append((self._reference(key), state))
                 progress(len(found))
         return Listing.of(found)
 
     def leftovers(self) -> tuple[str, ...]:
-        """What lies there, belongs to no capture and is never swept, in words; it is listed nowhere else."""
+        """Descriptions of objects that belong to no capture and are never swept."""
         return ()
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
-        """The store elsewhere that has a verified copy of a capture, if one has."""
+        """The store elsewhere with a verified copy of a capture, if there is one."""
         return None
 
     def _store_elsewhere(self, manifest: Manifest) -> Store | None:
@@ -214,19 +213,19 @@ class Store(ABC):
         force: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
+        """Copy an artefact out of the store, verified; into a directory under its own name.
 
-        What is damaged here, or is only in another store, is copied from there.
-        Raises UsageError where the destination exists (without ``force``) or cannot be written, InputError where there
-        is no such artefact, IntegrityError, leaving nothing, where it is not what was put.
+        An artefact that is damaged here, or only in another store, is copied from there. Raises UsageError if the
+        destination exists (without ``force``) or cannot be written, InputError if there is no such artefact, and
+        IntegrityError, without leaving a file, if it is damaged.
         """
         manifest, _ = self.look(capture_id)
-        wanted = manifest.artefact(artefact)
-        target = destination_of(wanted.name, destination, force=force)
-        key = f"{self.key_of(manifest)}/{wanted.name}"
+        chosen = manifest.artefact(artefact)
+        target = destination_of(chosen.name, destination, force=force)
+        key = f"{self.key_of(manifest)}/{chosen.name}"
         try:
             with refusing(f"{target} cannot be written"), replacing(target) as file:
-                file.writelines(verified(self._objects.stream(key), wanted, f"{self._objects.place}/{key}", progress))
+                file.writelines(verified(self._objects.stream(key), chosen, f"{self._objects.place}/{key}", progress))
         except (IntegrityError, InputError) as error:
             if (elsewhere := self._store_elsewhere(manifest)) is None:
                 raise
@@ -236,20 +235,20 @@ class Store(ABC):
         return target
 
     def content(self, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-        """What is in an artefact, verified before its last piece; raises IntegrityError also for a link."""
+        """The content of an artefact, verified before its last piece; raises IntegrityError also for a link."""
         key = f"{self.key_of(manifest)}/{artefact.name}"
         if not self._objects.is_plain(key):
             raise IntegrityError(f"{self._objects.place}/{key}: not a plain file of the store")
         return verified(self._objects.stream(key), artefact, artefact.name)
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:
-        """Put a finding into a capture's manifest, over an earlier one; raises IntegrityError as `manifest` does."""
+        """Write a finding into a capture's manifest, replacing an earlier one; raises IntegrityError as `manifest`."""
         manifest = self.manifest(capture_id).noting(noted)
         self.put_manifest(manifest)
         return manifest
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Put the manifest of a capture, over an earlier one; raises StoreError where it does not read back alike."""
+        """Write the manifest of a capture, replacing an earlier one; raises StoreError if it reads back differently."""
         key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
         self._objects.put(key, content)
         if self._objects.read(key, MAX_MANIFEST_BYTES) != content:
@@ -257,15 +256,15 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, capture_id: str) -> None:
-        """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens."""
+        """Remove a capture atomically: it is no longer listed, even if the removal is interrupted."""
 
     def pin(self, capture_id: str, *, pinned: bool = True) -> None:
-        """Keep a capture whatever retention says, or no longer so. To do so again changes nothing."""
+        """Protect a capture from retention, or no longer so; repeating it changes nothing."""
         self._names(self._key(capture_id))
         self.mark_pinned(capture_id, pinned=pinned)
 
     def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
-        """The same, whether or not its manifest is there yet."""
+        """Write or remove the pin of a capture, with or without a manifest."""
         key = f"{self._key(capture_id)}/{PIN_NAME}"
         if pinned:
             self._objects.put(key, b"")
@@ -278,18 +277,18 @@ class Store(ABC):
 
     @abstractmethod
     def _key(self, reference: str) -> str:
-        """Where the capture of a reference lies."""
+        """The key of a reference."""
 
     @abstractmethod
     def _reference(self, key: str) -> str:
-        """The reference of the capture that lies there."""
+        """The reference of a key."""
 
     @abstractmethod
     def _listed(self) -> dict[str, Names]:
-        """What lies in the place of each capture, by its key."""
+        """The files of each capture, by key."""
 
     def _names_at(self, key: str) -> Names:
-        """What lies in a place, and not below it: in a directory, a link there may lead anywhere."""
+        """The files directly below a key, not deeper: a link in a directory may lead anywhere."""
         names = {path.removeprefix(f"{key}/"): size for path, size in self._objects.sizes(key).items()}
         return {name: size for name, size in names.items() if "/" not in name}
 
@@ -324,25 +323,25 @@ class Store(ABC):
                 return manifest, StoreCondition("damaged", problem)
         return manifest, WHOLE
 
-    def _seen(self, key: str, names: Names) -> tuple[Manifest | None, StoreCondition] | None:
+    def _state(self, key: str, names: Names) -> tuple[Manifest | None, StoreCondition] | None:
         try:
             return self._look(key, names)
         except UsageError:
-            return None  # removed meanwhile
+            return None  # (removed meanwhile)
         except InputError as error:
             return None, StoreCondition.after(error)
 
 
 def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, Manifest]]:
-    """The captures of the other role, with the same trigger, of some of the same steps; raises SftriageError."""
+    """The captures of the other role with the same trigger and some of the same steps; raises SftriageError."""
     window = manifest.trigger.window
     begins = f"{reference.removesuffix(manifest.capture_id)}w{window.first_step}-{window.last_step}-r"
-    others = ((one, store.manifest(one)) for one in sorted(store.ids()) if one.startswith(begins))
-    return [(one, other) for one, other in others if are_beside(manifest, other)]
+    others = ((found, store.manifest(found)) for found in sorted(store.ids()) if found.startswith(begins))
+    return [(found, other) for found, other in others if are_beside(manifest, other)]
 
 
 def check_id(capture_id: str) -> str:
-    """An id that is safe to put into a path or a key; UsageError where it is not."""
+    """Return the id if it is safe in a path and a key; raises UsageError if it is not."""
     if not CAPTURE_ID.fullmatch(capture_id):
         raise UsageError(f"{capture_id!r} is not a capture id")
     return capture_id
@@ -352,10 +351,10 @@ UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
 
 class Upload(DocumentModel):
-    """How far a capture is on its way to the store at ``url``; what has failed is retried.
+    """The state of a capture's copy in the store at ``url``; a failed upload is retried.
 
-    ``verified_at`` is when all of it was read back and found right; ``manifest_sha256`` and ``pinned`` are as it is
-    there.
+    ``verified_at`` is when all of the copy was read back and verified; ``manifest_sha256`` and ``pinned`` describe the
+    copy.
     """
 
     version: Literal[1] = 1
@@ -371,7 +370,7 @@ class Upload(DocumentModel):
 
 
 def read_upload(directory: Path) -> Upload | None:
-    """How far the capture in a directory is; None where nothing has begun, or what is noted makes no sense."""
+    """The noted upload of the capture in a directory; None if there is no valid note."""
     try:
         return Upload.model_validate_json((directory / UPLOAD_NAME).read_bytes())
     except (OSError, ValidationError):
@@ -380,7 +379,7 @@ def read_upload(directory: Path) -> Upload | None:
 
 @dataclass(frozen=True, slots=True)
 class FileToStore:
-    """A file that a capture has left."""
+    """A file of a capture, to be stored."""
 
     path: Path
     name: str = TRACE_NAME
@@ -389,7 +388,7 @@ class FileToStore:
 
 
 class LocalStore(Store):
-    """Captures in a run directory of this host, private; calls ``changed`` when a copy elsewhere has to follow."""
+    """The private captures of a run directory on this host; calls ``changed`` when copies elsewhere need an update."""
 
     def __init__(self, root: str | os.PathLike[str], changed: Callable[[], None] | None = None) -> None:
         self._root = Path(root)
@@ -413,9 +412,9 @@ class LocalStore(Store):
     ) -> Manifest:
         """Store copies of the files of a capture, the main one first, with its manifest.
 
-        ``build`` makes the manifest from the artefacts as written. If ``upload`` says that a verified copy is
-        elsewhere, files may be missing. Raises CaptureError, and keeps nothing, where a file is empty or unreadable,
-        the capture is there already, or the disk is full.
+        ``build`` makes the manifest from the stored artefacts. If ``upload`` says that a verified copy is elsewhere,
+        files may be missing. Raises CaptureError, and keeps nothing, if a file is empty or unreadable, the capture
+        exists already, or the disk is full.
         """
         check_id(capture_id)
         final = self._captures / capture_id
@@ -444,7 +443,7 @@ class LocalStore(Store):
         except ValidationError as error:
             raise CaptureError(f"capture {capture_id} has no valid manifest: {first_problem(error)}") from error
         except OSError as error:
-            # Renaming a directory onto one that is not empty.
+            # (errors of a rename onto a directory that is not empty)
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
             reason = "it is already stored" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
@@ -464,16 +463,16 @@ class LocalStore(Store):
         return frozenset()
 
     def file(self, capture_id: str, name: str) -> Path:
-        """Where a file of a capture lies, if it is here."""
+        """The path of a file of a capture, which may not exist."""
         return self._captures / capture_id / name
 
     def path(self, capture_id: str, artefact: str) -> Path:
-        """Where an artefact lies, in its right size, unverified; raises UsageError where it lies elsewhere."""
-        wanted = self.manifest(capture_id).artefact(artefact)
-        path = self.file(capture_id, wanted.name)
+        """The path of an artefact, whose size is checked, but not its content; UsageError if it is only elsewhere."""
+        chosen = self.manifest(capture_id).artefact(artefact)
+        path = self.file(capture_id, chosen.name)
         if not path.exists():
             url = self.copy_elsewhere(capture_id)
-            raise UsageError(f"{wanted.name} of capture {capture_id} is in {url}: sftriage traces get {capture_id}")
+            raise UsageError(f"{chosen.name} of capture {capture_id} is in {url}: sftriage traces get {capture_id}")
         return path
 
     def _store_elsewhere(self, manifest: Manifest) -> Store | None:
@@ -488,27 +487,27 @@ class LocalStore(Store):
         return super().content(manifest, artefact) if elsewhere is None else elsewhere.content(manifest, artefact)
 
     def remove(self, capture_id: str) -> None:
-        """See `Store.remove`: one rename hides it. If a copy may be elsewhere, a note for the uploader stays."""
+        """See `Store.remove`: one rename hides it. If there may be a copy elsewhere, a note for the uploader stays."""
         self._names(self._key(capture_id))
         directory = self._captures / capture_id
         with refusing(f"capture {capture_id} cannot be removed"), self._lock():
             try:
                 hidden = Path(tempfile.mkdtemp(prefix=_REMOVING, dir=self._captures))
-                its = hidden / capture_id
+                renamed = hidden / capture_id
             except OSError:
                 if (directory / UPLOAD_NAME).exists():
                     raise
-                # A disk without room for another directory lets this one have another name.
-                its = hidden = self._captures / f"{_REMOVING}{capture_id}"
-            directory.rename(its)
+                # (a full disk may have no space for a directory, but still allows a rename)
+                renamed = hidden = self._captures / f"{_REMOVING}{capture_id}"
+            directory.rename(renamed)
             sync_directory(self._captures)
-            if its is hidden or not (its / UPLOAD_NAME).exists():
+            if renamed is hidden or not (renamed / UPLOAD_NAME).exists():
                 shutil.rmtree(hidden)
             else:
-                for path in its.iterdir():
+                for path in renamed.iterdir():
                     if path.name not in (UPLOAD_NAME, MANIFEST_NAME):
                         path.unlink()
-                sync_directory(its)
+                sync_directory(renamed)
         self._changed()
 
     def pin(self, capture_id: str, *, pinned: bool = True) -> None:
@@ -516,13 +515,13 @@ class LocalStore(Store):
         self._changed()
 
     def sweep(self) -> int:
-        """Remove leftovers of crashes, unless a put is in progress; their number. Raises UsageError."""
+        """Remove leftovers of crashes, unless a put is in progress; return their number. Raises UsageError."""
         if not self._captures.is_dir():
             return 0
         refused, busy = refusing(f"{self._captures} cannot be cleaned up"), contextlib.suppress(BlockingIOError)
         with refused, busy, self._lock(sweeping=True):
             hidden = [path for path in self._captures.iterdir() if path.name.startswith((_TEMPORARY, _REMOVING))]
-            # (a capture that is still to be removed elsewhere is no leftover)
+            # (keep the notes of captures that are still to be removed elsewhere)
             leftovers = [path for path in hidden if not any(path.glob(f"*/{UPLOAD_NAME}"))]
             for path in leftovers:
                 shutil.rmtree(path)
@@ -530,45 +529,45 @@ class LocalStore(Store):
         return 0
 
     def noted_upload(self, capture_id: str) -> Upload | None:
-        """How far a capture is on its way elsewhere, as noted; None where nothing has begun."""
+        """The noted upload of a capture; None if none has begun."""
         return read_upload(self._captures / capture_id)
 
     def upload(self, capture_id: str) -> Upload | None:
-        """The same, for readers: what was on its way when its sender died is waiting."""
+        """As `noted_upload`, but waiting if its uploader died during the upload."""
         upload = self.noted_upload(capture_id)
         if upload is not None and upload.state == "uploading" and not self.busy:
             return upload.model_copy(update={"state": "waiting"})
         return upload
 
     def note_upload(self, capture_id: str, upload: Upload) -> bool:
-        """Write down how far a capture is. False where it was removed meanwhile."""
+        """Note the state of a capture's upload; return False if the capture was removed meanwhile."""
         with refusing(f"{self._captures / capture_id} cannot be written"), contextlib.suppress(FileNotFoundError):
             write_atomically(self.file(capture_id, UPLOAD_NAME), upload.model_dump_json() + "\n")
             return True
         return False
 
     def drop(self, manifest: Manifest) -> None:
-        """Remove a capture's artefacts here; its manifest stays, and says where they are."""
+        """Remove a capture's artefacts here; its manifest stays."""
         if self.copy_elsewhere(manifest.capture_id) is None:
             raise ValueError(f"capture {manifest.capture_id} has no other copy")
         for artefact in manifest.artefacts:
             self.file(manifest.capture_id, artefact.name).unlink(missing_ok=True)
 
     def removals(self) -> list[Path]:
-        """The directories, by id, of captures that were removed here and may still be in the store elsewhere."""
+        """The hidden directories, named by id, of captures that were removed here but may still be elsewhere."""
         return [
-            one.parent
-            for one in sorted(self._captures.glob(f"{_REMOVING}*/*/{UPLOAD_NAME}"))
-            if read_upload(one.parent)
+            path.parent
+            for path in sorted(self._captures.glob(f"{_REMOVING}*/*/{UPLOAD_NAME}"))
+            if read_upload(path.parent)
         ]
 
     def signature(self, capture_id: str, *names: str) -> tuple[object, ...]:
-        """What changes whenever a capture's files of these names do."""
+        """A value that changes whenever these files of a capture do."""
         return tuple(_about(self.file(capture_id, name)) for name in names)
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[bool]:
-        """Be the process that uploads this run's captures; False where another is. A lock ends with its process."""
+        """Hold the lock of this run's uploader; yields False if another process holds it."""
         self._captures.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as held:
             ours = None
@@ -597,7 +596,8 @@ class LocalStore(Store):
 
     def _lock(self, *, sweeping: bool = False) -> contextlib.AbstractContextManager[object]:
         if not self._captures.is_dir():
-            # One by one: the mode is not that of the parents that `parents` makes.
+            # (one by one, because `parents` would create directories with another mode)
+
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._captures.mkdir(mode=0o700, exist_ok=True)
             sync_directory(self._root)

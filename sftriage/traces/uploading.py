@@ -1,8 +1,8 @@
-"""Sends a run's captures to a store elsewhere, in the background, until what is there is what is here.
+"""Copies a run's captures to a remote store, in the background, until the copies are up to date.
 
-The files alone say what is left to do: a capture without a verified upload is sent, artefacts first, each read back,
-then its manifest; one whose manifest or pin has changed since is updated; one that was removed here is removed there.
-Whatever was interrupted is finished by the next uploader.
+The files alone show what is left to do. A capture without a verified upload is sent: its artefacts, each read back, and
+then its manifest. A capture whose manifest or pin has changed is updated, and one that was removed here is removed
+there. The next uploader finishes what was interrupted.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from sftriage.traces.store import PIN_NAME, UPLOAD_NAME, LocalStore, Upload, rea
 
 log = logging.getLogger("sftriage")
 
-LOOK_S = 2.0  # period of the look for what has come in or changed
+POLL_S = 2.0  # how often to check for new and changed captures
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 _SHORTEST_PAUSE_S = 0.05
 
 Doing = Literal["sending", "checking"]
-OnProgress = Callable[[str, Artefact, Doing, int], None]  # takes bytes so far; an exception ends the upload
+OnProgress = Callable[[str, Artefact, Doing, int], None]  # gets the bytes so far; an exception ends the upload
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the caller wants it
-    """The upload is to end now."""
+    """The caller ends the upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Brings captures of a run to where its copies are kept."""
+    """Sends captures of a run to the store with its copies."""
 
     store: LocalStore
     remote: RemoteStore
@@ -53,10 +53,10 @@ class Sender:
     report: OnProgress
 
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
-        """Have a capture there as it is here; whether it is.
+        """Bring the copy of a capture up to date; return whether it is.
 
-        Raises StoreError where the store cannot be reached, SftriageError where the capture cannot be there, or not
-        yet: that is noted beside the capture.
+        Raises StoreError if the store cannot be reached, and SftriageError if the capture cannot be copied, or not yet,
+        which is noted beside the capture.
         """
         before = self.store.noted_upload(capture_id) or Upload(url=self.url, state="waiting")
         if changes_only and before.verified_at is None:
@@ -64,7 +64,7 @@ class Sender:
         noted = before if before.url == self.url else Upload(url=self.url, state="waiting")
         try:
             manifest = self.store.manifest(capture_id)
-            wanted = noted.model_copy(
+            target = noted.model_copy(
                 update={
                     "state": "stored",
                     "reason": "",
@@ -72,32 +72,32 @@ class Sender:
                     "pinned": self.store.file(capture_id, PIN_NAME).exists(),
                 }
             )
-            if noted == wanted and noted.verified_at is not None:
+            if noted == target and noted.verified_at is not None:
                 return True
-            self.remote.key_of(manifest)  # which refuses one of another run
+            self.remote.key_of(manifest)  # (raises for a capture of another run)
             if not self.store.note_upload(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
-                return False  # removed meanwhile
+                return False  # (removed meanwhile)
             names = self.remote.names(capture_id)
-            lies_there = all(names.get(one.name) == one.size_bytes for one in manifest.artefacts)
+            lies_there = all(names.get(artefact.name) == artefact.size_bytes for artefact in manifest.artefacts)
             if noted.verified_at is not None and not lies_there:
-                # It was there once: whatever lies there now has to be verified again, or put again from here.
+                # The copy has changed since: verify it again, or send it again.
                 for artefact in manifest.artefacts:
                     if not self.store.file(capture_id, artefact.name).exists():
-                        what = f"{artefact.name} of capture {capture_id}"
-                        raise IntegrityError(f"{what} is neither here nor in {self.remote.place} any more")
+                        name = f"{artefact.name} of capture {capture_id}"
+                        raise IntegrityError(f"{name} is neither here nor in {self.remote.place} any more")
                 noted = noted.model_copy(update={"verified_at": None})
                 self.store.note_upload(capture_id, noted)
-            self._send(manifest, noted, names, pinned=wanted.pinned)
+            self._send(manifest, noted, names, pinned=target.pinned)
         except Stopped:
             self.store.note_upload(capture_id, noted)
             raise
         except SftriageError as error:
             self.store.note_upload(capture_id, noted.failed(str(error)))
             raise
-        return self.store.note_upload(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
+        return self.store.note_upload(capture_id, target.model_copy(update={"verified_at": noted.verified_at or now}))
 
     def remove(self, hidden: Path) -> None:
-        """Remove there what was removed here; raises StoreError, or UsageError where it is in another store."""
+        """Remove the copy of a removed capture; raises StoreError, or UsageError if the copy is in another store."""
         upload = read_upload(hidden)
         if upload is not None and upload.url != self.url:
             raise UsageError(f"capture {hidden.name} was removed here, but may still be in {upload.url}")
@@ -109,8 +109,8 @@ class Sender:
         capture_id = manifest.capture_id
         listed = MANIFEST_NAME in names
         if listed:
-            # Two runs of one name must not write over each other; what is no manifest may go.
-            other, _ = self.remote.seen(capture_id)
+            # Two runs of one name must not overwrite each other's captures; an invalid manifest may be replaced.
+            other, _ = self.remote.state(capture_id)
             if other is not None and (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
                 raise IntegrityError(f"{self.remote.place} has a different capture {capture_id}")
         for artefact in manifest.artefacts:
@@ -119,7 +119,7 @@ class Sender:
             ):
                 continue
             if listed:
-                # It would be there with something else beside it.
+                # (while an artefact is replaced, the capture must not be listed)
                 self.remote.withdraw(capture_id)
                 listed = False
             self._put(capture_id, artefact)
@@ -128,11 +128,11 @@ class Sender:
         self.remote.put_manifest(manifest)
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
-        what = f"{artefact.name} of capture {capture_id} was changed here"
+        changed = f"{artefact.name} of capture {capture_id} was changed here"
         report = partial(self.report, capture_id, artefact, "sending")
         with regular(self.store.file(capture_id, artefact.name), IntegrityError) as file:
-            content = verified(chunks(file), artefact, what, report)
-            # (a small file goes in one request)
+            content = verified(chunks(file), artefact, changed, report)
+            # (send a small file in one request)
             whole = b"".join(content) if artefact.size_bytes <= PART_BYTES else content
             self.remote.put_artefact(capture_id, artefact, whole)
         if not self._holds(capture_id, artefact):
@@ -144,7 +144,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The bytes of an artefact that were sent, or read back, so far and in all."""
+    """The transfer in progress: bytes of an artefact sent or read back so far, and in total."""
 
     capture_id: str
     artefact: str
@@ -157,19 +157,19 @@ class Current:
 class UploadProgress:
     """The progress of a run's uploads."""
 
-    stored: int = 0  # captures that are there as they are here
-    left: dict[str, str] = field(default_factory=dict)  # those that are not, and why the last try failed, or ""
-    removals: dict[str, str] = field(default_factory=dict)  # captures removed here, and not yet there, and why not
+    stored: int = 0  # captures whose copies are up to date
+    left: dict[str, str] = field(default_factory=dict)  # other captures, and why their last try failed, or ""
+    removals: dict[str, str] = field(default_factory=dict)  # captures removed here, but not yet there, and why
     current: Current | None = None
-    moved_bytes: int = 0  # sent and read back: it grows as long as anything moves
-    looked: bool = False  # every capture was checked since `Uploader.release_all`
-    given_up: bool = False  # nothing of what is left is retried
+    moved_bytes: int = 0  # sent and read back: grows while a transfer makes progress
+    checked: bool = False  # every capture was checked since `Uploader.release_all`
+    given_up: bool = False  # failures are no longer retried
     taken: bool = False  # another process uploads this run's captures
 
     @property
     def done(self) -> bool:
-        """What is there is what is here."""
-        return self.looked and not self.left and not self.removals
+        """Whether all copies are up to date."""
+        return self.checked and not self.left and not self.removals
 
 
 class Uploader:
@@ -177,11 +177,11 @@ class Uploader:
 
     Args:
         root: the run directory.
-        remote: where the run's captures go.
+        remote: the store for the copies.
         url: its URL, to note beside each capture.
-        keep_local: keep artefacts here. Otherwise they go once they are verified there, after `release`.
-        changes_only: only update captures that are there already.
-        tries: turns in a row that may have failures; by default any number.
+        keep_local: keep artefacts here. Otherwise remove them once they are verified there, after `release`.
+        changes_only: only update captures that were copied before.
+        tries: how many turns in a row may have failures; by default any number.
     """
 
     def __init__(
@@ -200,35 +200,35 @@ class Uploader:
         self._released: set[str] = set()
         self._dropped: set[str] = set()
         self._all_released = False
-        # Why the last try of each failed; how many turns in a row had a failure, and when they are tried again.
+        # Why the last try of each failed; how many turns in a row had a failure; when to retry.
         self._failures: dict[str, str] = {}
         self._failed_turns, self._again_s = 0, 0.0
         self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S)
-        # What is there as it is here, and what its files looked like then.
+        # Captures whose copies are up to date, with the signatures of their files at that time.
         self._settled: dict[str, tuple[object, object]] = {}
-        # How often a new look was requested, and how many of these have begun.
+        # How many new checks were requested, and how many of them have begun.
         self._requested = self._answered = 0
         self._progress = UploadProgress()
         self._changed = threading.Condition()
         self._loop = Loop(
-            "uploads", self._turn_if_ours, LOOK_S, failing="captures are not uploaded", expected=(OSError,)
+            "uploads", self._turn_if_ours, POLL_S, failing="captures are not uploaded", expected=(OSError,)
         )
 
     def start(self) -> None:
-        """Begin, in a thread that ends with the process at the latest."""
+        """Start the thread; it ends with the process at the latest."""
         self._loop.start()
 
     def release(self, capture_id: str) -> None:
-        """Let a capture's artefacts go from here, once they are there: nothing in this process reads them any more."""
+        """Allow the removal of a capture's artefacts here, once copied: this process no longer reads them."""
         self._released.add(capture_id)
         self._loop.wake()
 
     def release_all(self) -> None:
-        """Let all go; retry what has failed now, and check every capture once more."""
+        """Allow the removal of all artefacts; retry failures now, and check every capture once more."""
         self._all_released = True
         with self._changed:
             self._requested += 1
-            self._progress = replace(self._progress, looked=False)
+            self._progress = replace(self._progress, checked=False)
         self._loop.wake()
 
     @property
@@ -236,25 +236,25 @@ class Uploader:
         return self._progress
 
     def wait(self, known: UploadProgress, timeout_s: float) -> UploadProgress:
-        """Wait until the progress differs from ``known``, or the time is over; the progress then."""
+        """Wait until the progress differs from ``known``, or for ``timeout_s``; return the progress."""
         with self._changed:
             self._changed.wait_for(lambda: self._progress is not known, timeout_s)
             return self._progress
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread, in the middle of a file if need be; whether it has ended within that time."""
+        """Stop the thread, even in the middle of a file; return whether it ended in time."""
         ended = self._loop.stop(timeout_s)
         self._set_progress(current=None, given_up=True)
         return ended
 
     def turn(self) -> None:
-        """Check every capture once, and send what differs."""
+        """Check every capture once, and update its copy."""
         requested, before = self._requested, dict(self._failures)
         pauses = time.monotonic() < self._again_s and requested == self._answered
         waits = before if pauses or self._over else {}
         self._answered = requested
         ids = sorted(self._store.ids())
-        todo = {f"removal of {one.name}": partial(self._sender.remove, one) for one in self._store.removals()}
+        todo = {f"removal of {path.name}": partial(self._sender.remove, path) for path in self._store.removals()}
         todo |= {capture_id: partial(self._bring, capture_id) for capture_id in ids}
         failed = [name for name, act in todo.items() if name not in waits and not self._attempt(name, act)]
         self._failures = {name: reason for name, reason in self._failures.items() if name in todo}
@@ -265,22 +265,22 @@ class Uploader:
             self._failed_turns = 0
             self._backoff.reset()
         if before.keys() - self._failures.keys():
-            self._again_s = 0.0  # the store is there again: nothing else waits
+            self._again_s = 0.0  # (the store works again: retry the rest at once)
         self._report(ids, requested)
 
     def _turn_if_ours(self) -> float:
-        # Of several processes one uploads; should it end, the next look finds the place free.
+        # One process uploads; if it ends, another one gets the lock at its next check.
         with self._store.uploading() as ours, suppress(Stopped):
             self._set_progress(taken=not ours)
             if ours:
                 self.turn()
         if self._progress.given_up:
             self._loop.stopping.set()
-        due_s = self._again_s - time.monotonic() if self._failures else LOOK_S
-        return max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s))
+        due_s = self._again_s - time.monotonic() if self._failures else POLL_S
+        return max(_SHORTEST_PAUSE_S, min(POLL_S, due_s))
 
     def _bring(self, capture_id: str) -> None:
-        # As it is before: what changes while it is sent follows with the next turn.
+        # (taken before sending: the next turn sends later changes)
         here = self._store.signature(capture_id, MANIFEST_NAME, PIN_NAME)
         if self._settled.get(capture_id) != (here, self._store.signature(capture_id, UPLOAD_NAME)):
             self._settled.pop(capture_id, None)
@@ -326,9 +326,9 @@ class Uploader:
         self._set_progress(
             stored=sum(name in self._settled for name in ids),
             left={name: why.get(name, "") for name in left},
-            removals={one.name: why.get(f"removal of {one.name}", "") for one in self._store.removals()},
+            removals={path.name: why.get(f"removal of {path.name}", "") for path in self._store.removals()},
             current=None,
-            looked=requested == self._requested,
+            checked=requested == self._requested,
             given_up=bool(why) and self._over,
         )
 

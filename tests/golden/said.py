@@ -475,10 +475,10 @@ UNDECIDED = (
 UPLOADS = (
     *(UploadProgress(), UploadProgress(taken=True)),
     *(
-        UploadProgress(looked=True, left=left)
+        UploadProgress(checked=True, left=left)
         for left in ({"a": ""}, {"a": "full", "b": "full"}, {"a": "full", "b": "away"})
     ),
-    UploadProgress(looked=True, left={"a": ""}, removals={"b": "away"}),
+    UploadProgress(checked=True, left={"a": ""}, removals={"b": "away"}),
 )
 UPLOADED = (
     *(Upload(url="s3://b", state=state) for state in ("waiting", "uploading")),

@@ -129,7 +129,7 @@ def test_with_faults_injected_nothing_is_lost_and_nothing_listed_that_is_not_who
     through, direct, run, tmp_path, monkeypatch, seed
 ):
     # GIVEN a server of which two answers of five goes wrong in some way
-    for name, seconds in (("LOOK_S", 0.05), ("FIRST_DELAY_S", 0.02), ("LONGEST_DELAY_S", 0.2)):
+    for name, seconds in (("POLL_S", 0.05), ("FIRST_DELAY_S", 0.02), ("LONGEST_DELAY_S", 0.2)):
         monkeypatch.setattr(uploading, name, seconds)
     chance, lock = random.Random(seed), threading.Lock()
 

@@ -201,7 +201,7 @@ def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manif
 
 def test_what_is_gone_is_missing_and_has_no_path(store, put):
     put("c-1")
-    assert store.seen("c-1")[1].whole
+    assert store.state("c-1")[1].whole
     directory = store.path("c-1", TRACE_NAME).parent
     for happens, said in (
         ((directory / TRACE_NAME).unlink, "trace.json.gz: missing"),
@@ -209,8 +209,8 @@ def test_what_is_gone_is_missing_and_has_no_path(store, put):
         (directory.rmdir, "no capture"),
     ):
         happens()
-        assert store.seen("c-1")[1].state == "missing"
-        assert said in store.seen("c-1")[1].words
+        assert store.state("c-1")[1].state == "missing"
+        assert said in store.state("c-1")[1].words
         with pytest.raises(SftriageError, match=said):
             store.path("c-1", TRACE_NAME)
 

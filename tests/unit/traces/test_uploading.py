@@ -149,7 +149,7 @@ def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
 
 
 def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put, root, objects, monkeypatch):
-    monkeypatch.setattr(uploading, "LOOK_S", 0.05)
+    monkeypatch.setattr(uploading, "POLL_S", 0.05)
     for name in ("c-1", "c-2"):
         put(name)
     objects.meanwhile["put trace.json.gz"] = lambda: 1 / 0
@@ -341,7 +341,7 @@ def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, obje
 
 
 def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put, root, objects, monkeypatch):
-    monkeypatch.setattr(uploading, "LOOK_S", 0.05)
+    monkeypatch.setattr(uploading, "POLL_S", 0.05)
     put("c-1")
     second = uploader(root, objects)
     with LocalStore(root).uploading() as ours:
