@@ -183,7 +183,6 @@ class Store(ABC):
 
     def manifests(self, references: Collection[str] | None = None, progress: Progress = lambda _: None) -> Listing:
         """The captures of the store (some or all), and the condition of unfit ones; ``progress`` gets their count."""
-
         listed = sorted(self._listed().items())
         listed = [(key, names) for key, names in listed if references is None or self._reference(key) in references]
         found = []
