@@ -44,8 +44,7 @@ class ProfilerFlags:
     nsys_sqlite: bool | None = option("--nsys-sqlite/--no-nsys-sqlite", "nsys: also export to SQLite.", "exported")
     native: bool | None = option("--native", "stacks: include C and C++ frames; one snapshot, over no steps.")
     flight_recorder: bool | None = option(
-        "--flight-recorder",
-        "stacks: include torch.distributed's flight recorder; one snapshot, over no steps.",
+        "--flight-recorder", "stacks: include torch.distributed's flight recorder; one snapshot, over no steps."
     )
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:

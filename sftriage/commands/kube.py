@@ -16,28 +16,22 @@ import typer
 from rich.text import Text
 
 from sftriage.commands.capture import INTERRUPTED
-from sftriage.commands.options import JsonOption, argument, option
-from sftriage.commands.output import bare_table, lists, notices, print_json, results, say, table, tell, write
-from sftriage.commands.traces import Copying, Showing, copied_out, shown_in_program
-from sftriage.errors import CaptureError, IntegrityError, UsageError
+from sftriage.commands.options import ContextOption, JsonOption, NamespaceOption, argument, option
+from sftriage.commands.output import bare_table, lists, notices, print_json, results, say, table, write
+from sftriage.errors import CaptureError, UsageError
 from sftriage.kube import listing
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects
 from sftriage.kube.diagnosis import Finding, diagnose, gather
 from sftriage.kube.injecting import read_settings
-from sftriage.kube.listing import TraceRow
 from sftriage.kube.objects import CAPTURES, KINDS, POLICIES, REPORTS, Body, capture_of, condition
 from sftriage.kube.statuses import STORING_S
 from sftriage.model.captures import ProfilerChoice
 from sftriage.model.windows import plain
 from sftriage.policy.in_force import shipped
 from sftriage.reports.watch_lines import clean
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.remote import RemoteStore, checked_url
-from sftriage.words.verdicts import span
+from sftriage.traces.remote import checked_url
 
-NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
 EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Include all namespaces.")]
-ContextOption = Annotated[str | None, option("NAME", "Context of the kubeconfig.", "the current one")]
 
 
 def _connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
@@ -122,10 +116,7 @@ class ControllersOptions:
     )
     grace_seconds: float = option("N", "How long a controller outlives its job's pods.", min=0, default=300.0)
     report_days: float = option(
-        "N",
-        "Days to keep the report of a job of plain pods after its last update.",
-        min=0,
-        default=7.0,
+        "N", "Days to keep the report of a job of plain pods after its last update.", min=0, default=7.0
     )
 
     def __post_init__(self) -> None:
@@ -184,16 +175,6 @@ def _in_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-SeenFromHereOption = Annotated[
-    str | None,
-    option(
-        "--store URL",
-        "URL of the store from this machine, if it differs from the cluster's. Credentials come from the environment.",
-        "the capture's",
-    ),
-]
-
-
 def status(
     job: str | None = argument("JOB", "Only this job.", False),
     namespace: NamespaceOption = None,
@@ -225,155 +206,6 @@ def _job_cells(row: dict[str, Any]) -> Iterable[str]:
     since = "" if row["since_step"] is None else str(row["since_step"])
     numbers = since, "" if row["lost_s"] is None else f"{row['lost_s']:.0f}", str(row["captures"])
     return map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"]))
-
-
-def traces(
-    job: Annotated[str, argument("JOB", "Name of the job: of its TrainJob, JobSet, PyTorchJob, Job or similar.")],
-    step: int | None = option("N", "Only captures of this step, or made because of it.", min=0),
-    rank: int | None = option("N", "Only captures of this rank.", min=0),
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show which steps of a job were slow, where, and the traces of them.
-
-    The first line is the state of the job; its captures follow, newest first. If no capture is of --step, this names
-    the nearest one.
-    """
-    objects, namespace = _connected(namespace, context)
-    reports = [listing.job_row(body) for body in objects.list(REPORTS, namespace) if listing.is_of(body, job)]
-    rows = map(listing.trace_row, _captures_of(objects, namespace, job))
-    shown = sorted(rows, key=lambda row: (row.created, row.name), reverse=True)
-    shown = [row for row in shown if rank in (None, row.rank)]
-    shown, exactly = (shown, True) if step is None else listing.of_step(shown, step)
-    if as_json:
-        print_json({"reports": reports, "captures": shown if exactly else [], "nearest": [] if exactly else shown})
-        return
-    for report in reports:
-        since = "" if report["since_step"] is None else f", since step {report['since_step']}"
-        named = f"{report['job']}: {report['suspect']}{since}. " if report["suspect"] else ""
-        write(clean(named + report["summary"]))
-    if not exactly:
-        nearest = f"; the nearest is {_where(shown[0])}" if shown else ""
-        tell(f"No capture of step {step}{nearest}.")
-        return
-    if not shown:
-        say(
-            f"no capture of job {job} {_within(namespace)}"
-            + ("" if reports else ", and no report; try `sftriage kube doctor`")
-        )
-        return
-    titles = ("name", "rank", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
-    lists().print(table(titles, map(_trace_cells, shown), ("rank",)))
-    if any(row.store for row in shown):
-        tell(f"Fetch a trace with `sftriage kube get NAME -n {namespace}`, or show it with `sftriage kube open`.")
-
-
-def _where(row: TraceRow) -> str:
-    of = row.steps or row.because_of
-    return f"{row.name}, rank {row.rank}" + ("" if of is None else f", {span(*of)}")
-
-
-def _trace_cells(row: TraceRow) -> Iterable[str]:
-    because, steps = ("" if one is None else f"{one[0]} to {one[1]}" for one in (row.because_of, row.steps))
-    cells = (row.stage, because, steps, row.profiler, row.state, row.reproduced, row.cause)
-    return map(clean, (row.name, str(row.rank), *cells))
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTraceChoice:
-    """The TraceCapture to use: by name, or the most informative one of a job."""
-
-    capture: str | None = argument("CAPTURE", "Name of a TraceCapture, as `sftriage kube traces` shows it.", False)
-    job: str | None = option("JOB", "Choose this job's most informative trace instead of CAPTURE.")
-    step: int | None = option("N", "With --job: only captures of this step, or made because of it.", min=0)
-    rank: int | None = option("N", "With --job: only captures of this rank.", min=0)
-
-    def found(self, objects: ClusterObjects, namespace: str) -> Body:
-        if (self.capture is None) == (self.job is None):
-            raise UsageError("give either a capture or --job")
-        if self.job is not None:
-            return listing.best(_captures_of(objects, namespace, self.job), self.step, self.rank)
-        if self.step is not None or self.rank is not None:
-            raise UsageError("--step and --rank need --job")
-        try:
-            return objects.read(CAPTURES, namespace, self.capture or "")
-        except AnsweredError as error:
-            if error.status != NOT_FOUND:
-                raise
-            missing = f"no capture {self.capture} {_within(namespace)}"
-            raise UsageError(f"{missing}; list them with `sftriage kube traces JOB`") from None
-
-
-def _captures_of(objects: ClusterObjects, namespace: str, job: str) -> list[Body]:
-    return [one for one in objects.list(CAPTURES, namespace) if listing.is_of(one, job)]
-
-
-def get(
-    *,
-    of: StoredTraceChoice,
-    how: Copying,
-    store: SeenFromHereOption = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Fetch the trace of a TraceCapture from its store, and verify it.
-
-    With --job (and --step or --rank), it fetches the most informative trace: the newest in which the fault is. The
-    checksums must match the manifest and the TraceCapture.
-    """
-    objects, namespace = _connected(namespace, context)
-    body = of.found(objects, namespace)
-    its_store, reference, manifest = _stored(body, store)
-    row, files = listing.trace_row(body), copied_out(its_store, reference, manifest, how)
-    if as_json:
-        print_json({**files[0], "files": files, "capture": row})
-        return
-    if of.capture is None:
-        because = "" if row.because_of is None else f", because of {span(*row.because_of)}"
-        say(f"{_where(row)}{f' in {row.stage}' if row.stage else ''}{because}")
-    write(*(file["path"] for file in files))
-
-
-def open_capture(
-    *,
-    of: StoredTraceChoice,
-    how: Showing,
-    store: SeenFromHereOption = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-) -> None:
-    """Open the trace of a TraceCapture in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
-
-    It is fetched and verified as with `sftriage kube get`, and shown as with `sftriage traces open`.
-    """
-    objects, namespace = _connected(namespace, context)
-    its_store, reference, _ = _stored(of.found(objects, namespace), store)
-    shown_in_program(its_store, reference, how)
-
-
-def _stored(body: Body, url: str | None) -> tuple[RemoteStore, str, Manifest]:
-    """The store that has a capture's trace, its reference there, and its manifest, which agrees with the object's."""
-    stored = listing.stored_of(body)
-    checked = checked_url(url or stored.store)
-    try:
-        store = RemoteStore.open(checked)
-    except UsageError as error:
-        if url is None and checked.startswith("file:"):
-            raise UsageError(
-                f"{error}: the store is in the cluster; give its URL from this machine with --store"
-            ) from None
-        raise
-    manifest, _ = store.look(stored.reference)
-    of_object, of_store = (
-        {file.name: (file.size_bytes, file.sha256) for file in files}
-        for files in (stored.artefacts, manifest.artefacts)
-    )
-    if of_object and of_object != of_store:
-        name = body["metadata"]["name"]
-        raise IntegrityError(f"the files of {name} in {stored.store} differ from those of the TraceCapture")
-    return store, stored.reference, manifest
 
 
 LOOK_S = 1.0
@@ -469,7 +301,11 @@ def _tell(body: Body, state: str, over: bool, words: str, *, as_json: bool) -> N
         raise CaptureError(f"{row.name} is {state}{unended}: {words}")
     if not as_json:
         write(row.name)
-        say(f"sftriage kube get {row.name} -n {row.namespace}" if row.store else "the controller has its trace")
+        say(
+            f"sftriage traces get {row.name} --cluster -n {row.namespace}"
+            if row.store
+            else "the controller has its trace"
+        )
 
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}

@@ -77,6 +77,45 @@ class CapturesChoice:
     catalogue: CatalogueOption = None
 
 
+NamespaceOption = Annotated[str | None, option("--namespace -n NAME", "The namespace.", "the context's")]
+ContextOption = Annotated[str | None, option("NAME", "Context of the kubeconfig.", "the current one")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """Whether to use the captures of a Kubernetes cluster, and how to reach it."""
+
+    cluster: bool = option("--cluster", "Use the captures of jobs in a Kubernetes cluster (TraceCaptures).")
+    namespace: str | None = option("--namespace -n NAME", "With --cluster: the namespace.", "the context's")
+    context: str | None = option("NAME", "With --cluster: the context of the kubeconfig.", "the current one")
+
+    def __post_init__(self) -> None:
+        if not self.cluster and (self.namespace is not None or self.context is not None):
+            raise UsageError("--namespace and --context need --cluster")
+
+    def exclude(self, **options: object) -> None:
+        """UsageError for options that do not apply to the captures of a cluster."""
+        named = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+        if self.cluster and named:
+            raise UsageError(f"{', '.join(named)}: not with --cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCapture(ClusterChoice):
+    """Which capture of a cluster to use, if not by name: the most informative one of a job."""
+
+    job: str | None = option("JOB", "With --cluster: this job's most informative trace, instead of CAPTURE.")
+    step: int | None = option("N", "With --job: only captures of this step, or made because of it.", min=0)
+    rank: int | None = option("N", "With --job: only captures of this rank.", min=0)
+
+    def __post_init__(self) -> None:
+        ClusterChoice.__post_init__(self)
+        if self.job is not None and not self.cluster:
+            raise UsageError("--job needs --cluster")
+        if self.job is None and (self.step is not None or self.rank is not None):
+            raise UsageError("--step and --rank need --job")
+
+
 @dataclass(frozen=True, slots=True)
 class HubChoice:
     """Where the hub of a job on many hosts is."""

@@ -152,9 +152,7 @@ def _on_this_host(command: tuple[str, ...], name: str, policies: list[Path], out
 def attach(
     run: shared.RunOption = None,
     policy: list[str] | None = option(
-        "POLICY",
-        "A policy file, or the name of a shipped policy. Repeatable.",
-        "the run's own",
+        "POLICY", "A policy file, or the name of a shipped policy. Repeatable.", "the run's own"
     ),
     catalogue: shared.CatalogueOption = None,
     *,

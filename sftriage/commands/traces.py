@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sftriage.base.files import refusing, replacing
-from sftriage.commands.options import CapturesChoice, JsonOption, RunOption, argument, meant, option
+from sftriage.commands.options import (
+    CapturesChoice,
+    ClusterCapture,
+    ClusterChoice,
+    JsonOption,
+    RunOption,
+    argument,
+    meant,
+    option,
+)
 from sftriage.commands.output import (
     copying,
     counting,
@@ -62,6 +71,7 @@ from sftriage.trainer.sampler import NAME as STACKS_NAME
 from sftriage.words.verdicts import place, size, span
 
 if TYPE_CHECKING:
+    from sftriage.kube.listing import TraceRow
     from sftriage.reduce.opening import Program, StoredFile
     from sftriage.web.serving import Starter
 
@@ -77,12 +87,8 @@ def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
     return ()
 
 
-CaptureArgument = Annotated[
-    str,
-    argument(
-        "CAPTURE", "Capture id, as `sftriage traces list` shows it, or its beginning.", autocompletion=complete_capture
-    ),
-]
+_CAPTURE = "Capture id, as `sftriage traces list` shows it, or its beginning."
+CaptureArgument = Annotated[str, argument("CAPTURE", _CAPTURE, autocompletion=complete_capture)]
 JobOption = Annotated[str | None, option("--job NAME", "Only captures of this job.")]
 RunIdOption = Annotated[str | None, option("--run-id ID", "Only captures of the run of this id.")]
 
@@ -98,6 +104,7 @@ def captures_of(meant: CapturesChoice) -> CatalogueCaptures:
 def list_traces(
     *,
     of: CapturesChoice,
+    cluster: ClusterChoice,
     job: JobOption = None,
     run_id: RunIdOption = None,
     rank: int | None = option("N", "Only captures of this rank.", min=0),
@@ -113,7 +120,12 @@ def list_traces(
     host: str | None = option("NAME", "Only captures on this host."),
     as_json: JsonOption = False,
 ) -> None:
-    """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share."""
+    """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share.
+
+    With --cluster, those of a job in a Kubernetes cluster, newest first, after the state of the job. If no capture is
+    of --step, this names the nearest one.
+    """
+    cluster.exclude(run=of.run, store=of.store, catalogue=of.catalogue, run_id=run_id, since=since, host=host)
     wanted = CaptureQuery(
         job=job,
         run=run_id,
@@ -125,6 +137,11 @@ def list_traces(
         steps=None if step is None else steps_of(step),
         since=None if since is None else since_of(since, datetime.now(timezone.utc)),
     )
+    if cluster.cluster:
+        from sftriage.commands.cluster import list_captures
+
+        list_captures(cluster, wanted, as_json=as_json)
+        return
     captures = captures_of(of)
     rows, states = _found(captures, wanted)
     conditions = [condition for _, condition in states]
@@ -269,14 +286,39 @@ class Copying:
             raise UsageError(f"{self.out}: no such directory")
 
 
-def get_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Copying, as_json: JsonOption = False) -> None:
-    """Copy a capture's trace out of the store, verified against its manifest."""
-    its_store, reference = captures_of(of).one(capture_id)
+def _chosen(capture_id: str | None, of: CapturesChoice, cluster: ClusterCapture) -> tuple[Store, str, TraceRow | None]:
+    """The store and reference of the selected capture; in a cluster also the row of its TraceCapture."""
+    cluster.exclude(run=of.run, catalogue=of.catalogue)
+    if cluster.cluster:
+        if (capture_id is None) == (cluster.job is None):
+            raise UsageError("give either a capture or --job")
+        from sftriage.commands.cluster import stored_capture
+
+        return stored_capture(capture_id, cluster, of.store)
+    if capture_id is None:
+        raise UsageError("give a capture; list them with `sftriage traces list`")
+    return *captures_of(of).one(capture_id), None
+
+
+def get_trace(
+    capture_id: str | None = argument("CAPTURE", _CAPTURE, False, autocompletion=complete_capture),
+    *,
+    of: CapturesChoice,
+    cluster: ClusterCapture,
+    how: Copying,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a capture's trace out of the store, verified against its manifest.
+
+    With --cluster, the store is the one that the TraceCapture names, or --store, if this machine reaches it by another
+    URL; the files must also match the TraceCapture.
+    """
+    its_store, reference, row = _chosen(capture_id, of, cluster)
     # A damaged file is no reason to withhold the others.
     manifest, _ = its_store.look(reference)
     files = copied_out(its_store, reference, manifest, how)
     if as_json:
-        print_json({**files[0], "files": files})
+        print_json({**files[0], "files": files, **({} if row is None else {"capture": row})})
         return
     write(*(file["path"] for file in files))
 
@@ -344,29 +386,30 @@ class Showing:
             raise UsageError("--offline shows all files of the capture; leave out --artefact")
 
 
-def open_trace(capture_id: CaptureArgument, *, of: CapturesChoice, how: Showing) -> None:
+def open_trace(
+    capture_id: str | None = argument("CAPTURE", _CAPTURE, False, autocompletion=complete_capture),
+    *,
+    of: CapturesChoice,
+    cluster: ClusterCapture,
+    how: Showing,
+) -> None:
     """Open a capture's trace in Perfetto's viewer, which fetches it from this machine; nothing is uploaded.
 
     The verified file is served only on 127.0.0.1, at a secret address, until the viewer has fetched it. For a file
     that Perfetto cannot show, this prints its text (stacks) or the program that opens it (an Nsight Systems report).
     """
-    found, reference = captures_of(of).one(capture_id)
-    shown_in_program(found, reference, how)
-
-
-def shown_in_program(found: Store, reference: str, how: Showing) -> None:
-    """Show a capture of a store, with the options of ``sftriage traces open``."""
     from sftriage.reduce.opening import StoredFile, program_for
     from sftriage.web.serving import browser_starter
 
+    store, reference, _ = _chosen(capture_id, of, cluster)
     start = browser_starter(how.browser, say)
     if how.offline:
-        _show_page(found, reference, how, start)
+        _show_page(store, reference, how, start)
         return
-    manifest, _ = found.look(reference)
+    manifest, _ = store.look(reference)
     wanted = manifest.artefacts[0] if how.artefact is None else manifest.artefact(how.artefact)
     program = program_for(wanted.name, manifest.capture.profiler)
-    trace = StoredFile(found, reference, manifest, wanted, how.out, copying)
+    trace = StoredFile(store, reference, manifest, wanted, how.out, copying)
     if program == "perfetto":
         _hand_over(trace, how, start)
     elif program == "text":

@@ -13,13 +13,7 @@ from rich.text import Text
 from sftriage.commands.options import RunOption, option
 from sftriage.commands.output import print_json, results, say, write
 from sftriage.errors import UsageError
-from sftriage.reports.watch import (
-    FollowedRun,
-    RunNews,
-    closing,
-    opening,
-    picture_values,
-)
+from sftriage.reports.watch import FollowedRun, RunNews, closing, opening, picture_values
 from sftriage.reports.watch_lines import Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.source import View

@@ -24,8 +24,7 @@ from sftriage.kube.webhook import serve as answer_until_stopped
 
 ServerVersionOption = Annotated[str | None, option("MAJOR.MINOR", "The cluster's version.", "as it reports")]
 SettingsOption = Annotated[
-    Path | None,
-    option("FILE", "What to inject into pods: image, store, sizes. Changes take effect.", "defaults"),
+    Path | None, option("FILE", "What to inject into pods: image, store, sizes. Changes take effect.", "defaults")
 ]
 
 

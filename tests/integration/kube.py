@@ -308,7 +308,9 @@ class Laptop:
         self.environment = {**os.environ, **own}
 
     def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "sftriage", "kube", *map(str, arguments), "-n", self._namespace]
+        name, *others = map(str, arguments)
+        command = ["traces", name, "--cluster"] if name in ("list", "get", "open") else ["kube", name]
+        return [sys.executable, "-m", "sftriage", *command, *others, "-n", self._namespace]
 
     def __call__(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

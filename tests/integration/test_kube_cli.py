@@ -1,4 +1,4 @@
-"""`sftriage kube ...` from a laptop, against a real API server, with objects as kubectl and the operator write them."""
+"""`sftriage kube` and `traces --cluster` on a real API server, with objects as kubectl and the operator write them."""
 
 import gzip
 import hashlib
@@ -53,19 +53,21 @@ def test_jobs_and_how_they_stand(server, namespace, laptop):
 
 def test_which_step_of_a_job_was_slow_and_its_trace(server, namespace, laptop, stored):
     """GIVEN a job with a slow rank and its trace THEN one command says both, of all steps or of one."""
-    assert "no capture of job resnet" in laptop("traces", "resnet").stderr
+    assert "no capture of job resnet" in laptop("list", "--job", "resnet").stderr
     reported(server, namespace)
     captured(server, namespace, *stored)
     for step in ((), ("--step", 120), ("--step", 162), ("--rank", 2)):
-        done = laptop("traces", "resnet", *step)
+        done = laptop("list", "--job", "resnet", *step)
         assert done.stdout.startswith("resnet: rank 2 in data, since step 100. Rank 2 is slow in data.\n")
-        row = ["c", "2", "data", "100 to 149", "160 to 164", "torch", "stored", "yes", ""]
+        row = ["c", "resnet", "2", "data", "100 to 149", "160 to 164", "torch", "stored", "yes", ""]
         assert cells(done.stdout) == [row]
-        assert f"sftriage kube get NAME -n {namespace}" in done.stderr
-    nearest = laptop("traces", "resnet", "--step", 900)
+        assert f"sftriage traces get NAME --cluster -n {namespace}" in done.stderr
+    nearest = laptop("list", "--job", "resnet", "--step", 900)
     assert "No capture of step 900; the nearest is c, rank 2, steps 160 to 164." in nearest.stderr
-    assert laptop.json("traces", "resnet", "--rank", 3)["captures"] == []
-    assert laptop.json("traces", "resnet", "--step", 900)["nearest"][0]["name"] == "c"
+    for others in (("--rank", 3), ("--stage", "forward"), ("--profiler", "nsys"), ("--reproduced", "no")):
+        assert laptop.json("list", "--job", "resnet", *others)["captures"] == []
+    assert [row["job"] for row in laptop.json("list")["captures"]] == ["resnet"]
+    assert laptop.json("list", "--job", "resnet", "--step", 900)["nearest"][0]["name"] == "c"
 
 
 def test_a_trace_comes_to_the_laptop_verified(server, namespace, laptop, stored):
@@ -113,7 +115,7 @@ WRONG = {
     "a step of a capture": (("c", "--step", "1"), "--step and --rank need --job"),
     "one that is not there": (("c",), "no capture c in namespace"),
     "one that is somewhere else": (("a/../b",), "no capture a/../b in namespace"),
-    "a job of which there is none": (("--job", "resnet"), "no trace is stored"),
+    "a job of which there is none": (("--job", "resnet"), "no stored trace"),
     "all and one": (("c", "--all", "--artefact", "x"), "give either --all or --artefact"),
 }
 
@@ -162,14 +164,8 @@ def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace,
     with laptop.running("capture", f"{'resnet'}", *options, "--json") as process:
         made_by = the_one(server, namespace)
         name = made_by["metadata"]["name"]
-        assert made_by["spec"] == {
-            "job": "resnet",
-            "rank": 3,
-            "reason": "why?",
-            "profiler": "torch",
-            "steps": 2,
-            "max_bytes": "64Mi",
-        }
+        spec = {"job": "resnet", "rank": 3, "reason": "why?", "profiler": "torch", "steps": 2, "max_bytes": "64Mi"}
+        assert made_by["spec"] == spec
         put_status(server, namespace, "tracecaptures", name, {"state": "running"})
         put_status(server, namespace, "tracecaptures", name, {"state": state, "detail": "that is why"})
         out, err = process.communicate(timeout=SOON_S)
@@ -217,7 +213,8 @@ def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
 def test_kubectl_has_it_as_a_plugin(server, namespace, laptop):
     reported(server, namespace)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = ["kubectl", "sftriage", "status", "-n", namespace, "--json"]
     environment = {**laptop.environment, "PATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)[0]["job"] == "resnet"
+    for words, key in ((["status"], 0), (["list", "--job", "resnet"], "reports")):
+        command = ["kubectl", "sftriage", *words, "-n", namespace, "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        assert "resnet" in json.dumps(json.loads(done.stdout)[key])

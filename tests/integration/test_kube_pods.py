@@ -258,7 +258,7 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, 
     assert fetched["capture"]["stage"] == "data"
     (report,) = laptop.json("status", "resnet")
     assert report["captures"] >= 1
-    assert laptop.json("traces", "resnet")["captures"]
+    assert laptop.json("list", "--job", "resnet")["captures"]
 
 
 FAILS_ONCE = 'if mkdir /out/failed 2>/dev/null; then timeout -s KILL 15 "$@"; exit 1; fi; exec "$@"'

@@ -10,20 +10,15 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from sftriage.commands import output
-from sftriage.commands.cli import CONTENTS, Command, Entry, Section
+from sftriage.commands import cli, output
+from sftriage.commands.cli import COMMANDS, Command, Entry
 from sftriage.reports.texts import titled
 from sftriage.runtime.local import job_name
 from sftriage.sinks.metering import Metering
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import run_in
 
-ENTRIES = [
-    (f"{one.name} {entry.name}" if isinstance(one, Section) else entry.name, entry)
-    for one in CONTENTS
-    for entry in (one.entries if isinstance(one, Section) else (one,))
-]
-NAMES = [name for name, _ in ENTRIES]
+NAMES = [entry.name for entry in COMMANDS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,14 +35,50 @@ def test_each_command_explains_itself_in_80_columns(sftriage, monkeypatch, name)
     assert examples.strip().startswith("sftriage ")
 
 
-@pytest.mark.parametrize(("name", "entry"), ENTRIES, ids=NAMES)
-def test_each_example_is_a_command_that_there_is(name: str, entry: Entry):
+@pytest.mark.parametrize("entry", COMMANDS, ids=NAMES)
+def test_each_example_is_valid(entry: Entry):
+    name = entry.name.split()
     for example in entry.examples:
         words = shlex.split(example.partition(" > ")[0], comments=True)
-        assert words[: 1 + len(name.split())] == ["sftriage", *name.split()]
-        # Only read, and not run: an option that there is not, or a value that cannot be, is refused by that.
-        context = Command(entry).make_context(entry.name, words[1 + len(name.split()) :])
-        assert context.command.name == entry.name
+        assert words[: 1 + len(name)] == ["sftriage", *name]
+        # Parsed but not run: this refuses unknown options and invalid values.
+        context = Command(entry).make_context(name[-1], words[1 + len(name) :])
+        assert context.command.name == name[-1]
+
+
+PLUGIN = {
+    "status -A": "kube status -A",
+    "--help": "kube --help",
+    "get look-1 -n ml": "traces get --cluster look-1 -n ml",
+    "traces open --job a": "traces open --cluster --job a",
+    "list": "traces list --cluster",
+    "traces show w1": "traces show w1",
+}
+
+
+@pytest.mark.parametrize(("words", "command"), PLUGIN.items(), ids=PLUGIN)
+def test_kubectl_sftriage_reads_traces_from_the_cluster(monkeypatch, words, command):
+    monkeypatch.setattr(cli, "main", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["kubectl-sftriage", *words.split()])
+    cli.kubectl_plugin()
+    assert sys.argv == ["sftriage", *command.split()]
+
+
+CLUSTER_MISTAKES = {
+    "list -n ml": "--namespace and --context need --cluster",
+    "get c --job a": "--job needs --cluster",
+    "get --cluster --rank 1 c": "--step and --rank need --job",
+    "get --cluster": "give either a capture or --job",
+    "open --cluster c --job a": "give either a capture or --job",
+    "get": "give a capture; list them with `sftriage traces list`",
+    "list --cluster --run x --host n1": "--run, --host: not with --cluster",
+    "open --cluster c --catalogue sqlite:///x": "--catalogue: not with --cluster",
+}
+
+
+@pytest.mark.parametrize(("words", "refusal"), CLUSTER_MISTAKES.items(), ids=CLUSTER_MISTAKES)
+def test_options_of_a_cluster_that_contradict_each_other_are_refused(sftriage, words, refusal):
+    assert sftriage("traces", *words.split()).refusal == f"sftriage: {refusal}\n"
 
 
 @pytest.fixture

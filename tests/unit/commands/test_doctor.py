@@ -18,7 +18,7 @@ from tests.golden.said import MISSING, NOTHING, ranks, report
 from tests.unit.conftest import run_going_on
 
 
-def test_of_a_job_of_which_all_is_seen_nothing_is_missing():
+def test_a_job_with_all_its_stages_detected_lacks_nothing():
     found = MISSING["all is seen"]
     assert found.missing == ()
     assert (found.ranks, found.steps, found.sync, found.models) == (2, 2, ("backward",), ("DistributedDataParallel",))
@@ -28,7 +28,7 @@ def test_of_a_job_of_which_all_is_seen_nothing_is_missing():
     assert not any(one.works for one in found_of(NOTHING).captures if one.profiler in ("torch", "stacks"))
 
 
-def test_collectives_are_listed_by_where_they_are_called_and_a_stage_that_none_is_in_is_no_sync_stage():
+def test_collectives_are_listed_by_stage_and_a_stage_without_any_is_no_sync_stage():
     none, one = MISSING["no exchange"], MISSING["an exchange"]
     assert (none.sync, none.collectives) == ((), {"all_reduce (async) in backward": 8})
     assert (one.sync, one.missing) == (("exchange",), ())
@@ -58,11 +58,11 @@ def test_a_script_with_a_monitor_is_known_by_it():
         ([], ""),
     ],
 )
-def test_flags_of_python_are_told_from_those_of_a_script(words, flags):
+def test_flags_of_python_are_not_those_of_a_script(words, flags):
     assert flags_of(words) == set(flags)
 
 
-def test_what_a_trainer_was_not_given_is_told_from_what_it_was():
+def test_what_a_trainer_lacks_of_its_environment():
     given = {"SFTRIAGE_RINGS": "/rings", "PYTHONPATH": "/ours:/before"}
     whole = {"SFTRIAGE_RINGS": "/rings", "PYTHONPATH": "/wrapper:/ours:/before"}
     assert hides(whole, ["python", "train.py"], given) == set()
@@ -73,20 +73,9 @@ def test_what_a_trainer_was_not_given_is_told_from_what_it_was():
     assert hides({"SFTRIAGE_RINGS": "/rings"}, ["python"], {"SFTRIAGE_RINGS": "/rings"}) == set()
 
 
-GPUS = (
-    Gpu(
-        0,
-        "GPU-0",
-        "H100",
-        sm_clock_mhz=1125.0,
-        sm_clock_max_mhz=1980.0,
-        clock_reasons={"sw_power_cap": 1.0},
-        ecc_uncorrected=3,
-        memory_used_bytes=40 << 30,
-        memory_total_bytes=80 << 30,
-    ),
-    Gpu(1, "GPU-1"),
-)
+CLOCKS = {"sm_clock_mhz": 1125.0, "sm_clock_max_mhz": 1980.0, "clock_reasons": {"sw_power_cap": 1.0}}
+MEMORY = {"ecc_uncorrected": 3, "memory_used_bytes": 40 << 30, "memory_total_bytes": 80 << 30}
+GPUS = Gpu(0, "GPU-0", "H100", **CLOCKS, **MEMORY), Gpu(1, "GPU-1")
 
 
 @pytest.fixture
@@ -103,19 +92,19 @@ def job(run):
 
 @pytest.fixture
 def answer(monkeypatch):
-    """Has the driver answer so."""
+    """Make the driver answer with this evidence; the result lists its calls."""
 
-    def say(**about):
-        asked = []
+    def fake(**about):
+        calls = []
 
         def gather(ranks, *, deadline_s):
-            asked.append((deadline_s, [info.rank for info in ranks]))
+            calls.append((deadline_s, [info.rank for info in ranks]))
             return GpuEvidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", "told"),)} | about)
 
         monkeypatch.setattr(command, "gather", gather)
-        return asked
+        return calls
 
-    return say
+    return fake
 
 
 SHOWN = {
@@ -123,20 +112,17 @@ SHOWN = {
         {"gpus": GPUS, "remarks": ("GPU 0 runs at 1,125 of 1,980 MHz: power cap",), "driver": "550.1"},
         ("1,125 of 1,980 MHz", "50% of 80 GiB", "- GPU 0 runs at 1,125 of 1,980 MHz: power cap"),
     ),
-    "a rank whose GPU is not known": (
-        {"gpus": GPUS, "ranks": (RankGpu(0, 1, None, "no idea"),)},
-        ("no idea", "Nothing unusual"),
-    ),
+    "an unknown GPU": ({"gpus": GPUS, "ranks": (RankGpu(0, 1, None, "no idea"),)}, ("no idea", "Nothing unusual")),
     "a host without GPUs": ({"problem": "this host has no NVIDIA driver"}, ("no NVIDIA driver",)),
 }
 
 
 @pytest.mark.parametrize(("about", "shown"), SHOWN.values(), ids=SHOWN)
 def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, answer, about, shown):
-    asked = answer(**about)
-    said = sftriage("evidence", "--run", run.path, "--deadline", 2.5)
-    assert (said.code, asked, bool(said.out)) == (0, [(2.5, [0])], "problem" not in about)
-    assert all(one in said.out + said.err for one in shown)
+    calls = answer(**about)
+    outcome = sftriage("evidence", "--run", run.path, "--deadline", 2.5)
+    assert (outcome.code, calls, bool(outcome.out)) == (0, [(2.5, [0])], "problem" not in about)
+    assert all(text in outcome.out + outcome.err for text in shown)
 
 
 def test_as_json_it_is_one_object(sftriage, run, job, answer):
@@ -146,21 +132,19 @@ def test_as_json_it_is_one_object(sftriage, run, job, answer):
     assert found["gpus"][1]["sm_clock_mhz"] is None
 
 
-def test_where_all_is_there_it_says_which_form_of_the_recorder_runs(tmp_path, sftriage):
-    # GIVEN this machine WHEN it is asked THEN a rank was recorded and read, and nothing is left
+def test_on_a_complete_machine_it_names_the_form_of_the_recorder(tmp_path, sftriage):
+    # GIVEN this machine WHEN it is examined THEN a rank is recorded and read, and no file remains
     found = {one.what: one for one in doctor.examine(tmp_path)}
     assert (found["rings"].state, str(tmp_path) in found["rings"].detail) == ("ok", True)
     assert found["recorder"].detail.startswith(f"in {moments.FORM.name}")
     assert list(tmp_path.iterdir()) == []
     # AND a program gets the same
-    said = sftriage("doctor", "--json")
-    assert said.code == 0
-    assert {one["what"] for one in json.loads(said.out)} >= {"python", "recorder", "rings", "nsys"}
+    assert {one["what"] for one in sftriage("doctor", "--json").json} >= {"python", "recorder", "rings", "nsys"}
 
 
 def test_a_command_is_ended_when_its_time_is_up(sftriage):
-    said = sftriage("doctor", "--seconds", 1, "--", sys.executable, "-c", "import time; time.sleep(600)")
-    assert (said.code, "no step within 1 s" in said.out) == (1, True)
+    outcome = sftriage("doctor", "--seconds", 1, "--", sys.executable, "-c", "import time; time.sleep(600)")
+    assert (outcome.code, "no step within 1 s" in outcome.out) == (1, True)
 
 
 def full(*_: object) -> None:
@@ -172,7 +156,7 @@ def refused(*_: object) -> None:
 
 
 WITHOUT = {
-    # what is not there on this machine, what stands in its place, and how things are then
+    # what this machine lacks, what replaces it, and the resulting states and exit code
     "the form in C": ("sftriage.trainer.moments.FORM", moments.PYTHON, {"recorder": "limited", "rings": "ok"}, 0),
     "room for rings": ("os.posix_fallocate", full, {"rings": "missing"}, 1),
     "locks": ("fcntl.lockf", refused, {"rings": "ok", "locks": "limited"}, 0),
@@ -181,16 +165,16 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize(("name", "instead", "states", "code"), WITHOUT.values(), ids=WITHOUT)
-def test_what_is_not_there_is_said_and_fails_where_nothing_can_be_recorded(
+def test_it_reports_what_is_missing_and_fails_if_nothing_can_be_recorded(
     monkeypatch, sftriage, name, instead, states, code
 ):
     monkeypatch.setattr(name, instead)
     monkeypatch.setattr(moments, "WHY_NOT_C", "it was lost")
-    said = sftriage("doctor", "--json")
-    found = {one["what"]: one for one in json.loads(said.out)}
-    assert (said.code, {what: found[what]["state"] for what in states}) == (code, states)
-    # AND a person is told the same, and why, or what to install, to the letter
-    told = sftriage("doctor").out
-    assert all(state in told for state in states.values())
-    assert ("it was lost" in told) == (instead is moments.PYTHON)
-    assert ("pip install 'sftriage[stacks]'" in told) == ("nsys" in states)
+    outcome = sftriage("doctor", "--json")
+    found = {one["what"]: one for one in json.loads(outcome.out)}
+    assert (outcome.code, {what: found[what]["state"] for what in states}) == (code, states)
+    # AND the text has the states too, with the reason or the exact command to install
+    text = sftriage("doctor").out
+    assert all(state in text for state in states.values())
+    assert ("it was lost" in text) == (instead is moments.PYTHON)
+    assert ("pip install 'sftriage[stacks]'" in text) == ("nsys" in states)

@@ -34,20 +34,12 @@ def test_what_shows_a_file(name, profiler, program):
     assert program_for(name, profiler) == program
 
 
-@pytest.mark.parametrize(
-    ("environment", "platform", "shown"),
-    [
-        ({"DISPLAY": ":0"}, "linux", True),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
-        ({"BROWSER": "firefox"}, "linux", True),
-        ({"WSL_DISTRO_NAME": "Debian"}, "linux", True),
-        ({}, "darwin", True),
-        ({}, "linux", False),
-        ({"DISPLAY": "", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, "linux", False),
-    ],
-)
-def test_whether_a_browser_can_be_shown(environment, platform, shown):
-    assert has_browser(environment, platform) is shown
+def test_whether_a_browser_can_be_shown():
+    screens = {"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}, {"BROWSER": "firefox"}, {"WSL_DISTRO_NAME": "Debian"}
+    assert all(has_browser(environment, "linux") for environment in screens)
+    assert has_browser({}, "darwin")
+    remote = {"DISPLAY": "", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}
+    assert not any(has_browser(environment, "linux") for environment in ({}, remote))
 
 
 @pytest.fixture
@@ -70,7 +62,7 @@ def run(tmp_path, trace, make_manifest):
     return made.path
 
 
-def test_a_report_is_said_how_to_open(sftriage, run):
+def test_a_report_names_the_program_that_opens_it(sftriage, run):
     path = run / "captures" / "n-1" / "trace.nsys-rep"
     assert sftriage("traces", "open", "n-1", "--run", run).out == f"nsys-ui {path}\n"
     values = sftriage("traces", "open", "n-1", "--run", run, "--json").json
@@ -78,8 +70,7 @@ def test_a_report_is_said_how_to_open(sftriage, run):
 
 
 def test_stacks_are_printed_and_do_nothing_to_the_terminal(sftriage, run):
-    code, out, _ = sftriage("traces", "open", "s-1", "--run", run)
-    assert code == 0
+    _, out, _ = sftriage("traces", "open", "s-1", "--run", run)
     assert json.loads(out)["threads"] == [{"frames": ["\x1b[2Jmain"]}]
     assert "\x1b" not in out
     assert sftriage("traces", "open", "s-1", "--run", run, "--json").json["content"]["rank"] == 2
@@ -89,19 +80,19 @@ def test_stacks_are_printed_and_do_nothing_to_the_terminal(sftriage, run):
     ("port", "words"), [(0, ()), (9001, ("ss -ltnp", "--offline", "no other port"))], ids=["given", "the viewer's"]
 )
 def test_a_port_that_is_taken_says_what_to_do(sftriage, run, port, words):
-    # GIVEN something else that listens on a port, or on the only one that the viewer looks at
+    # GIVEN another program on a port, or on the only port that the viewer can use
     with contextlib.ExitStack() as taken:
-        # (somebody else may listen there already)
+        # (the port may be taken already)
         with contextlib.suppress(OSError):
             port = taken.enter_context(socket.create_server(("127.0.0.1", port))).getsockname()[1]
         options = () if words else ("--port", port)
         code, out, err = sftriage("traces", "open", "c-1", "--run", run, *options)
-    # THEN it is said, and nothing is printed as if it were served
+    # THEN the error says so, and no link is printed
     assert (code, out) == (2, "")
     assert all(one in err for one in (f"port {port} of 127.0.0.1 is taken", *words))
 
 
-def test_what_nobody_fetches_ends_and_says_so(sftriage, run, free_port):
+def test_a_file_that_is_not_fetched_in_time_is_no_longer_served(sftriage, run, free_port):
     code, out, err = sftriage("traces", "open", "c-1", "--run", run, "--port", free_port, "--no-browser", "--wait", "1")
     assert code == 1
     assert out.startswith(f"https://ui.perfetto.dev/#!/?url=http://127.0.0.1:{free_port}/")
@@ -116,12 +107,12 @@ def free_port() -> int:
 
 
 def test_a_file_that_is_not_what_was_stored_is_not_served(sftriage, run):
-    # GIVEN a trace of which one byte is another
+    # GIVEN a trace with one altered byte
     path = run / "captures" / "c-1" / "trace.json.gz"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    # WHEN it is to be opened THEN it is refused before anything is served
+    # WHEN it is opened THEN it is refused before it is served
     code, out, err = sftriage("traces", "open", "c-1", "--run", run, "--no-browser", "--wait", "1")
     assert (code, out) == (1, "")
     assert "it was stored as sha256" in err
@@ -146,22 +137,22 @@ def status_of(method, path, hosts, origins, modes=()) -> int:
 @pytest.mark.parametrize(
     ("method", "path", "hosts", "origins", "answer"),
     [
-        # Perfetto's viewer, its browser's question before, and what is no web page
+        # Perfetto's viewer, its browser's preflight request, and a client that is no browser
         ("GET", SERVED.path, [HOST], [VIEWER], OK),
         ("HEAD", SERVED.path, [HOST], [VIEWER], OK),
         ("OPTIONS", SERVED.path, [HOST], [VIEWER], LEAVE),
         ("GET", SERVED.path, [HOST], [], OK),
-        # the viewer looks for a trace_processor on this port as well
+        # the viewer also tries a trace_processor on this port
         ("POST", "/status", [HOST], [VIEWER], WRONG_METHOD),
         *((method, SERVED.path, [HOST], [VIEWER], WRONG_METHOD) for method in ("POST", "PUT", "DELETE", "get", "")),
-        # another page, whatever it calls itself
+        # another page, whatever its origin
         *(
-            (method, SERVED.path, [HOST], [origin], FORBIDDEN)
-            for method in ("GET", "HEAD", "OPTIONS")
+            (name, SERVED.path, [HOST], [origin], FORBIDDEN)
+            for name in ("GET", "HEAD", "OPTIONS")
             for origin in ORIGINS
         ),
         ("GET", SERVED.path, [HOST], [VIEWER, "https://evil.example"], FORBIDDEN),
-        # a page that has its own name point here
+        # a page whose host name resolves to this machine (DNS rebinding)
         *(
             ("GET", SERVED.path, hosts, [VIEWER], ELSEWHERE)
             for hosts in ([], [HOST, "evil.example"], [HOST, HOST], *([one] for one in HOSTS))
@@ -197,7 +188,7 @@ def test_the_link_is_the_documented_one():
 
 
 @pytest.mark.parametrize(
-    ("reason", "started", "said"),
+    ("reason", "started", "hint"),
     [
         ("Name or service not known", True, "cannot be reached from this machine: Name or service not known"),
         ("Name or service not known", False, "cannot be reached from this machine: Name or service not known"),
@@ -205,21 +196,20 @@ def test_the_link_is_the_documented_one():
         ("", False, ""),
     ],
 )
-def test_what_is_in_the_way_is_said_at_once_and_what_to_do(monkeypatch, reason, started, said):
-    # GIVEN a viewer that cannot be reached, or a browser that does not let its page ask
+def test_an_obstacle_is_reported_at_once_with_what_to_do(monkeypatch, reason, started, hint):
+    # GIVEN a viewer that cannot be reached, or a browser that blocks its page's request
     monkeypatch.setattr(serving, "HINT_S", 0.02)
-    # (the answer is there before it is looked for)
     monkeypatch.setattr(serving.threading, "Thread", AtOnce)
-    heard = []
+    lines: list[str] = []
     served = ServedTrace(Path("t"), "t", 9001)
-    # WHEN nobody fetches the file THEN the reason is said, with what needs no viewer
-    assert not served.wait(0.04, heard.append, started=started, away=lambda: reason)
-    assert len(heard) == bool(said)
-    assert all(said in one and "--offline" in one for one in heard)
+    # WHEN the file is not fetched THEN a line has the reason, and the option that needs no viewer
+    assert not served.wait(0.04, lines.append, started=started, away=lambda: reason)
+    assert len(lines) == bool(hint)
+    assert all(hint in line and "--offline" in line for line in lines)
 
 
 class AtOnce:
-    """A thread that has done its work when it has been started."""
+    """A thread that runs its target in `start`."""
 
     def __init__(self, target, **_):
         self.start = target

@@ -36,7 +36,7 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def seen(module_path):
+def shared_run(module_path):
     return make(module_path)
 
 
@@ -74,17 +74,17 @@ def make(folder):
         (["--rank", 2, "--step", "100..120"], [FIRST]),
     ],
 )
-def test_list_shows_what_is_wanted(sftriage, seen, options, found):
-    outcome = sftriage("traces", "list", "--run", seen.path, "--json", *options)
+def test_list_shows_what_is_wanted(sftriage, shared_run, options, found):
+    outcome = sftriage("traces", "list", "--run", shared_run.path, "--json", *options)
     assert (outcome.code, outcome.err) == (0, "")
     assert [row["capture_id"] for row in json.loads(outcome.out)] == found
 
 
-def test_captures_on_other_hosts_say_on_which(sftriage, seen, monkeypatch):
-    assert sftriage("traces", "list", "--run", seen.path).out.count("node-1") == 3
+def test_captures_on_other_hosts_say_on_which(sftriage, shared_run, monkeypatch):
+    assert sftriage("traces", "list", "--run", shared_run.path).out.count("node-1") == 3
     # GIVEN that they were all made here
     monkeypatch.setattr("socket.gethostname", lambda: "node-1")
-    assert "node-1" not in sftriage("traces", "list", "--run", seen.path).out
+    assert "node-1" not in sftriage("traces", "list", "--run", shared_run.path).out
 
 
 def test_a_control_is_not_listed_as_a_suspect(sftriage, tmp_path):
@@ -92,21 +92,20 @@ def test_a_control_is_not_listed_as_a_suspect(sftriage, tmp_path):
     directory = run_in(tmp_path / "run")
     for name, rank, role in (("c-1", 2, "suspect"), ("c-2", 1, "control")):
         keep(directory.path, name, rank=rank, role=role)
-    # WHEN they are listed THEN it is said which is which
-    lines = sftriage("traces", "list", "--run", directory.path).out.splitlines()
-    said = {name: line for line in lines for name in ("c-1", "c-2") if name in line}
-    assert "data" in said["c-1"]
-    assert "(control)" in said["c-2"]
-    assert "data" not in said["c-2"]
+    # WHEN they are listed THEN each row shows its role
+    table = sftriage("traces", "list", "--run", directory.path).out
+    assert re.search("c-1.*data", table)
+    assert re.search(r"c-2.*\(control\)", table)
+    assert not re.search("c-2.*data", table)
     listed = sftriage("traces", "list", "--run", directory.path, "--json").json
     assert {one["capture_id"]: one["role"] for one in listed} == {"c-1": "suspect", "c-2": "control"}
 
 
 def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):
-    questions = [["--rank", 2], ["--step", "160..162"], ["--reproduced", "partly"], ["--stage", "data"], []]
+    queries = [["--rank", 2], ["--step", "160..162"], ["--reproduced", "partly"], ["--stage", "data"], []]
 
     def answers():
-        return [sftriage("traces", "list", "--run", run.path, "--json", *options).out for options in questions]
+        return [sftriage("traces", "list", "--run", run.path, "--json", *options).out for options in queries]
 
     before = answers()
     run.catalogue.unlink()
@@ -119,22 +118,22 @@ def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):
 
 @pytest.mark.parametrize(
     ("name", "reference"),
-    [
-        (FIRST, FIRST),
-        ("w9", SECOND),
-        ("w100-149-r3", THIRD),
-        (f"resnet/run-1/{THIRD}", THIRD),
-        ("resnet/run-1/w9", SECOND),
-    ],
+    {
+        FIRST: FIRST,
+        "w9": SECOND,
+        "w100-149-r3": THIRD,
+        f"resnet/run-1/{THIRD}": THIRD,
+        "resnet/run-1/w9": SECOND,
+    }.items(),
 )
-def test_a_capture_goes_by_its_id_or_by_its_beginning(sftriage, seen, name, reference):
-    outcome = sftriage("traces", "show", name, "--run", seen.path, "--json")
+def test_a_capture_goes_by_its_id_or_by_its_beginning(sftriage, shared_run, name, reference):
+    outcome = sftriage("traces", "show", name, "--run", shared_run.path, "--json")
     assert (outcome.code, json.loads(outcome.out)["capture_id"]) == (0, reference)
 
 
 @pytest.mark.parametrize("name", ["w1", "resnet/run-1/w1"])
-def test_a_beginning_that_several_have_names_them(sftriage, seen, name):
-    refusal = sftriage("traces", "show", name, "--run", seen.path).refusal
+def test_an_ambiguous_prefix_names_the_captures(sftriage, shared_run, name):
+    refusal = sftriage("traces", "show", name, "--run", shared_run.path).refusal
     assert f"2 captures match {name}: {FIRST}, {THIRD}" in refusal
 
 
@@ -142,26 +141,26 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
-    # GIVEN a capture of two files WHEN nothing is said THEN it is the main one
+def test_each_file_of_a_capture_can_be_fetched(sftriage, shared_run, tmp_path):
+    # GIVEN a capture of two files WHEN none is named THEN get copies the main one
     (out := tmp_path / "out").mkdir()
-    got = sftriage("traces", "get", THIRD, "--run", seen.path, "--out", out, "--json").json
+    got = sftriage("traces", "get", THIRD, "--run", shared_run.path, "--out", out, "--json").json
     assert [one["path"] for one in got["files"]] == [got["path"]] == [str(out / f"{THIRD}-trace.json.gz")]
     assert gzip.decompress(Path(got["path"]).read_bytes()).startswith(b'{"traceEvents"')
-    # AND the other by its name
-    get = partial(sftriage, "traces", "get", THIRD, "--run", seen.path)
+    # AND the other one by its name
+    get = partial(sftriage, "traces", "get", THIRD, "--run", shared_run.path)
     outcome = get("--artefact", "dump.pickle", "--out", tmp_path / "mine")
     assert (outcome.code, (tmp_path / "mine").read_bytes()) == (0, b"dump")
-    # AND all of them into a directory that need not be there yet
+    # AND all of them into a new directory
     files = get("--all", "--out", tmp_path / "every", "--json").json["files"]
     assert [one["path"].rpartition("/")[2] for one in files] == [f"{THIRD}-trace.json.gz", f"{THIRD}-dump.pickle"]
-    manifest = LocalStore(seen.path).manifest(THIRD)
+    manifest = LocalStore(shared_run.path).manifest(THIRD)
     for one, artefact in zip(files, manifest.artefacts, strict=True):
         assert sha256(tmp_path / "every" / f"{THIRD}-{artefact.name}") == one["sha256"] == artefact.sha256
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "refusal"),
     [
         (["--artefact", "nothing"], "has no artefact 'nothing'; it has: trace.json.gz, dump.pickle"),
         (["--all", "--out", "here/a/file"], "2 files need a directory"),
@@ -169,25 +168,24 @@ def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
         (["--all", "--out", "."], f"{THIRD}-dump.pickle exists already"),
     ],
 )
-def test_what_cannot_be_fetched_leaves_nothing_behind(sftriage, seen, tmp_path, monkeypatch, options, said):
-    here = tmp_path / "here"
-    here.mkdir()
+def test_what_cannot_be_fetched_leaves_nothing_behind(sftriage, shared_run, tmp_path, monkeypatch, options, refusal):
+    (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     for name in ("there", f"{THIRD}-dump.pickle"):
         (here / name).write_text("mine")
-    assert said in sftriage("traces", "get", THIRD, "--run", seen.path, *options).refusal
+    assert refusal in sftriage("traces", "get", THIRD, "--run", shared_run.path, *options).refusal
     assert sorted(path.name for path in here.iterdir()) == ["there", f"{THIRD}-dump.pickle"]
     assert {path.read_text() for path in here.iterdir()} == {"mine"}
 
 
-def test_every_stored_manifest_is_what_the_schema_says(sftriage, seen):
+def test_every_stored_manifest_matches_the_schema(sftriage, shared_run):
     assert sftriage("traces", "schema").json == manifest_schema()
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     validator = jsonschema.Draft202012Validator(manifest_schema(), format_checker=jsonschema.FormatChecker())
-    for path in sorted((seen.path / "captures").glob("*/manifest.json")):
+    for path in sorted((shared_run.path / "captures").glob("*/manifest.json")):
         validator.validate(json.loads(path.read_text()))
-    # AND so is one with times of any precision, and with what is left out
-    manifest = LocalStore(seen.path).manifest(FIRST)
+    # AND so do manifests with times of any precision and with optional fields
+    manifest = LocalStore(shared_run.path).manifest(FIRST)
     for change in (
         {"created_at": manifest.created_at + timedelta(microseconds=1)},
         {"reproduced": FOUND},
@@ -211,8 +209,8 @@ def test_every_stored_manifest_is_what_the_schema_says(sftriage, seen):
         {"job": 7},
     ],
 )
-def test_what_is_no_manifest_is_none_by_the_schema(seen, change):
-    values = json.loads((seen.path / "captures" / FIRST / "manifest.json").read_text())
+def test_the_schema_refuses_invalid_manifests(shared_run, change):
+    values = json.loads((shared_run.path / "captures" / FIRST / "manifest.json").read_text())
     validator = jsonschema.Draft202012Validator(manifest_schema())
     assert validator.is_valid(values)
     assert not validator.is_valid(values | change)
@@ -240,16 +238,16 @@ def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(sft
     assert [(row["run"], row["reference"]) for row in rows] == [("one", "resnet/one/w-1"), ("two", "resnet/two/w-1")]
     table = sftriage("traces", "list", *store).out
     assert ("one" in table, "two" in table) == (True, True)
-    # WHEN one run of them is asked for THEN only its captures are there
+    # WHEN one run is selected THEN only its captures are listed
     assert len(sftriage("traces", "list", *store, "--run-id", "two", "--json").json) == 1
     outcome = sftriage("traces", "show", "resnet/two/w-1", *store, "--json")
     assert json.loads(outcome.out)["run"] == "two"
     assert "2 captures match w-1" in sftriage("traces", "get", "w-1", *store).err
-    # AND a step is found in all of them, and the decisions are said to be nowhere here
+    # AND a step is found in both runs, without decisions: a store has none
     found = sftriage("traces", "for-step", 162, *store, "--json").json
     assert [row["run"] for row in found["captures"]] == ["one", "two"]
     assert found["decisions"] == []
-    # AND of a run that has nothing there, nothing is listed
+    # AND a run without captures in the store lists none
     assert sftriage("traces", "list", *store, "--run", run.path, "--json").json == []
 
 
@@ -265,14 +263,14 @@ def test_a_store_that_has_gone_is_answered_for_by_its_catalogue(sftriage, share,
     outcome = sftriage("traces", "list", *store, "--json")
     assert (outcome.code, len(json.loads(outcome.out))) == (0, 1)
     assert "no route to it; showing what its catalogue has" in outcome.err
-    # AND one that was never listed has no answer
+    # AND a store that was never listed fails
     (tmp_path / "other").mkdir()
     outcome = sftriage("traces", "list", "--store", f"file://{tmp_path / 'other'}")
     assert (outcome.code, outcome.out, outcome.err) == (1, "", "sftriage: no route to it\n")
 
 
 def test_the_catalogues_url_comes_from_the_environment_or_a_file_and_is_not_repeated(
-    sftriage, seen, tmp_path, monkeypatch
+    sftriage, shared_run, tmp_path, monkeypatch
 ):
     url = "postgresql://me:s3cr3t@127.0.0.1:1/db"
     kept = tmp_path / "url"
@@ -284,8 +282,8 @@ def test_the_catalogues_url_comes_from_the_environment_or_a_file_and_is_not_repe
             assert (outcome.code, outcome.out) == (1, "")
             assert outcome.err.startswith("sftriage: postgresql://127.0.0.1:1/db: ")
             assert "s3cr3t" not in outcome.err
-            # AND a run that is named has its own catalogue, which needs no other to be there
-            assert sftriage("traces", "list", "--run", seen.path).code == 0
+            # AND a run uses its own catalogue, even if the shared one is unreachable
+            assert sftriage("traces", "list", "--run", shared_run.path).code == 0
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "nothing"))
     assert "No such file" in sftriage("traces", "list").err
 
@@ -300,7 +298,7 @@ def test_a_pinned_capture_stays_and_what_goes_goes_from_the_catalogue_too(sftria
 
 @pytest.fixture
 def broken(run):
-    """A run whose catalogue knows three captures, of which two are not what they were any more."""
+    """A run with three captures in its catalogue, two of them damaged since."""
     captures = run.path / "captures"
     (captures / FIRST / "trace.json.gz").write_bytes(b"short")
     (captures / THIRD / "dump.pickle").unlink()
@@ -309,11 +307,11 @@ def broken(run):
 
 @pytest.fixture
 def indexed(sftriage, run):
-    """The same run, whose captures were listed once while they were whole."""
+    """The same run, listed once while its captures were whole."""
     assert len(sftriage("traces", "list", "--run", run.path, "--json").json) == 3
 
 
-def test_what_was_damaged_since_it_was_catalogued_is_told_wherever_it_is_listed(sftriage, indexed, broken):
+def test_damage_since_a_capture_was_indexed_shows_in_every_list(sftriage, indexed, broken):
     outcome = sftriage("traces", "list", "--run", broken.path, "--json")
     rows = {row["capture_id"]: row for row in json.loads(outcome.out)}
     assert outcome.code == 0
@@ -322,12 +320,12 @@ def test_what_was_damaged_since_it_was_catalogued_is_told_wherever_it_is_listed(
     assert "trace.json.gz: 5 bytes; expected" in rows[FIRST]["problem"]
     for words in (f"capture {FIRST} is damaged: ", f"capture {THIRD} is incomplete: ", "traces prune --damaged"):
         assert words in outcome.err
-    # AND the table has a column for it, which it has only then
+    # AND only then the table has a column for the state
     table = sftriage("traces", "list", "--run", broken.path).out
     assert re.search(rf"{FIRST} +│ damaged", table)
     assert re.search(rf"{THIRD} +│ missing", table)
     assert "state" not in sftriage("traces", "list", "--run", broken.path, "--stage", "forward").out
-    # AND so are the captures of a step
+    # AND the captures of a step have a state
     found = sftriage("traces", "for-step", 120, "--run", broken.path, "--json").json
     assert {row["capture_id"]: row["state"] for row in found["captures"]} == {FIRST: "damaged", THIRD: "missing"}
     nearest = sftriage("traces", "for-step", 5, "--run", broken.path, "--json").json["nearest"]
@@ -341,7 +339,7 @@ def test_what_a_damaged_capture_was_can_still_be_shown_and_its_good_files_fetche
 ):
     if reindexed:
         sftriage("traces", "reindex", "--run", broken.path)
-    # WHEN it is shown, by its beginning, THEN all that is known of it is, and what is the matter with it
+    # WHEN it is shown, also by a prefix, THEN its manifest and the damage are printed
     for name, state in ((FIRST, "damaged"), (THIRD[:12], "missing")):
         shown = sftriage("traces", "show", name, "--run", broken.path)
         assert shown.code == 0
@@ -349,7 +347,7 @@ def test_what_a_damaged_capture_was_can_still_be_shown_and_its_good_files_fetche
         assert "because     " in shown.out
         values = sftriage("traces", "show", name, "--run", broken.path, "--json").json
         assert (values["state"], bool(values["problem"]), values["upload"]) == (state, True, None)
-    # AND what is gone or changed is not handed out, but the file beside it is
+    # AND a missing or altered file is refused, but the intact file beside it is copied
     out = tmp_path / "out"
     for words in (["get", FIRST, "--out", out], ["open", FIRST, "--no-browser"], ["open", FIRST, "--offline"]):
         outcome = sftriage("traces", *words, "--run", broken.path)
@@ -365,13 +363,13 @@ def test_reindex_forgets_what_is_damaged_and_prune_removes_it_when_it_is_to(sftr
     assert "Indexed 1 capture of" in outcome.err
     assert "; 2 cannot be used" in outcome.err
     assert f"capture {FIRST} is damaged: " in outcome.err
-    # GIVEN that nothing is too old, prune removes nothing unless it is to, and says what it leaves alone
+    # GIVEN that no capture is too old, prune removes none without --damaged, and reports those it skipped
     left = sftriage("traces", "prune", "--age", "9999d", "--run", broken.path, "--json").json
     assert (left["captures"], [one["capture_id"] for one in left["left_alone"]]) == ([], [FIRST, THIRD])
     tried = sftriage("traces", "prune", "--damaged", "--dry-run", "--run", broken.path)
     assert tried.out.splitlines() == [f"{FIRST}  damaged", f"{THIRD}  damaged"]
     assert sftriage("traces", "prune", "--damaged", "--run", broken.path).code == 0
-    # THEN they are gone, and nothing is said of them any more
+    # THEN they are gone, and no message mentions them
     outcome = sftriage("traces", "list", "--run", broken.path, "--json")
     assert ([row["capture_id"] for row in json.loads(outcome.out)], outcome.err) == ([SECOND], "")
 
@@ -382,7 +380,7 @@ def test_a_damaged_capture_is_fetched_from_where_its_verified_copy_is(sftriage, 
     (run.path / "captures" / FIRST / "trace.json.gz").write_bytes(b"short")
     outcome = sftriage("traces", "get", FIRST, "--run", run.path, "--out", tmp_path / "got")
     assert (outcome.code, sha256(tmp_path / "got")) == (0, wanted.sha256)
-    # AND prune does not remove it, which would remove the copy too
+    # AND prune keeps it: removing it would remove the copy too
     assert "was verified" in sftriage("traces", "prune", "--damaged", "--run", run.path).err
     assert LocalStore(run.path).ids() == {FIRST, SECOND, THIRD}
 
@@ -403,12 +401,12 @@ def test_a_run_that_is_not_ours_to_write_can_be_looked_at(sftriage, run, monkeyp
 
 
 @pytest.mark.parametrize("columns", [40, 60, 72, 80, 100, 120, 200])
-def test_a_list_of_captures_fits_into_a_line_and_breaks_no_id(sftriage, seen, monkeypatch, columns):
+def test_a_list_of_captures_fits_into_a_line_and_breaks_no_id(sftriage, shared_run, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    outcome = sftriage("traces", "list", "--run", seen.path)
+    outcome = sftriage("traces", "list", "--run", shared_run.path)
     lines = outcome.out.splitlines()
     assert max(map(len, lines)) <= columns
-    # THEN every row is there to its end, and says the captured steps
+    # THEN every row is whole, and has the captured steps
     for name in (FIRST, SECOND, THIRD):
         assert [line for line in lines if name in line]
     assert "960 to 964" in outcome.out
@@ -427,13 +425,13 @@ def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp
     )
     options = "--run", run.path, "--artefact", "stacks.folded", "--out", tmp_path, "--json"
     get = partial(sftriage, "traces", "get", *options)
-    # WHEN they are fetched THEN there is a line for each, and the size and sum are those of the file
+    # WHEN they are fetched THEN each stack is a line, with the size and checksum of the file
     code, out, _ = get("w300")
-    told = json.loads(out)
-    folded = Path(told["path"])
+    fetched = json.loads(out)
+    folded = Path(fetched["path"])
     assert (code, folded.name) == (0, "w300-349-r1-x-1-stacks.folded")
     assert folded.read_text() == "MainThread;data;f?[2J (a.py:3) 5000\n"
-    assert told["sha256"] == hashlib.sha256(folded.read_bytes()).hexdigest()
-    # AND a file that is there stays, and of a capture without stacks there are none
+    assert fetched["sha256"] == hashlib.sha256(folded.read_bytes()).hexdigest()
+    # AND an existing file stays, and a capture without stacks has none to collapse
     assert get("w300").code == 2
     assert "has no artefact 'stacks.speedscope.json'" in get(SECOND).err
