@@ -206,9 +206,10 @@ class Run:
         durations_ms: Callable[[int, int], Mapping[str, float]],
         hosts: Callable[[int], str] = lambda rank: "node-1",
         kept: KeptSteps | None = None,
+        kind: str = "steps",
     ) -> None:
         for rank in range(ranks):
-            log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)), kept=kept)
+            log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)), kind=kind, kept=kept)
             log.append(steps_of_rank(rank, ranks, steps, durations_ms))
             log.close()
 

@@ -14,7 +14,7 @@ from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.lateness import HeatMap, control_of
+from sftriage.runs.lateness import control_of
 from sftriage.runs.source import RunSource
 from sftriage.web.report import RunReport, capture_report, flames_of, html, markdown, run_named, run_report
 from sftriage.words.verdicts import clock_time, place
@@ -67,16 +67,12 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     found = run_report(view)
     if form == "md":
         return markdown(found, made)
-    from sftriage.web.charts import StepRange, timeline
-    from sftriage.web.run_page import heat_steps
+    from sftriage.web.charts import StepRange
+    from sftriage.web.run_page import charts_of
 
-    axis = StepRange().axis(view.rows)
-    steps = heat_steps(axis, view.rows)
-    heat = None if steps is None else source.heat(*steps)
-    heat = heat if isinstance(heat, HeatMap) else None
-    chart = timeline(view.rows, axis, view.results, view.requests, heat)
+    charts = charts_of(source, view, StepRange())
     flames = flames_of(source.store, [one.manifest for one in found.captures if one.manifest.capture.role == "suspect"])
-    return html(found, made, time.time, chart, heat, flames=flames)
+    return html(found, made, time.time, charts.timeline, charts.heat, flames=flames)
 
 
 def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:

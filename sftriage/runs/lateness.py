@@ -18,12 +18,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.model.verdicts import Clock
 from sftriage.model.windows import OTHER, StageSchema, StepRecord, Window
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedRank, RecordedStep, RecordedSteps
 from sftriage.trainer.layout import RingInfo
 from sftriage.verdict.accounting import anchored, segments
 from sftriage.verdict.units import system_counts
-from sftriage.windows.logs import LogReader, StepLogs, Thinning, counted_steps, windows
+from sftriage.windows.logs import LOG_KIND, LogReader, StepLogs, Thinning, counted_steps, windows
 from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 
 MAX_ROWS = 128
@@ -112,8 +113,9 @@ class HeatMap:
         latest: the ranks that were the latest.
         thinned: what of these steps is no longer there; None where all is.
         stages: those of a step, in their order.
-        advances_CS: what each stage moved the frontier in the steps of a column that were looked at, in seconds a step
-            on the hosts' clock; NaN where no step is complete.
+        advances_CS: what each stage moved the frontier in the steps read of a column, in seconds a step; NaN where no
+            step is complete.
+        clock: the clock of all these times.
     """
 
     first_step: int
@@ -128,6 +130,8 @@ class HeatMap:
     thinned: Thinning | None = None
     stages: tuple[str, ...] = ()
     advances_CS: SingleArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    attempt: int = 0
+    clock: Clock = "host"
 
 
 def heat_map(
@@ -184,6 +188,10 @@ class HeatSource:
     read: int = 0
     _columns: OrderedDict[Key, SingleArray] = field(default_factory=OrderedDict)
 
+    @property
+    def clock(self) -> Clock:
+        return "device" if self.logs.kind == LOG_KIND else "host"
+
     def map(self, attempt: int, first_step: int, last_step: int, each: int) -> HeatMap | None:
         """The map of some completed steps of an attempt; None without any log.
 
@@ -204,12 +212,12 @@ class HeatSource:
         runs = runs_of(missing, each, sampled, last_step, thinned)
         for index, late_X in zip(missing, self._means(ranks, runs), strict=True):
             columns[index] = late_X
-            # What is not over yet is read again.
-            if (index + 1) * each - 1 <= last_step:
+            # A column that is not full yet is read again, as are device times: they come later than the steps.
+            if (index + 1) * each - 1 <= last_step and (self.clock == "host" or np.isfinite(late_X).any()):
                 self._remember((attempt, each, index), late_X)
         means_CX, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
         map_ = heat_map(means_CX[:, :n_ranks], starts, each, sampled, last_step, infos, thinned)
-        return replace(map_, stages=stages, advances_CS=means_CX[:, n_ranks:])
+        return replace(map_, stages=stages, advances_CS=means_CX[:, n_ranks:], attempt=attempt, clock=self.clock)
 
     def lateness(self, ranks: Mapping[int, LogReader], first_step: int, n_steps: int) -> dict[int, float]:
         """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.model.events import CostMeasured
+from sftriage.model.verdicts import Clock
 from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
 from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
-from sftriage.windows.logs import StepLogs
+from sftriage.windows.logs import LOG_KIND, StepLogs
 
 KEPT_MAPS = 8
 STALE_S = 120.0
@@ -182,9 +183,15 @@ class _Opened:
         self.run = run
         self.journal = JournalTail(run.decisions)
         self.shelf = CaptureShelf(run.path)
-        # Two, for a map is made in a thread of its own.
-        self.heat, self.beside = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
+        # Maps are made in a thread of their own, so `beside` has a source of its own.
+        self.beside, self._host = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
+        self._device = HeatSource(StepLogs(run.steps, LOG_KIND))
         self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
+
+    def heat(self, attempt: int, first_step: int, last_step: int, each: int, clock: Clock) -> HeatMap | None:
+        """The map on a clock; on the hosts' if no device times are recorded."""
+        steps = attempt, first_step, last_step, each
+        return (self._device.map(*steps) if clock == "device" else None) or self._host.map(*steps)
 
 
 class RunSource:
@@ -204,7 +211,7 @@ class RunSource:
         self._view = View("none", problem=waits_for)
         # Maps of large runs take seconds: they are made one after the other, beside everything else.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
-        self._maps: OrderedDict[tuple[int, int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, int, int, int, Clock, int], futures.Future[HeatMap | None]] = OrderedDict()
         self._late_maps = 0
 
     @property
@@ -218,9 +225,15 @@ class RunSource:
             return self._view if self._opened is None else self._look(self._opened)
 
     def heat(
-        self, attempt: int, first_step: int, last_step: int, each: int, patience_s: float | None = None
+        self,
+        attempt: int,
+        first_step: int,
+        last_step: int,
+        each: int,
+        clock: Clock = "host",
+        patience_s: float | None = None,
     ) -> HeatMap | Drawing | None:
-        """The heat map of some steps that windows have been judged over, ``each`` of them in a column.
+        """The heat map of judged steps of an attempt, ``each`` of them in a column, on the clock of their verdicts.
 
         It is None where no step of them is on record.
 
@@ -229,10 +242,10 @@ class RunSource:
         with self._lock:
             if self._opened is None:
                 return None
-            wanted = (attempt, first_step, last_step, each, len(self._view.rows))
+            wanted = (attempt, first_step, last_step, each, clock, len(self._view.rows))
             map_ = self._maps.get(wanted)
             if map_ is None:
-                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat.map, *wanted[:4])
+                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat, *wanted[:5])
                 while len(self._maps) > KEPT_MAPS:
                     self._maps.popitem(last=False)[1].cancel()
         try:

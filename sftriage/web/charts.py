@@ -1,14 +1,17 @@
-"""The charts of a page: which part of a run they show, and their drawings, of a fixed size. Pure.
+"""The charts of the run page and of reports: timeline, verdict bands, capture marks, and a capture's bars. Pure.
 
-A drawing is stretched to the page's width, so nothing in it is text. Every chart over a run's steps has the same axis:
-a column holds one step or several, a power of two, so that columns of a longer run are made of those of a shorter one.
-Attempts of a job follow one another on it, for a job that starts again counts its steps anew. The timeline is the
-exposed time stacked by each stage's advance; the bars are what filled the suspect stage, beside the same stage of a
-control rank, on one scale.
+`run_page` and `commands.report` build them; the templates draw them. A drawing is stretched to the page's width, so it
+contains no text. All charts over steps share one axis: a column holds a power of two of steps, so that a column of a
+longer run is the sum of columns of a shorter one. A job that restarts counts its steps anew; its attempts follow one
+another on the axis.
+
+Windows overlap, and a step is in several of them. The charts show steps: the stack is what each step took, as far as
+step logs have it, and a verdict begins at the step at which its fault began.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -28,12 +31,15 @@ _SEVERITY: tuple[Label, ...] = ("healthy", "needs_evidence", "suspect", "stalled
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The steps of one attempt, the last one included. Its columns begin at ``at``."""
+    """The steps of one attempt, ``last_step`` included. Its columns begin at ``at``."""
 
     attempt: int
     first_step: int
     last_step: int
     at: int = 0
+
+    def columns(self, column_steps: int) -> int:
+        return self.last_step // column_steps - self.first_step // column_steps + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,64 +54,133 @@ class Axis:
     def of(cls, stretches: Sequence[Stretch], max_columns: int = MAX_COLUMNS) -> Axis | None:
         if not stretches:
             return None
-        each = 1
-        while (total := sum(_columns(one, each) for one in stretches)) > max_columns and each < 2**62:
-            each *= 2
+        column_steps = 1
+        while sum(stretch.columns(column_steps) for stretch in stretches) > max_columns and column_steps < 2**62:
+            column_steps *= 2
         placed, at = [], 0
-        for one in stretches:
-            placed.append(Stretch(one.attempt, one.first_step, one.last_step, at))
-            at += _columns(one, each)
-        return cls(each, total, tuple(placed))
+        for stretch in stretches:
+            placed.append(replace(stretch, at=at))
+            at += stretch.columns(column_steps)
+        return cls(column_steps, at, tuple(placed))
 
     def stretch(self, attempt: int) -> Stretch | None:
-        return next((one for one in self.stretches if one.attempt == attempt), None)
+        return next((stretch for stretch in self.stretches if stretch.attempt == attempt), None)
 
     def column(self, attempt: int, step: int) -> int | None:
-        one = self.stretch(attempt)
-        if one is None or not one.first_step <= step <= one.last_step:
+        stretch = self.stretch(attempt)
+        if stretch is None or not stretch.first_step <= step <= stretch.last_step:
             return None
-        return one.at + step // self.column_steps - one.first_step // self.column_steps
+        return stretch.at + step // self.column_steps - stretch.first_step // self.column_steps
 
+    def columns_in(self, attempt: int, first_step: int, last_step: int) -> range:
+        """The columns of some steps, as far as they are on the axis."""
+        stretch = self.stretch(attempt)
+        if stretch is None or last_step < stretch.first_step or first_step > stretch.last_step:
+            return range(0)
+        first = self.column(attempt, max(first_step, stretch.first_step))
+        last = self.column(attempt, min(last_step, stretch.last_step))
+        return range(first or 0, (last or 0) + 1)
 
-def _columns(one: Stretch, each: int) -> int:
-    return one.last_step // each - one.first_step // each + 1
+    def steps(self, column: int) -> tuple[int, int, int]:
+        """The attempt, the first and the last step of a column."""
+        stretch = next(stretch for stretch in reversed(self.stretches) if stretch.at <= column)
+        first = (stretch.first_step // self.column_steps + column - stretch.at) * self.column_steps
+        last = min(first + self.column_steps - 1, stretch.last_step)
+        return stretch.attempt, max(first, stretch.first_step), last
 
 
 def axis_of(rows: Sequence[WindowRow], first_step: int, last_step: int, max_columns: int = MAX_COLUMNS) -> Axis | None:
-    """The axis of some windows, as far as their steps are between two others."""
-    stretches: list[Stretch] = []
+    """The axis of the windows' steps from ``first_step`` to ``last_step``."""
+    stretches: dict[int, Stretch] = {}
     for attempt, of_attempt in groupby(rows, key=lambda row: row.attempt):
         judged = list(of_attempt)
         first = max(first_step, min(row.first_step for row in judged))
         last = min(last_step, max(row.last_step for row in judged))
-        # (the rows of one attempt may be told again after those of another)
-        if first <= last and attempt not in {one.attempt for one in stretches}:
-            stretches.append(Stretch(attempt, first, last))
-    return Axis.of(stretches, max_columns)
+        # (rows of one attempt may be repeated after those of another)
+        if first <= last:
+            stretches.setdefault(attempt, Stretch(attempt, first, last))
+    return Axis.of(list(stretches.values()), max_columns)
 
 
 def newest_steps(rows: Sequence[WindowRow]) -> list[tuple[int, int]]:
-    """The steps that each window is drawn at, the last one included: those that no window before it had.
+    """The steps at which each window is drawn, the last one included: those that no earlier window had.
 
-    Windows overlap, and each is judged over more steps than these. A stall is at its step.
+    A stall is drawn at its step.
     """
-    drawn, seen = [], (-1, -1)
+    drawn, attempt, last = [], -1, -1
     for row in rows:
-        attempt, last = seen if seen[0] == row.attempt else (row.attempt, row.first_step - 1)
+        if row.attempt != attempt:
+            attempt, last = row.attempt, row.first_step - 1
         if row.label == "stalled":
             drawn.append((row.first_step, row.last_step))
-            seen = attempt, last
         else:
             drawn.append((min(max(row.first_step, last + 1), row.last_step), row.last_step))
-            seen = attempt, max(last, row.last_step)
+            last = max(last, row.last_step)
     return drawn
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineColumn:
-    """Windows drawn as one, over ``width`` columns of the axis from ``at`` on; they are the newest of these steps.
+class Judged:
+    """Steps with one verdict, ``last_step`` included. ``row`` is the window that judged them last."""
 
-    ``advances_s`` are means, one a stage of the chart, and sum to ``exposed_s``.
+    first_step: int
+    last_step: int
+    row: WindowRow
+    label: Label
+    named: str
+
+
+def judged_steps(rows: Sequence[WindowRow]) -> list[Judged]:
+    """The verdict on each step, in order.
+
+    A window is judged over more steps than its newest. Where it says at which step its fault began, its verdict goes
+    back to that step, and the newest steps before it keep the verdict of the window before. It does not go back past
+    another suspect, a stall, or a window that began after the fault and was healthy.
+    """
+    spans: list[Judged] = []
+    for row, (first, last) in zip(rows, newest_steps(rows), strict=True):
+        began = _began(row)
+        if began is not None and first < began <= last:
+            before = spans[-1] if spans and spans[-1].row.attempt == row.attempt else None
+            if before is None or before.last_step != first - 1 or before.label == "stalled":
+                spans.append(Judged(first, began - 1, row, "healthy", ""))
+            else:
+                spans[-1] = replace(before, last_step=began - 1)
+            first = began
+        at = len(spans)
+        while began is not None and at and spans[at - 1].last_step >= began and _gives_way(spans[at - 1], row, began):
+            at -= 1
+            if spans[at].first_step < began:
+                spans.insert(at, replace(spans[at], last_step=began - 1))
+                at += 1
+            begin = max(spans[at].first_step, began)
+            spans[at] = Judged(begin, spans[at].last_step, row, row.label, row.named)
+        spans.append(Judged(first, last, row, row.label, row.named))
+    return spans
+
+
+def _began(row: WindowRow) -> int | None:
+    if row.label == "suspect":
+        return row.onset_step
+    slower = row.regression if row.label == "needs_evidence" and "regressed" in row.reasons else None
+    return None if slower is None else slower.since_step
+
+
+def _gives_way(span: Judged, row: WindowRow, began: int) -> bool:
+    """Whether the verdict of a later window, on a fault that began at a step, replaces the one on some steps."""
+    if span.row.attempt != row.attempt:
+        return False
+    if span.label == "healthy":
+        return span.row.first_step < began
+    return span.label == "needs_evidence" or span.row is row or span.row.is_trouble_of(row)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineColumn:
+    """Steps drawn as one, over ``width`` columns of the axis from ``at`` on.
+
+    ``advances_s`` are means over the steps, one per stage of the chart, and sum to ``exposed_s``. ``named`` is the
+    suspect, or "". ``windows`` are the windows of which these are the newest steps.
     """
 
     first_step: int
@@ -123,74 +198,56 @@ class TimelineColumn:
 def columns_of(
     rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis, advances: Mapping[int, Sequence[float]] = {}
 ) -> tuple[TimelineColumn, ...]:
-    """The windows at the steps that they are drawn at; where several fall into a column of the axis, as their mean.
+    """The columns of the axis in which steps were judged; those of the same windows and verdict are merged.
 
-    ``advances`` are what the stages took in the steps of a column, by its number. Where they are known, the column
-    shows them: windows overlap, so a step is in the mean of several, and a fault that begins in it shows as a slope.
+    ``advances`` are what the stages took in the steps of a column, by its number. Where they are unknown, a column
+    shows the mean of the windows whose newest steps it has.
     """
-    of_column: dict[int, list[int]] = {}
-    for n, (row, (first, last)) in enumerate(zip(rows, newest_steps(rows), strict=True)):
-        there = axis.stretch(row.attempt)
-        if there is None or last < there.first_step or first > there.last_step:
-            continue
-        begin = axis.column(row.attempt, max(first, there.first_step))
-        end = axis.column(row.attempt, min(last, there.last_step))
-        if begin is not None and end is not None:
-            for column in range(begin, end + 1):
-                of_column.setdefault(column, []).append(n)
+    windows, verdicts = defaultdict[int, list[int]](list), dict[int, Judged]()
+    for number, (row, (first, last)) in enumerate(zip(rows, newest_steps(rows), strict=True)):
+        for at in axis.columns_in(row.attempt, first, last):
+            windows[at].append(number)
+    for span in judged_steps(rows):
+        for at in axis.columns_in(span.row.attempt, span.first_step, span.last_step):
+            if at not in verdicts or _SEVERITY.index(span.label) > _SEVERITY.index(verdicts[at].label):
+                verdicts[at] = span
     drawn: list[TimelineColumn] = []
-    before: tuple[int, list[int]] = (-2, [])
-    for at, numbers in sorted(of_column.items()):
-        there = axis.stretch(rows[numbers[-1]].attempt)
-        if not advances and before == (at - 1, numbers) and there is not None and drawn[-1].attempt == there.attempt:
-            drawn[-1] = replace(drawn[-1], width=drawn[-1].width + 1)
+    before: list[int] = []
+    for at, numbers in sorted(windows.items()):
+        attempt, first, last = axis.steps(at)
+        verdict = verdicts[at]
+        like = drawn[-1] if drawn and before == numbers and drawn[-1].at + drawn[-1].width == at else None
+        same = like is not None and (like.attempt, like.label, like.named) == (attempt, verdict.label, verdict.named)
+        if like is not None and same and not advances:
+            drawn[-1] = replace(like, width=like.width + 1, last_step=last)
         else:
-            drawn.append(_mean_of([rows[n] for n in numbers], stages, at))
-        if at in advances and there is not None:
-            first = (there.first_step // axis.column_steps + at - there.at) * axis.column_steps
-            first, last = max(first, there.first_step), min(first + axis.column_steps - 1, there.last_step)
-            own = tuple(advances[at])
-            drawn[-1] = replace(drawn[-1], first_step=first, last_step=last, advances_s=own, exposed_s=sum(own))
-        before = (at, numbers)
+            own_s = tuple(advances[at]) if at in advances else _mean_of([rows[number] for number in numbers], stages)
+            about = attempt, len(numbers), verdict.label, verdict.named
+            drawn.append(TimelineColumn(first, last, *about, sum(own_s), own_s, at))
+        before = numbers
     return tuple(drawn)
 
 
-def _mean_of(rows: Sequence[WindowRow], stages: Sequence[str], at: int) -> TimelineColumn:
+def _mean_of(rows: Sequence[WindowRow], stages: Sequence[str]) -> tuple[float, ...]:
     # A step that hangs has no frontier yet: it is in the label, not in the stack.
-    timed = [row for row in rows if row.advances_s]
-    sums = dict.fromkeys(stages, 0.0)
-    for row in timed:
-        for stage, advance_s in row.advances_s.items():
-            sums[stage] += advance_s
-    worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
-    advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
-    return TimelineColumn(
-        first_step=rows[0].first_step,
-        last_step=rows[-1].last_step,
-        attempt=rows[-1].attempt,
-        windows=len(rows),
-        label=worst.label,
-        named=worst.named,
-        exposed_s=sum(advances_s),
-        advances_s=advances_s,
-        at=at,
-    )
+    timed = [row.advances_s for row in rows if row.advances_s]
+    return tuple(sum(advances_s.get(stage, 0.0) for advances_s in timed) / max(1, len(timed)) for stage in stages)
 
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_OVER = 3.0
-"""How much higher than nearly all columns the chart is at most."""
+"""How much higher than nearly all columns the chart may be."""
 
 MAX_TABLE_ROWS = 40
 TRIED_TICKS = 8
-"""Round steps that are tried as ticks: those are kept that leave each other room."""
+"""Round steps tried as ticks; those that keep their distance are drawn."""
 
 PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not profiled", "unseen_s"))
 
 CHOICES: tuple[int, ...] = (200, 1000, 10_000)
-"""How many of the last steps one can ask for with one click."""
+"""Numbers of last steps that one click selects."""
 
-_WORDS = {
+_PROBLEMS = {
     "last": "last must be a whole number of steps, 1 or more",
     "from": "from must be the number of a step",
     "to": "to must be the number of a step",
@@ -199,9 +256,9 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A part of a run. ``last`` is a number of steps; ``first_step`` and ``last_step`` are both included.
+    """A part of a run: the ``last`` so many steps, or those from ``first_step`` to ``last_step``, both included.
 
-    ``problems`` are what was asked for and means nothing, in words. It is passed over.
+    ``problems`` explain each ignored value of the query.
     """
 
     last: int | None = None
@@ -211,18 +268,18 @@ class StepRange:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> StepRange:
-        asked = {
+        numbers = {
             name: int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
-            for name in _WORDS
+            for name in _PROBLEMS
             if (text := query.get(name, "").strip())
         }
         problems = tuple(
-            _WORDS[name] for name, number in asked.items() if number is None or (name, number) == ("last", 0)
+            _PROBLEMS[name] for name, number in numbers.items() if number is None or (name, number) == ("last", 0)
         )
-        last = asked.get("last")
+        last = numbers.get("last")
         if last:
             return cls(last=last, problems=problems)
-        return cls(first_step=asked.get("from"), last_step=asked.get("to"), problems=problems)
+        return cls(first_step=numbers.get("from"), last_step=numbers.get("to"), problems=problems)
 
     @property
     def query(self) -> str:
@@ -254,7 +311,7 @@ class StepRange:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One stage: the outline of its area, and its share of the time that is shown."""
+    """One stage: the outline of its area, and its share of the time in the chart."""
 
     stage: str
     path: str
@@ -263,7 +320,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Columns in a row with one label; x and width as fractions of the drawing's units."""
+    """Consecutive columns with one label; x and width are in the drawing's units."""
 
     label: Label
     x: float
@@ -274,7 +331,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A capture, at the steps that it recorded; one that recorded none, at the end of the window that led to it."""
+    """A capture at the steps that it recorded; one without any is at the end of the window that led to it."""
 
     capture_id: str
     rank: int
@@ -285,7 +342,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A step that is named on the axis, ``at`` a fraction of its width."""
+    """A labelled step of the axis, ``at`` a fraction of its width."""
 
     at: float
     step: int
@@ -293,13 +350,19 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The whole chart. ``top_s`` is the time at its upper edge; ``restarts`` are where another attempt begins.
+    """The whole chart.
 
-    ``stepwise``: columns are steps, and not windows. ``cut``: some are higher than the chart.
+    Attributes:
+        table: the columns, merged into at most `MAX_TABLE_ROWS`.
+        restarts: where another attempt begins.
+        top_s: the time at the upper edge.
+        stepwise: every column shows its own steps, none the mean of windows.
+        cut: some columns are higher than the chart.
     """
 
     axis: Axis
     columns: tuple[TimelineColumn, ...]
+    table: tuple[TimelineColumn, ...]
     series: tuple[Series, ...]
     bands: tuple[Band, ...]
     markers: tuple[Marker, ...]
@@ -314,22 +377,26 @@ def timeline(
     rows: Sequence[WindowRow],
     axis: Axis | None,
     results: Mapping[str, CaptureResult] | None = None,
-    asks: Sequence[RequestRow] = (),
-    heat: HeatMap | None = None,
+    requests: Sequence[RequestRow] = (),
+    maps: Iterable[HeatMap] = (),
 ) -> Timeline | None:
-    """The chart of some windows, and of the captures that were asked for; None where no step of them has ended.
+    """The chart of some windows and captures; None if no step of them has ended.
 
-    Its columns are the steps of the ``heat`` map where that has them on the clock that the windows are judged by.
+    Its columns are the steps of ``maps`` (one per attempt) that are on the clock by which windows are judged.
     """
-    # Every stage that is named, in the order of the newest window's step.
+    # All stages, in the order of the newest window's step.
     kinds = dict.fromkeys(tuple(row.advances_s) for row in reversed(rows))
     stages = tuple(dict.fromkeys(stage for of_row in kinds for stage in of_row))
     if axis is None or not stages:
         return None
-    advances = _own_advances(axis, stages, heat) if heat is not None and rows[-1].clock == "host" else {}
+    advances: dict[int, list[float]] = {}
+    for map_ in maps:
+        clock = next((row.clock for row in reversed(rows) if row.attempt == map_.attempt), None)
+        if map_.clock == clock and set(map_.stages) <= set(stages):
+            advances |= _advances_of(axis, stages, map_)
     columns = columns_of(rows, stages, axis, advances)
     times_s = sorted(column.exposed_s for column in columns) or [0.0]
-    # A few steps that are very long leave the others their height.
+    # A few very long steps must not flatten all others.
     highest_s, usual_s = times_s[-1], times_s[int(0.95 * (len(times_s) - 1))] if advances else 0.0
     top_s = _nice(min(highest_s, MAX_OVER * usual_s) if usual_s else highest_s)
     total_s = sum(column.exposed_s * column.width for column in columns) or 1.0
@@ -342,44 +409,47 @@ def timeline(
     return Timeline(
         axis=axis,
         columns=columns,
+        table=_table(rows, axis, stages, advances),
         series=tuple(series),
         bands=tuple(_bands(columns, WIDTH / axis.columns)),
-        markers=tuple(_markers(rows, asks, results or {}, axis)),
-        restarts=tuple(round(one.at * WIDTH / axis.columns, 2) for one in axis.stretches[1:]),
+        markers=tuple(_markers(rows, requests, results or {}, axis)),
+        restarts=tuple(round(stretch.at * WIDTH / axis.columns, 2) for stretch in axis.stretches[1:]),
         ticks=ticks_of(axis),
         top_s=top_s,
-        stepwise=bool(advances),
+        stepwise=all(column.at in advances or not column.exposed_s for column in columns),
         cut=highest_s > top_s,
     )
 
 
-def _own_advances(axis: Axis, stages: Sequence[str], heat: HeatMap) -> dict[int, list[float]]:
-    """What each stage of the chart took in the steps of each column of the axis, as far as the map knows it."""
-    if set(heat.stages) - set(stages):
-        return {}
-    at = [stages.index(stage) for stage in heat.stages]
+def _advances_of(axis: Axis, stages: Sequence[str], map_: HeatMap) -> dict[int, list[float]]:
+    """What each stage of the chart took in the steps of each column of the axis, as far as the map has it."""
     own: dict[int, list[float]] = {}
-    for column, values in enumerate(heat.advances_CS.tolist(), start=axis.stretches[-1].at):
+    columns = axis.columns_in(map_.attempt, map_.first_step, map_.last_step)
+    for column, values in zip(columns, map_.advances_CS.tolist(), strict=False):
         if not any(map(isnan, values)):
-            own[column] = [0.0] * len(stages)
-            for number, advance_s in zip(at, values, strict=True):
-                own[column][number] = advance_s
+            by_stage = dict(zip(map_.stages, values, strict=True))
+            own[column] = [by_stage.get(stage, 0.0) for stage in stages]
     return own
 
 
-def table_of(rows: Sequence[WindowRow], axis: Axis, stages: Sequence[str]) -> tuple[TimelineColumn, ...]:
-    """The timeline in as many rows of a table as a person reads."""
+def _table(
+    rows: Sequence[WindowRow], axis: Axis, stages: Sequence[str], advances: Mapping[int, Sequence[float]]
+) -> tuple[TimelineColumn, ...]:
     coarse = Axis.of(axis.stretches, max(MAX_TABLE_ROWS, len(axis.stretches)))
-    return () if coarse is None else columns_of(rows, stages, coarse)
+    if coarse is None:
+        return ()
+    merged = defaultdict[int, list[Sequence[float]]](list)
+    for column, advances_s in advances.items():
+        attempt, first, _ = axis.steps(column)
+        merged[coarse.column(attempt, first) or 0].append(advances_s)
+    means = {at: [sum(of_stage) / len(found) for of_stage in zip(*found, strict=True)] for at, found in merged.items()}
+    return columns_of(rows, stages, coarse, means)
 
 
 def _area(
     columns: Sequence[TimelineColumn], below: Sequence[float], above: Sequence[float], width: float, top_s: float
 ) -> str:
-    """The outline of one stage's area: along its upper edge in steps, and back along the lower one.
-
-    Where no window is, there is a gap.
-    """
+    """The outline of one stage's area: along its upper edge, and back along the lower one, with a gap without steps."""
     outline = []
 
     def y(seconds: float) -> str:
@@ -393,8 +463,8 @@ def _area(
     return "".join(outline)
 
 
-def _apart(one: TimelineColumn, following: TimelineColumn) -> bool:
-    return one.at + one.width != following.at
+def _apart(column: TimelineColumn, following: TimelineColumn) -> bool:
+    return column.at + column.width != following.at
 
 
 def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
@@ -413,35 +483,36 @@ def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
 
 
 def _markers(
-    rows: Sequence[WindowRow], asks: Sequence[RequestRow], results: Mapping[str, CaptureResult], axis: Axis
+    rows: Sequence[WindowRow], requests: Sequence[RequestRow], results: Mapping[str, CaptureResult], axis: Axis
 ) -> Iterator[Marker]:
-    asking: Iterable[WindowRow | RequestRow] = (*rows, *asks)
-    for row in asking:
-        for one in row.requests:
-            became, steps = results.get(one.capture_id), None
-            if became is not None and became.first_step is not None and became.last_step is not None:
-                steps = became.first_step, became.last_step
+    decisions: Iterable[WindowRow | RequestRow] = (*rows, *requests)
+    for row in decisions:
+        for request in row.requests:
+            result, steps = results.get(request.capture_id), None
+            if result is not None and result.first_step is not None and result.last_step is not None:
+                steps = result.first_step, result.last_step
             elif isinstance(row, WindowRow):
                 steps = row.last_step, row.last_step
             ends = [axis.column(row.attempt, step) for step in steps or ()]
             begin, end = ends if ends else (None, None)
             if steps is not None and begin is not None and end is not None:
                 x = round((begin + end + 1) / 2 * WIDTH / axis.columns, 2)
-                yield Marker(one.capture_id, one.rank, x, *steps)
+                yield Marker(request.capture_id, request.rank, x, *steps)
 
 
 def ticks_of(axis: Axis) -> tuple[Tick, ...]:
-    """The steps that are named: where each attempt begins, the last one, and round numbers where there is room."""
-    begin = [Tick(one.at / axis.columns, one.first_step) for one in axis.stretches]
-    steps = sum(one.last_step - one.first_step + 1 for one in axis.stretches)
-    each = max(1, round(_nice(steps / TRIED_TICKS)))
-    named = [begin[0], Tick(1.0, axis.stretches[-1].last_step), *begin[1:]]
-    for one in axis.stretches:
-        round_steps = range(-(-one.first_step // each) * each, one.last_step, each)
-        named += [Tick(((axis.column(one.attempt, step) or 0) + 0.5) / axis.columns, step) for step in round_steps]
+    """The labelled steps: where each attempt begins, the last one, and round numbers at some distance."""
+    begin = [Tick(stretch.at / axis.columns, stretch.first_step) for stretch in axis.stretches]
+    steps = sum(stretch.last_step - stretch.first_step + 1 for stretch in axis.stretches)
+    every = max(1, round(_nice(steps / TRIED_TICKS)))
+    ticks = [begin[0], Tick(1.0, axis.stretches[-1].last_step), *begin[1:]]
+    for stretch in axis.stretches:
+        round_steps = range(-(-stretch.first_step // every) * every, stretch.last_step, every)
+        columns = ((axis.column(stretch.attempt, step) or 0, step) for step in round_steps)
+        ticks += [Tick((column + 0.5) / axis.columns, step) for column, step in columns]
     kept: list[Tick] = []
-    for tick in named:
-        # (the first one is written with the word, and a phone is narrow)
+    for tick in ticks:
+        # (the first label has the word "step" in it, and a phone is narrow)
         if all(abs(tick.at - other.at) >= (0.3 if other.at == 0.0 else 0.2) for other in kept):
             kept.append(tick)
     return tuple(sorted(kept, key=lambda tick: tick.at))
@@ -457,7 +528,7 @@ def _nice(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a bar. ``x`` and ``width`` are of the drawing."""
+    """A part of a bar; x and width are in the drawing's units."""
 
     name: str
     x: float
@@ -467,7 +538,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rank's stage: what it was captured as, and what filled it."""
+    """What filled a stage of a rank in a trace; ``title`` is the role of its capture."""
 
     title: str
     rank: int | None
@@ -476,7 +547,7 @@ class Bar:
 
 
 def bars_of(findings: Findings | None) -> tuple[Bar, ...]:
-    """The bars of a capture's findings, that of the captured rank first; none of none."""
+    """The bars of a capture's findings, on one scale, the captured rank first."""
     if findings is None:
         return ()
     beside = "control" if findings.beside == "rank" else "its other steps"
@@ -493,5 +564,5 @@ def bars_of(findings: Findings | None) -> tuple[Bar, ...]:
 
 
 def _seconds(side: StageProfile) -> list[float]:
-    """How long each part took; a manifest may say anything, and a width is not below nothing, nor without end."""
+    """How long each part took. A manifest may contain any number; a width is finite and not negative."""
     return [min(max(float(getattr(side, field)), 0.0), 1e9) for _, field in PARTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
+from sftriage.model.verdicts import Clock
 from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatMap, control_of
@@ -27,7 +29,7 @@ from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, w
 from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest
 from sftriage.trainer.sampler import FOLDED_NAME
-from sftriage.web.charts import CHOICES, Axis, StepRange, TimelineColumn, bars_of, table_of, timeline
+from sftriage.web.charts import CHOICES, Axis, StepRange, Timeline, TimelineColumn, bars_of, timeline
 from sftriage.web.flames import StackDownloads
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored
 
@@ -84,13 +86,8 @@ class RunPage(Page[RunSource]):
 
     def overview(self, request: Request) -> Response:
         view, span = self._source.view(), StepRange.of(request.query_params)
-        rows = span.select(view.rows)
-        axis = span.axis(rows)
-        steps = heat_steps(axis, rows)
-        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
-        map_ = heat if isinstance(heat, HeatMap) else None
-        chart = timeline(rows, axis, view.results, view.requests, map_)
-        stages = [] if chart is None else [one.stage for one in chart.series]
+        shown = charts_of(self._source, view, span, HEAT_PATIENCE_S)
+        chart = shown.timeline
         stored = {one.capture_id for one in view.captures}
         n_steps = view.rows[-1].last_step - min(row.first_step for row in view.rows) + 1 if view.rows else 0
         return self.html(
@@ -99,13 +96,13 @@ class RunPage(Page[RunSource]):
             glance=RunSummary(view),
             span=span,
             choices=[choice for choice in CHOICES if choice < n_steps],
+            selected=bool(shown.rows),
             chart=chart,
-            chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
-            chart_stages=stages,
-            table=() if axis is None else table_of(rows, axis, stages),
-            heat=map_,
-            heat_at=0 if axis is None else axis.stretches[-1].at,
-            drawing=isinstance(heat, Drawing),
+            chart_data=[] if chart is None else [_column_values(column) for column in chart.columns],
+            chart_stages=[] if chart is None else [series.stage for series in chart.series],
+            heat=shown.heat,
+            heat_at=0 if chart is None else chart.axis.stretches[-1].at,
+            drawing=shown.drawing,
             newest=log_of(view.rows, (*view.requests, *view.notes), view.results, size=NEWEST),
             captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
@@ -122,14 +119,12 @@ class RunPage(Page[RunSource]):
     def _heat(self, request: Request) -> Response:
         """The heat map's cells, row by row, a byte each: the page's script draws them."""
         view, span = self._source.view(), StepRange.of(request.query_params)
-        rows = span.select(view.rows)
-        steps = heat_steps(span.axis(rows), rows)
-        heat = None if steps is None else self._source.heat(*steps)
-        if isinstance(heat, Drawing):
+        charts = charts_of(self._source, view, span)
+        if charts.drawing:
             raise HTTPException(503, "Too many maps are being drawn.", {"Retry-After": "5"})
-        if heat is None:
+        if charts.heat is None:
             raise HTTPException(404, "No step has been recorded yet.")
-        return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
+        return Response(charts.heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
     def _whatif(self, request: Request) -> Response:
         """What the run would take without its stragglers, and whose they are; worked out on request."""
@@ -220,17 +215,48 @@ def heat_level(slowdown: float) -> int:
     return min(HEAT_LEVELS, 1 + int((slowdown - 1.0) / (HOTTEST - 1.0) * HEAT_LEVELS))
 
 
-def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, int, int] | None:
-    """What the heat map is of: the newest attempt on the axis, in its columns, as far as it has been judged.
+MapSteps = tuple[int, int, int, int, Clock]
+"""The attempt, first and last step, steps of a column, and clock of a heat map: see `RunSource.heat`."""
 
-    The step that a stall is about is not over, and what is read of it would be remembered.
+MAX_MAPS = 4
+"""Attempts whose step logs are read for one chart, the newest. In earlier ones each window is drawn as its mean."""
+
+
+def map_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> list[MapSteps]:
+    """What heat maps of the newest attempts on the axis cover, oldest first: judged steps, in the axis's columns.
+
+    A stalled step is left out: it is not over, and the source would remember it.
     """
-    if axis is None:
-        return None
-    newest = axis.stretches[-1]
-    judged = (row.last_step for row in rows if row.attempt == newest.attempt and row.advances_s)
-    last_step = min(newest.last_step, max(judged, default=-1))
-    return (newest.attempt, newest.first_step, last_step, axis.column_steps) if last_step >= newest.first_step else None
+    maps: list[MapSteps] = []
+    for stretch in () if axis is None else axis.stretches[-MAX_MAPS:]:
+        judged = [row for row in rows if row.attempt == stretch.attempt and row.advances_s]
+        last_step = min(stretch.last_step, max((row.last_step for row in judged), default=-1))
+        if axis is not None and last_step >= stretch.first_step:
+            maps.append((stretch.attempt, stretch.first_step, last_step, axis.column_steps, judged[-1].clock))
+    return maps
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The charts of some windows. ``heat`` is of the newest attempt; ``drawing``: it is not ready yet."""
+
+    rows: tuple[WindowRow, ...]
+    timeline: Timeline | None
+    heat: HeatMap | None
+    drawing: bool
+
+
+def charts_of(source: RunSource, view: View, span: StepRange, patience_s: float | None = None) -> Charts:
+    """The charts of the page and of a report; without ``patience_s``, it waits until all maps are ready."""
+    rows = span.select(view.rows)
+    axis = span.axis(rows)
+    steps = map_steps(axis, rows)
+    wait_s = None if patience_s is None else patience_s / max(1, len(steps))
+    maps = {each[0]: source.heat(*each, patience_s=wait_s) for each in steps}
+    newest = None if axis is None else maps.get(axis.stretches[-1].attempt)
+    ready = [map_ for map_ in maps.values() if isinstance(map_, HeatMap)]
+    chart = timeline(rows, axis, view.results, view.requests, ready)
+    return Charts(rows, chart, newest if isinstance(newest, HeatMap) else None, isinstance(newest, Drawing))
 
 
 def _column_values(column: TimelineColumn) -> list[Any]:

@@ -353,10 +353,12 @@ class StepLogs:
     """The logs of a run, by attempt and rank. A large job has many: each is opened when it is first needed.
 
     Attributes:
+        kind: ``steps``, or `LOG_KIND` for device times.
         attempts: those that were there at the last look, by rank.
     """
 
     directory: Path
+    kind: str = "steps"
     attempts: dict[int, dict[int, LogFiles]] = field(default_factory=dict)
     _opened: dict[tuple[int, int], LogReader] = field(default_factory=dict)
     _seen: frozenset[str] = frozenset()
@@ -365,7 +367,7 @@ class StepLogs:
         """Take up logs, and segments of them, that have come."""
         try:
             names = frozenset(entry.name for entry in os.scandir(self.directory))
-            found = find_logs(self.directory) if names != self._seen else []
+            found = find_logs(self.directory, self.kind) if names != self._seen else []
         except OSError:
             return
         self._seen = names
@@ -391,7 +393,7 @@ class StepLogs:
         log, known = self.attempts[attempt][rank], self._opened.get((attempt, rank))
         if known is None:
             try:
-                known = self._opened[attempt, rank] = LogReader(log)
+                known = self._opened[attempt, rank] = LogReader(log, self.kind)
             except RingError:
                 return None
         known.files = log

@@ -21,8 +21,9 @@ from sftriage.runs.lateness import (
     recorded_of,
 )
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
-from sftriage.windows.logs import StepLogs
-from tests.scenario import SCHEMA, info_of
+from sftriage.windows.logs import LOG_KIND, StepLogs
+from sftriage.windows.steplog import StepLog
+from tests.scenario import SCHEMA, info_of, steps_of_rank
 from tests.unit.conftest import manifest_of
 
 
@@ -132,6 +133,23 @@ def test_the_map_has_where_the_time_of_each_column_went(run):
             steps_there = range(start, min(100, start + each))
             slow = sum(step >= 60 for step in steps_there) / len(steps_there)
             assert data_s == pytest.approx(0.010 + 0.020 * slow, rel=1e-3)
+
+
+def test_a_map_of_device_times_grows_as_they_come(run):
+    # GIVEN the device times of some steps: those of a step come later than its host's
+    directory, steps = run.directory.steps, [steps_of_rank(rank, 2, range(40), slow_from(10, 1)) for rank in (0, 1)]
+    logs = [StepLog(directory, info_of(rank, 2), kind=LOG_KIND) for rank in (0, 1)]
+    for log, of_rank in zip(logs, steps, strict=True):
+        log.append(of_rank[:20])
+    source = HeatSource(StepLogs(directory, LOG_KIND))
+    early = source.map(0, 8, 39, 1)
+    # THEN the map is by the devices' clock, and what is not there yet is unknown
+    assert (early.clock, early.levels_GC[1].tolist()) == ("device", [0] * 2 + [254] * 10 + [UNKNOWN] * 20)
+    # AND WHEN the others come THEN it has them
+    for log, of_rank in zip(logs, steps, strict=True):
+        log.append(of_rank[20:])
+        log.close()
+    assert source.map(0, 8, 39, 1).levels_GC[1].tolist() == [0] * 2 + [254] * 30
 
 
 def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):

@@ -30,7 +30,7 @@ from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage, RunsPage
 from sftriage.web.serving import Access
 from tests.integration.processes import wait_until
-from tests.scenario import NOW_S, Recorder, decision, request_of, verdict
+from tests.scenario import NOW_S, Recorder, decision, request_of, slow_loader, verdict
 from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
 from tests.unit.web.test_charts import findings
 
@@ -156,6 +156,16 @@ def test_the_pages_own_files_may_be_kept(run):
     assert (answer.status, answer.headers["content-type"]) == (200, "text/css; charset=utf-8")
     assert "immutable" in answer.headers["cache-control"]
     assert run.get().headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(("kinds", "stepwise"), [(("steps",), False), (("steps", "device-steps"), True)])
+def test_a_job_judged_by_the_devices_clock_is_drawn_by_device_times(run, kinds, stepwise):
+    for kind in kinds:
+        run.record(4, range(100), slow_loader, kind=kind)
+    run.decide(replace(verdict(40), clock="device"))
+    answer = run.get()
+    assert "heat-cursor" in answer.text
+    assert ("Where single steps are not known" not in text_of(answer)) == stepwise
 
 
 def test_there_are_only_so_many_listeners(run):

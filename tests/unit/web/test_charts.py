@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.model.captures import CaptureResult
+from sftriage.model.verdicts import Regression
 from sftriage.runs.decisions import row_of
 from sftriage.runs.lateness import HeatMap
 from sftriage.traces.manifest import Findings, StageProfile
@@ -22,11 +23,13 @@ from sftriage.web.charts import (
     axis_of,
     bars_of,
     columns_of,
+    judged_steps,
     newest_steps,
     ticks_of,
     timeline,
 )
-from sftriage.web.run_page import heat_steps
+from sftriage.web.page import LABEL_WORDS
+from sftriage.web.run_page import map_steps
 from tests.scenario import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
@@ -54,7 +57,11 @@ def test_the_stack_is_the_step_time(windows, max_columns):
     assert chart.axis.columns <= max_columns
     # AND each stack is as high as the mean step time of its windows, exactly, and none is higher than the chart
     for column in chart.columns:
-        of_column = [one for one in rows if column.first_step <= one.first_step and one.last_step <= column.last_step]
+        of_column = [
+            row
+            for row, (first, last) in zip(rows, newest_steps(rows), strict=True)
+            if first <= column.last_step and column.first_step <= last
+        ]
         assert len(of_column) == column.windows
         assert column.exposed_s == pytest.approx(sum(r.exposed_s for r in of_column) / len(of_column), rel=1e-12)
         assert sum(column.advances_s) == pytest.approx(column.exposed_s, rel=1e-12)
@@ -81,18 +88,18 @@ def test_a_column_bears_the_gravest_label_of_its_windows():
     assert [(band.label, band.x, band.width) for band in chart.bands] == [("suspect", 0, 500), ("healthy", 500, 500)]
 
 
-def heat_of(first, last, each, seconds):
+def map_of(first, last, each, seconds, **about):
     """A map whose columns took some seconds in data, NaN where that is not known, and nothing in other stages."""
     advances_CS = np.array([[one, *[0.0 * one] * 3] for one in seconds], np.float32)
     levels_GC = np.zeros((1, len(seconds)), np.uint8)
-    return HeatMap(first, last, each, each, 1, 2, levels_GC, 0.1, (), None, STAGES, advances_CS)
+    return HeatMap(first, last, each, each, 1, 2, levels_GC, 0.1, (), None, STAGES, advances_CS, **about)
 
 
 def test_a_fault_is_drawn_at_its_steps_and_not_as_the_slope_of_its_windows():
     # GIVEN windows of 50 steps, ten apart, and what each of their steps took: more from step 75 on
     rows = [row(20 + 10 * n) for n in range(6)]
     axis = axis_of(rows, 0, 10**9)
-    chart = timeline(rows, axis, heat=heat_of(20, 119, 1, [0.1] * 55 + [0.3] * 45))
+    chart = timeline(rows, axis, maps=[map_of(20, 119, 1, [0.1] * 55 + [0.3] * 45)])
     # THEN there is a column a step, and an edge between two of them
     assert [(one.first_step, one.last_step) for one in chart.columns] == [(step, step) for step in range(20, 120)]
     assert [one.exposed_s > 0.2 for one in chart.columns] == [step >= 75 for step in range(20, 120)]
@@ -102,16 +109,16 @@ def test_a_fault_is_drawn_at_its_steps_and_not_as_the_slope_of_its_windows():
 def test_steps_that_are_not_known_are_drawn_by_their_windows():
     rows = [row(20 + 10 * n) for n in range(6)]
     axis = axis_of(rows, 0, 10**9)
-    known = timeline(rows, axis, heat=heat_of(20, 119, 1, [math.nan] * 50 + [0.3] * 50))
+    known = timeline(rows, axis, maps=[map_of(20, 119, 1, [math.nan] * 50 + [0.3] * 50)])
     assert [one.exposed_s for one in known.columns] == pytest.approx([0.1] * 50 + [0.3] * 50)
     # AND so is all of a job that is judged on another clock
     on_device = [replace(one, clock="device") for one in rows]
-    assert timeline(on_device, axis, heat=heat_of(20, 119, 1, [0.3] * 100)) == timeline(on_device, axis)
+    assert timeline(on_device, axis, maps=[map_of(20, 119, 1, [0.3] * 100)]) == timeline(on_device, axis)
 
 
 def test_one_long_step_leaves_the_others_their_height():
     rows = [row(20 + 10 * n) for n in range(6)]
-    chart = timeline(rows, axis_of(rows, 0, 10**9), heat=heat_of(20, 119, 1, [0.1] * 40 + [60.0] + [0.1] * 59))
+    chart = timeline(rows, axis_of(rows, 0, 10**9), maps=[map_of(20, 119, 1, [0.1] * 40 + [60.0] + [0.1] * 59)])
     assert chart.cut
     assert 0.29 < chart.top_s <= 0.4
     heights = [float(number) for one in chart.series for number in re.findall(r"[MVH ]?(-?[0-9.]+)", one.path)]
@@ -154,8 +161,8 @@ def test_named_steps_have_room(found):
 def test_the_map_is_of_steps_that_are_over():
     # GIVEN a step that hangs after the last window
     rows = [row(20), row(75, "stalled")]
-    assert heat_steps(axis_of(rows, 0, 10**9), rows) == (0, 20, 69, 1)
-    assert heat_steps(axis_of(rows[1:], 0, 10**9), rows[1:]) is None
+    assert map_steps(axis_of(rows, 0, 10**9), rows) == [(0, 20, 69, 1, "host")]
+    assert map_steps(axis_of(rows[1:], 0, 10**9), rows[1:]) == []
 
 
 def test_stages_that_changed_over_a_restart_are_all_drawn():
@@ -253,6 +260,70 @@ def test_a_window_is_drawn_at_the_steps_that_no_window_before_it_had():
     rows = [row(20), row(30), row(40, "suspect"), row(95, "stalled"), row(50), row(0, attempt=1), row(10, attempt=1)]
     # THEN the first one is drawn at all of its steps, the others at their newest, and the stall where it is
     assert newest_steps(rows) == [(20, 69), (70, 79), (80, 89), (95, 144), (90, 99), (0, 49), (50, 59)]
+
+
+DISTURBED = {"label": "needs_evidence", "reasons": ("self_inflicted",)}
+SLOWER = Regression(64, 60, 70, 0.2, "all", (), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # A fault that began before the newest steps of its window goes back into those of the windows before...
+        ([row(0), row(50), row(60, "suspect", onset=95)], "healthy 0-94, suspect 95-109"),
+        (
+            [row(0), row(10, "needs_evidence"), row(20, "suspect", onset=55)],
+            "healthy 0-49, undecided 50-54, suspect 55-69",
+        ),
+        # ... also into those that a capture disturbed, and those before a window of the same suspect, ...
+        (
+            [row(0), row(10, "suspect", onset=55), row(20, **DISTURBED), row(40, "suspect", onset=52)],
+            "healthy 0-51, suspect 52-89",
+        ),
+        # ... but neither into a window that began after it and was healthy, nor past another suspect, nor a stall.
+        ([row(0), row(10), row(60), row(70, "suspect", onset=52)], "healthy 0-109, suspect 110-119"),
+        ([row(0, "suspect", rank=1), row(50, "suspect", onset=20)], "suspect 0-99"),
+        ([row(0), row(49, "stalled"), row(10, "suspect", onset=30)], "healthy 0-49, stalled 49-98, suspect 50-59"),
+        # One that began amid the newest steps leaves the first of these to the window before.
+        ([row(0), row(50, "suspect", onset=80)], "healthy 0-79, suspect 80-99"),
+        ([row(0, "needs_evidence"), row(10, "suspect", onset=55)], "undecided 0-54, suspect 55-59"),
+        ([row(0, "suspect", onset=30)], "healthy 0-29, suspect 30-49"),
+        # A job that is slower than its best has a first step as well.
+        (
+            [row(0), row(50), row(60, "needs_evidence", reasons=("regressed",), regression=SLOWER)],
+            "healthy 0-63, undecided 64-109",
+        ),
+        # Steps without a window stay without, and an attempt has no fault of the one before.
+        ([row(0), row(100), row(150, "suspect", onset=20)], "healthy 0-49, healthy 100-149, suspect 150-199"),
+        ([row(0), row(0, "suspect", attempt=1, onset=30)], "healthy 0-49, healthy 0-29, suspect 30-49"),
+    ],
+)
+def test_a_verdict_begins_where_its_fault_began(rows, expected):
+    found = [(LABEL_WORDS[span.label], span.first_step, span.last_step) for span in judged_steps(rows)]
+    merged = [found[0]]
+    for label, first, last in found[1:]:
+        before = merged[-1]
+        if (before[0], before[2] + 1) == (label, first):
+            merged[-1] = label, before[1], last
+        else:
+            merged.append((label, first, last))
+    assert ", ".join(f"{label} {first}-{last}" for label, first, last in merged) == expected
+
+
+def test_every_attempt_is_drawn_by_its_steps():
+    # GIVEN a job that started again, and the steps of both attempts
+    rows = [row(0), row(0, attempt=1)]
+    maps = [map_of(0, 49, 1, [seconds] * 50, attempt=attempt) for attempt, seconds in enumerate((0.2, 0.3))]
+    axis = axis_of(rows, 0, 10**9)
+    chart = timeline(rows, axis, maps=maps)
+    # THEN the chart has the times of each, and so has its table
+    assert chart.stepwise
+    assert [column.exposed_s for column in chart.columns] == pytest.approx([0.2] * 50 + [0.3] * 50)
+    assert [row.exposed_s for row in chart.table] == pytest.approx([0.2] * 13 + [0.3] * 13)
+    # AND of one whose steps are not kept, those of its windows
+    partly = timeline(rows, axis, maps=maps[1:])
+    assert not partly.stepwise
+    assert [column.exposed_s for column in partly.columns] == pytest.approx([0.1] * 50 + [0.3] * 50)
 
 
 def test_steps_that_no_window_has_are_a_gap():
