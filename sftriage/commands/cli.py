@@ -278,11 +278,11 @@ traces for-step  traces:traces_for_step  Find the captures of a step, or the rea
 traces show  traces:show_trace  Show why a capture was made, and what it contains.
     sftriage traces show w1000
     sftriage traces show train/RUN/w1000-1049-r3-slow-rank-1 --store URL
-traces get  traces:get_trace  Copy a capture's trace to a file, verified.
+traces get  opening:get_trace  Copy a capture's trace to a file, verified.
     sftriage traces get w1000
     sftriage traces get w1000 --all --out traces/
     sftriage traces get --cluster --job pretraining --step 1042
-traces open  traces:open_trace  Open a capture's trace in Perfetto's viewer.
+traces open  opening:open_trace  Open a capture's trace in Perfetto's viewer.
     sftriage traces open w1000
     sftriage traces open w1000 --no-browser     # over SSH: print the link
     sftriage traces open --cluster look-x8z2k -n training
