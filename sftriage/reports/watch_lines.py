@@ -24,6 +24,7 @@ from rich.text import Text
 from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
 from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow
 from sftriage.runs.source import STALE_S
+from sftriage.runs.stalls import Cell, Stall
 from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of, losses_words, on_devices
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.decisions import caused
@@ -141,7 +142,10 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
         if shown.decisive.label == "needs_evidence" and shown.decisive.candidates:
             found, title, style = shown.decisive.candidates, "Candidates, none certain enough to be named", "yellow"
         suspects = [_suspect(suspect, stalled, style) for suspect in found] or [Text("  none", style="dim")]
-        parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
+        if shown.stall is not None:
+            parts.append(_stall(shown.stall, width, blocks))
+        else:
+            parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
         parts.append(_listed("Decisions", decided, lambda _: f"on {counted(view.windows, 'window')}"))
@@ -293,6 +297,40 @@ def _suspect(suspect: NamedSuspect, stalled: bool, style: str) -> Text:
     if not stalled:
         line.append(f"  in {suspect.persistence:.0%} of steps  {clean(suspect.when)}")
     return line
+
+
+_CELLS: Mapping[Cell, tuple[str, str, str]] = {
+    "passed": ("━", "-", "dim"),
+    "ahead": (" ", " ", ""),
+    "unknown": ("·", ".", "dim"),
+    "missing": ("✗", "X", "bold red"),
+    "waiting": ("┃", "|", "cyan"),
+}
+"""For each cell of a stall: what fills it, the same for a terminal without such characters, and its style."""
+
+
+def _stall(stall: Stall, width: int, blocks: bool) -> _Part:
+    """Where in the step each rank is: a column a stage, and a row for the stages' names."""
+    name_width = min(_MAX_NAME, max(cell_len(clean(row.name)) for row in stall.rows))
+    texts = [row.text for row in stall.rows] if width >= WIDE else [""] * len(stall.rows)
+    text_width = max(map(cell_len, texts))
+    each = max(2, min(12, (width - name_width - text_width - 5) // max(1, len(stall.stages))))
+    lines = [Text(" " * (name_width + 3))]
+    for stage in stall.stages:
+        lines[0].append(set_cell_size(clean(stage), each - 1) + " ", style="dim")
+    # Of a low terminal the last lines are cut.
+    for row, text in sorted(zip(stall.rows, texts, strict=True), key=lambda both: both[0].state != "missing"):
+        line = Text(f"  {set_cell_size(clean(row.name), name_width)} ")
+        for cell in row.cells:
+            *marks, style = _CELLS[cell]
+            line.append(marks[not blocks] * (each - 1) + " ", style=style)
+        lines.append(line.append(f" {text}", style="bold red" if row.state == "missing" else "dim"))
+    remark = f"step {stall.step:,}, no rank had moved for {stall.still_s:.0f} s"
+
+    def title(count: int) -> str:
+        return ", ".join(filter(None, (remark, _left(len(lines) - count))))
+
+    return _listed("Who waits for whom", lines, title)
 
 
 def _decision(entry: DecisionGroup, width: int) -> Text:

@@ -104,6 +104,30 @@ class NamedSuspect:
     pattern: Pattern
 
 
+@dataclass(frozen=True, slots=True)
+class StallCounts:
+    """The ranks of a stall: ``waiting`` in one of the ``sync`` stages, ``missing`` there, and ``unseen``.
+
+    ``unnamed`` are missing ones that no kept suspect names. No rank had moved for ``still_s`` seconds.
+    """
+
+    sync: tuple[str, ...]
+    waiting: int
+    missing: int
+    unseen: int
+    unnamed: int
+    still_s: float
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> StallCounts:
+        waiting, missing, unseen = (
+            int(verdict.numbers.get(f"{name}_ranks", 0)) for name in ("waiting", "missing", "unseen")
+        )
+        named = sum(len(suspect.ranks) for suspect in verdict.suspects[:MAX_NAMED])
+        still_s = verdict.numbers.get("still_s", verdict.exposed_s)
+        return cls(verdict.sync, waiting, max(missing, named), unseen, max(0, missing - named), still_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRow(_DecisionRow):
     """What is kept of one window: its verdict and the decision on it.
@@ -113,7 +137,8 @@ class WindowRow(_DecisionRow):
     fault began. ``suspects`` are the first few, each with the first few of its ranks; a held window has ``candidates``
     instead. ``coverage`` is the fraction of the window's vectors that arrived, and ``lost_s`` what the window adds to
     the cost of suspects. ``trouble`` is the key (`policy.state`) by which windows are compared. ``regression`` is set
-    while the job is slower than its own best, and once when that ends. ``news`` says whether to print the window.
+    while the job is slower than its own best, and once when that ends; ``stall`` while a step stalls. ``news`` says
+    whether to print the window.
     """
 
     first_step: int
@@ -135,6 +160,7 @@ class WindowRow(_DecisionRow):
     excess_s: float | None = None
     regression: Regression | None = None
     lost_s: float = 0.0
+    stall: StallCounts | None = None
     news: News
     trouble: str = ""
 
@@ -269,6 +295,7 @@ def row_of(
         coverage=verdict.numbers.get("coverage"),
         excess_s=excess_s if excess_s >= 0.0 else None,
         lost_s=lost_s,
+        stall=StallCounts.of(verdict) if verdict.label == "stalled" else None,
         trouble="" if first is None or not first.ranks else suspect_key(first),
         news=news_of(verdict, decision),
     )

@@ -31,6 +31,7 @@ from sftriage.runs.decisions import (
     statuses,
 )
 from sftriage.runs.source import Damaged, View
+from sftriage.runs.stalls import Stall, stall_of
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
 from sftriage.words.decisions import afterwards, caused
@@ -148,6 +149,14 @@ class RunSummary:
             advances_s=advances_s,
             trend_s=tuple(row.step_s for row in reversed(recent)),
         )
+
+    @cached_property
+    def stall(self) -> Stall | None:
+        """Where in the step each rank stands, if the job is stalled and a rank is in a step."""
+        if self.decisive is None or self.health != "stalled":
+            return None
+        rows = [row for row in self.view.rows if row.attempt == self.decisive.attempt]
+        return stall_of(rows, self.decisive, self.view.telemetry.world_size)
 
     @cached_property
     def decisions(self) -> tuple[DecisionGroup, ...]:

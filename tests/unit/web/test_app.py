@@ -114,6 +114,20 @@ def test_decisions_are_listed_and_filtered(captured):
         assert captured.get(f"/decisions{query}").status == 200
 
 
+def test_a_stall_shows_who_waits_for_whom(run, captured):
+    run.record(4, range(100), slow_loader)
+    assert 'id="stall"' not in captured.get().text
+    missing = verdict(200, "suspect", stage="forward").suspects
+    stalled = replace(
+        verdict(200, "stalled", reasons=("not_arrived",)), suspects=missing, numbers={"waiting_ranks": 3.0}
+    )
+    captured.decide(stalled, "hold", "not_arrived")
+    (table,) = re.findall(r'<table class="stall">.*?</table>', captured.get().text, re.DOTALL)
+    cells = [re.findall(r'<td class="([a-z ]+)"', row) for row in table.split("</tr>")[1:-1]]
+    waits = ["passed", "passed", "waiting gate", "ahead"]
+    assert cells == [waits, waits, ["passed", "missing", "ahead gate", "ahead"], waits]
+
+
 def test_a_span_without_windows_says_so(captured):
     assert "No window contains these steps" in text_of(captured.get("/?from=100000"))
 
