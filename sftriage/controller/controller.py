@@ -32,7 +32,7 @@ from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.verdict.accounting import FloatArray, medians
 from sftriage.verdict.evidence import Past
 from sftriage.verdict.judging import judge, reproduced
-from sftriage.verdict.stalls import Watch, look, on_clock, still_ranks
+from sftriage.verdict.stalls import Watch, observe, on_clock, still_ranks
 from sftriage.windows.gather import Shape
 from sftriage.words.verdicts import slow_stage, subject
 
@@ -178,7 +178,7 @@ class Controller:
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
-        verdict, self._watch = look(since, self._watch, self._stall_floor_s, now_ns, capturing)
+        verdict, self._watch = observe(since, self._watch, self._stall_floor_s, now_ns, capturing)
         if verdict is None:
             return None
         # No window comes while the job stands still.

@@ -4,10 +4,10 @@ A segment runs from the end of one sync stage, where the ranks are together by c
 Stages after the last sync of step t-1 open the first segment of step t: cut anywhere else, a rank that is late there
 would show as its peers' slow sync stage. At a stage boundary the frontier is the cumulative time of whichever rank is
 furthest along; a stage's advance is its increment. Advances are never negative and sum to the exposed time
-(StageFrontier, arXiv 2606.06751). Axes: N steps, R ranks, S stages, M rows.
+(StageFrontier, arXiv 2606.06751). Axes: N steps, R ranks, S stages, M rows. `judging` and `sftriage.account` call it.
 
-A host sees launches, and waits for its device in whatever stage it next has to. The device reaches a boundary in its
-own stream when it has finished what was launched before, and not before the host has launched it: a late host shows
+A host's clock shows launches, and waits for its device wherever the host next blocks. The device reaches a boundary in
+its own stream when it has finished all earlier launches, and not before the host has launched it: a late host shows
 there too, in its own stage, as far as the device had to wait for it.
 """
 
@@ -30,18 +30,18 @@ RankArray = NDArray[np.intp]
 
 
 def medians(values: FloatArray, axis: int = -1) -> FloatArray:
-    """The medians along an axis, as `np.median` has them, at a fraction of its cost: of numbers, never of NaN."""
+    """The medians along an axis, as `np.median` computes them, at a fraction of its cost; no value may be NaN."""
     middle = values.shape[axis] // 2
     parted = np.partition(values if axis == -1 else np.moveaxis(values, axis, -1), middle, axis=-1)
     if values.shape[axis] % 2:
         return np.asarray(parted[..., middle])
-    # Below the upper of the two in the middle, the largest is the lower one.
+    # The lower of the two middle values is the largest of those below the upper one.
     return np.asarray((parted[..., :middle].max(axis=-1) + parted[..., middle]) / 2)
 
 
 def known_medians(values_NXC: FloatArray) -> FloatArray:
-    """The medians over ranks of what is known, as `np.nanmedian` has them, at a fraction of its cost."""
-    # What is not known comes last: of a row of which nothing is, at -1 and 0, too.
+    """The medians over ranks of the known values, as `np.nanmedian` computes them, at a fraction of its cost."""
+    # Unknown values come last: in a row without known ones, also at -1 and 0.
     ordered_NXC, known_NC = np.sort(values_NXC, axis=1), (~np.isnan(values_NXC)).sum(axis=1)
     lower_NC, upper_NC = (
         np.take_along_axis(ordered_NXC, at_NC[:, None], axis=1)[:, 0] for at_NC in ((known_NC - 1) // 2, known_NC // 2)
@@ -50,7 +50,7 @@ def known_medians(values_NXC: FloatArray) -> FloatArray:
 
 
 Index = slice | tuple[slice | RankArray, ...]
-"""Some steps, or some of them and for each a rank or ranks, as numpy takes them."""
+"""Some steps, or some steps with a rank or ranks for each, as numpy indexes them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class SegmentColumn:
     """One stage's part of a segment: N steps × R ranks, seconds; computed when used, so that no large window is copied.
 
     Attributes:
-        offset: step n is in row ``n + offset`` of the segment: what came after the last sync is in the next step's row.
+        offset: step n is in row ``n + offset`` of the segment: time after the last sync is in the next step's row.
         over_NR, up_to_NR: only time over this, and up to this, is in the column, if given.
         valid_NR: where False, the time is 0.
     """
@@ -79,7 +79,7 @@ class SegmentColumn:
         return self.at(slice(None))
 
     def at(self, index: Index) -> FloatArray:
-        """The times at an index; not to be written to."""
+        """The times at an index; read-only."""
         return self._part(lambda whole_NR: whole_NR[index])
 
     def of(self, ranks: RankArray) -> FloatArray:
@@ -100,9 +100,9 @@ class SegmentColumn:
 class Segment:
     """One kind of segment over all steps of a window, in M rows × R ranks; row m ends in step m's sync.
 
-    The ranks go through the ``local`` columns without waiting for anybody; ``own`` is the sync stage, or None where
+    The ranks go through the ``local`` columns without waiting for each other; ``own`` is the sync stage, or None if
     nothing synchronises. The opening segment begins with the stages after the last sync of the step before, and has one
-    row more than the window has steps: what came after the last step's last sync.
+    row more than the window has steps, for the time after the last step's last sync.
     """
 
     local: tuple[SegmentColumn, ...]
@@ -118,7 +118,7 @@ class Segment:
 
 
 def complete_steps(window: Window) -> BoolArray:
-    """Steps (N) with vectors and refinements of all ranks. Others are left out, never filled in."""
+    """Steps (N) with vectors and refinements of all ranks. Other steps are left out, never filled in."""
     # NaN propagates through max, so that the largest time is finite only if all are.
     n_steps = len(window.durations_NRS)
     valid_N = np.ones(n_steps, dtype=np.bool_)
@@ -134,7 +134,7 @@ def complete_steps(window: Window) -> BoolArray:
 
 
 def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
-    """The window's segments in the order of a step; without a sync stage one, the step itself.
+    """The window's segments in the order of a step; without a sync stage there is one, the step itself.
 
     Steps that are not complete contribute nothing.
     """
@@ -154,7 +154,7 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
 
 
 def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
-    """The columns of each sync stage's segment, the sync stage's own last; and in the last list those of the tail."""
+    """The columns of each sync stage's segment, with the sync stage's own last; the last list has those of the tail."""
     schema, outside_NRG, ready_NR = window.schema, window.outside_NRG, _ready(window)
     groups: list[list[SegmentColumn]] = [[]]
     if window.between_NR is not None:
@@ -177,9 +177,9 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
         n_sync += 1
         if stage == EXCHANGE and parts[-1] is column:
             if not any((part.whole_NR > 0.0).any() for part in parts):
-                continue  # there was none, and nothing is cut
-            # It may lie anywhere in the step, and make up for many steps: of a rank's time there only what the last
-            # one to arrive takes, too, is no wait.
+                continue  # there was no exchange, and nothing is cut
+            # It may lie anywhere in the step, and make up for many steps: only the time that the last rank to arrive
+            # spends there too is no wait.
             least_N = column.whole_NR.min(axis=1, initial=np.inf)
             parts[-1] = replace(column, up_to_NR=np.broadcast_to(least_N[:, None], column.whole_NR.shape))
         groups[-1].extend(parts)
@@ -188,7 +188,7 @@ def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
 
 
 def _ready(window: Window) -> FloatArray | None:
-    """The ready moments; None if less than half of the steps have those of all ranks: the others are left out."""
+    """The ready moments; None if less than half of the steps have those of all ranks."""
     ready_NR = window.ready_NR
     if ready_NR is None or not window.schema.sync:
         return None
@@ -200,8 +200,8 @@ class Accounting:
     """Where a window's exposed time went, in seconds over all its complete steps (``complete_N``).
 
     ``advances_S.sum() == exposed_s`` to floating-point precision. ``leaders_S`` is the rank that led each stage's
-    boundary, weighted by what the frontier advanced there while it led (None where it never advanced). ``advances_NS``
-    has what came after a step's last sync in that step.
+    boundary, weighted by the frontier's advance there while it led (None if it never advanced). ``advances_NS`` has
+    the time after a step's last sync in that step.
     """
 
     exposed_s: float
@@ -220,7 +220,7 @@ class Walk:
     """One pass through a segment, in seconds.
 
     Attributes:
-        arrivals_M: for each row the time at which each rank (R) was through with the local columns.
+        arrivals_M: for each row, the time at which each rank (R) had finished the local columns.
         leader_M, runner_up_M: the ranks that arrived last, at ``last_M``, and second last, at ``second_M`` (0 of one
             rank).
         end_M: the end of the segment, which is its exposed time.
@@ -296,20 +296,20 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
 
 
 def _overlap(column: SegmentColumn, rows: slice) -> tuple[slice, slice]:
-    """The part of some rows that a column has: relative to the first of them, and as steps of the column."""
+    """The part of some rows that a column covers: relative to the first row, and as steps of the column."""
     first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
     start = first + column.offset - rows.start
     return slice(start, start + last - first), slice(first, last)
 
 
 def _in_front(reached_BR: FloatArray) -> tuple[FloatArray, RankArray]:
-    """For each row the time of the rank in front, and which it is."""
+    """For each row, the time of the rank in front, and the rank."""
     ahead_B = reached_BR.argmax(axis=1)
     return reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
 
 
 def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, RankArray]:
-    """For each row the second last arrival, and whose it is; 0 if there is one rank."""
+    """For each row, the second last arrival, and its rank; 0 if there is one rank."""
     if arrival_BR.shape[1] == 1:
         return np.zeros(len(leader_B)), leader_B
     rows = np.arange(len(leader_B))
@@ -323,12 +323,12 @@ def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, Ra
 def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], BoolArray]:
     """The walks through a window's segments, with the times of some ranks, and its complete steps (N).
 
-    At first all steps are taken to be complete, which saves a pass: a missing time is NaN, and shows in the frontier.
+    At first all steps are assumed to be complete, which saves a pass: a missing time is NaN, and shows in the frontier.
     """
     complete_N = np.ones(len(window.durations_NRS), dtype=np.bool_)
     with np.errstate(invalid="ignore", over="ignore"):
         walks = [walk(segment, some_X) for segment in segments(window, complete_N)]
-    if all(np.isfinite(one.end_M).all() for one in walks):
+    if all(np.isfinite(part.end_M).all() for part in walks):
         return walks, complete_N
     complete_N = complete_steps(window)
     return [walk(segment, some_X) for segment in segments(window, complete_N)], complete_N
@@ -340,16 +340,16 @@ def anchored(window: Window) -> Accounting:
 
 
 def account(walks: Sequence[Walk], complete_N: BoolArray, window: Window) -> Accounting:
-    """The sums of the walks through a window's segments, of which some steps are complete."""
+    """The sums of the walks through a window's segments, over its complete steps."""
     n_steps, n_ranks, n_stages = window.durations_NRS.shape
     advances_NS, advances_S = np.zeros((n_steps, n_stages)), np.zeros(n_stages)
     led_SR = np.zeros((n_stages, n_ranks))
-    for one in walks if n_ranks else ():
-        for column, advance_M, ahead_M in zip(one.segment.columns, one.advance_KM, one.ahead_KM, strict=True):
+    for part in walks if n_ranks else ():
+        for column, advance_M, ahead_M in zip(part.segment.columns, part.advance_KM, part.ahead_KM, strict=True):
             advances_NS[:, column.stage] += advance_M[column.offset : column.offset + n_steps]
             advances_S[column.stage] += advance_M.sum()
             led_SR[column.stage] += np.bincount(ahead_M, advance_M, n_ranks)
-    exposed_s = sum(float(one.end_M.sum()) for one in walks)
+    exposed_s = sum(float(segment_walk.end_M.sum()) for segment_walk in walks)
     # The lowest rank of equals.
     leaders_S = tuple(int(led_R.argmax()) if led_R.any() else None for led_R in led_SR)
     return Accounting(exposed_s, advances_S, leaders_S, advances_NS, complete_N)
@@ -357,9 +357,9 @@ def account(walks: Sequence[Walk], complete_N: BoolArray, window: Window) -> Acc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timed:
-    """A window with the times of the ``clock`` that it is judged on as durations.
+    """A window whose durations are times of the ``clock`` on which it is judged.
 
-    ``limited``: it is the host's though the device's would be needed. ``agree``: the clocks do not contradict each
+    ``limited``: that is the host's clock though the device's is needed. ``agree``: the clocks do not contradict each
     other.
     """
 
@@ -371,7 +371,7 @@ class Timed:
 
 
 def timed(window: Window, settings: Settings) -> Timed:
-    """The window on the clock that it is judged on: the device's if it is known in enough steps, else the host's."""
+    """The window on its clock: the device's if that is known in enough steps, otherwise the host's."""
     least = {"min_device_coverage": settings.most_fraction}
     if window.device_NRS is None:
         if not window.on_device:
@@ -395,8 +395,8 @@ def timed(window: Window, settings: Settings) -> Timed:
 def on_device(window: Window) -> Window:
     """The window with the devices' times as durations.
 
-    The time before a step is unknown if the step before is, and a step without it is not complete: no row of the
-    accounting is half there.
+    If a step is unknown, so is the time before the next one, which is then incomplete: no row of the accounting is half
+    there.
     """
     assert window.device_NRS is not None
     between_NR = window.device_between_NR

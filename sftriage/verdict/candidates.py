@@ -1,7 +1,7 @@
 """Candidates for the suspect: ranks, hosts, cohorts and all ranks, in one stage or as a whole, each with its gain.
 
 The course of a fault is its onset, the steps of a window that it fills, and its pattern. The onset is the change point
-in the named unit's own time over its peers, in the stage in question, by the size of each step's excess.
+in the named unit's own time over its peers, in that stage, by the size of each step's excess. `evidence` calls it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ SETTLED_STEPS = 128
 """Steps of a fault after which more of them no longer change its onset."""
 
 SIZE_EDGES = (-0.5, -0.1, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0)
-"""Edges between sizes of a step's excess, in sizes of the fault. From half of it on, the fault is there."""
+"""Edges between sizes of a step's excess, as multiples of the fault. From half of it on, the fault is there."""
 
 PRIOR_BEFORE = (0.3,) * 5 + (0.05,) * 5
 PRIOR_AFTER = (0.1,) * 5 + (0.3,) * 5
 """Pseudo-counts of each size before and after an onset."""
 
 RAMP_STEPS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Lengths of ramps that are tried."""
+"""Lengths of ramps to try."""
 
 MIN_RAMP_STEPS = 16
 """Minimum steps of a fault to distinguish it from a ramp."""
 
 UNSURE_RAMP_LOG_LIKELIHOOD, MIN_RAMP_LOG_LIKELIHOOD = 2.0, 8.0
-"""By how much a ramp must be likelier than a sudden onset: to have possibly been one, and to be one."""
+"""By how much a ramp must be likelier than a sudden onset: to be possible, and to be assumed."""
 
 STEADY_FRACTION, GROWING_FRACTION = 0.5, 0.25
-"""Steps hang together, and faults grow as they please: how much of the log likelihood counts for an onset's range."""
+"""Steps are correlated, and faults grow in many ways: this much of the log likelihood counts for an onset's range."""
 
 
 MAX_TRACKED = 32
-"""Units that are tracked: all of a small job, and of a large one those that were examined last."""
+"""Tracked units: all of a small job, and those examined last in a large one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class Track:
     def after(self, step_N: RankArray, over: Mapping[UnitName, FloatArray]) -> Track:
         """The track with a window's steps that count, and for each unit its time over its peers (N × S).
 
-        Of the known steps only the last one is replaced: what came after its last sync was not complete.
+        Only the last of the known steps is replaced: the time after its last sync was not complete.
         """
         if not len(step_N) or not over:
             return self
@@ -79,7 +79,7 @@ class Track:
         return Track(units, max(last_step, int(step_N[-1])))
 
     def of(self, unit: UnitName, stage: int | None) -> tuple[RankArray, FloatArray]:
-        """The steps in which a unit's time over its peers is known, and that time in a stage, or in all of them."""
+        """The steps in which a unit's time over its peers is known, and that time in one stage or in all."""
         step_T, over_TS = self.units[unit]
         over_T = over_TS.sum(axis=1) if stage is None else over_TS[:, stage]
         known_T = np.isfinite(over_T)
@@ -92,11 +92,11 @@ class Onset:
 
     Attributes:
         pause_steps: the longest gap between two of its steps since then.
-        there_s: the excess from which the fault is there: half of its size over what was usual before.
+        there_s: the excess from which the fault is there: half of its size over the usual time before.
         size_s: its size, in seconds.
         has_gaps: whether it comes and goes, so that it fills only the steps in which it is there.
         grows: whether it has grown since its onset.
-        known_through: the last step that it was estimated from.
+        known_through: the last step in the estimate.
     """
 
     step: int
@@ -110,7 +110,7 @@ class Onset:
     known_through: int = 0
 
     def is_settled(self, top_s: float, first_known: int) -> bool:
-        """Whether more steps of a fault of this excess, known from a step on, leave the onset as it is."""
+        """Whether more steps with this excess, known from ``first_known`` on, leave the onset as it is."""
         base_s = self.there_s - self.size_s / 2
         same = self.size_s / 2 <= top_s - base_s <= 2 * self.size_s
         forgotten = self.earliest < first_known + MAX_PERIOD_STEPS
@@ -121,8 +121,8 @@ class Onset:
 class Course:
     """The pattern of a suspect's fault, the steps of the window that it fills (N), and its onset.
 
-    ``lasts_N``: of a fault that comes and goes, all steps from the onset to the end. ``own_steps``: of a fault that its
-    rank marked by a note, the last marked steps in the run.
+    ``lasts_N``: for a fault that comes and goes, all steps from the onset to the end. ``own_steps``: for a fault that
+    its rank marked by a note, the last marked steps in the run.
     """
 
     pattern: Pattern
@@ -141,18 +141,18 @@ def onset_of(
     settings: Settings,
     between_T: FloatArray | None = None,
 ) -> Onset | None:
-    """The onset of a named unit's fault in its time over its peers, by step; None if none of it is there.
+    """The onset of a named unit's fault in its time over its peers, by step; None if the fault is absent.
 
     The change point between two distributions of sizes, by the marginal likelihood of both (Dirichlet-multinomial).
-    Before it, only the steps since the fault was last away count.
+    Before it, only the steps since the fault was last absent count.
 
     Args:
         step_T: the steps.
         over_T: the unit's time over its peers in each, in seconds.
         events: the clear events that named it.
-        known: the onset as it was estimated before.
+        known: the earlier estimate.
         settings: the thresholds.
-        between_T: of what comes back, the unit's time over its peers in its other steps.
+        between_T: for a recurring fault, the unit's time over its peers in its other steps.
     """
     event_T = np.isin(step_T, events)
     top_s = _usual_size(over_T[event_T][-MAX_PERIOD_STEPS:]) if event_T.any() else 0.0
@@ -165,7 +165,7 @@ def onset_of(
         begin, end = _domain(there_T, first)
         away_T = () if between_T is None else (between_T - base_s) / size_s
         log_odds_K = _log_odds_of_onsets((over_T[begin:end] - base_s) / size_s, away_T)
-        # Half of the events that named it, of those of its size, are not from before it.
+        # At least half of the events of its size that named the unit come after the onset.
         named = np.flatnonzero((event_T & there_T)[begin:end])
         log_odds_K[named[len(named) // 2] + 1 if len(named) else end - begin :] = -np.inf
         first = begin + int(log_odds_K.argmax())
@@ -188,7 +188,7 @@ def onset_of(
 def _with_size(
     onset: Onset, step_T: RankArray, over_T: FloatArray, base_s: float, size_s: float, *, grows: bool
 ) -> Onset | None:
-    """The onset, with the course of its fault since then; None if there is none."""
+    """The onset, with the size and gaps of its fault since then; None if the fault is absent."""
     since_T = step_T >= onset.step
     there = step_T[since_T & (over_T >= base_s + size_s / 2)]
     if not len(there):
@@ -208,17 +208,17 @@ def _with_size(
 
 
 def _usual_size(over_E: FloatArray) -> float:
-    """The excess from which events make up half of the lost time, of four events at least: not that of hiccups."""
+    """The excess from which events make up half of the lost time, and at least four events: not that of hiccups."""
     sorted_E = np.sort(np.maximum(over_E, 0.0))[::-1]
     half = int(np.searchsorted(np.cumsum(sorted_E), sorted_E.sum() / 2))
     return float(sorted_E[min(len(sorted_E) - 1, max(half, 3))])
 
 
 def _domain(there_T: BoolArray, first: int) -> tuple[int, int]:
-    """The steps that an onset is looked for in: from the end of the fault before, if there was one, to the last of it.
+    """The steps in which an onset is searched for: from the end of an earlier fault, if any, to the end of this one.
 
-    A fault that is away for `MAX_PERIOD_STEPS` has ended; hiccups of its size are then at most a quarter as frequent as
-    since the ``first`` of its events.
+    A fault that is absent for `MAX_PERIOD_STEPS` has ended; hiccups of its size are then at most a quarter as frequent
+    as since the ``first`` of its events.
     """
     end = len(there_T) - int(there_T[::-1].argmax()) if there_T.any() else len(there_T)
     often = float(there_T[first:end].mean()) if first < end else 1.0
@@ -245,10 +245,10 @@ def _log_gammas(prior: float) -> FloatArray:
 def _log_odds_of_onsets(scaled_T: FloatArray, away_T: FloatArray | Sequence[float]) -> FloatArray:
     """The log likelihood of each step as the first of the fault, by the sizes before it and from it on.
 
-    Sizes of steps that are ``away_T`` from it count as those before it.
+    ``away_T`` are sizes of other steps without the fault, which count as those before it.
     """
     n_sizes = len(SIZE_EDGES) + 1
-    size_T, away_B = (np.searchsorted(SIZE_EDGES, one, side="right") for one in (scaled_T, away_T))
+    size_T, away_B = (np.searchsorted(SIZE_EDGES, sizes_T, side="right") for sizes_T in (scaled_T, away_T))
     is_TB = size_T[:, None] == np.arange(n_sizes)
     before_TB = np.cumsum(is_TB, axis=0) - is_TB
     after_TB = is_TB.sum(axis=0) - before_TB
@@ -262,23 +262,23 @@ def _log_odds_of_onsets(scaled_T: FloatArray, away_T: FloatArray | Sequence[floa
 
 
 def _ramp(step_T: RankArray, over_T: FloatArray, first: int) -> tuple[Onset, float] | None:
-    """The onset of a fault that grows, and the log odds of that against a sudden one; None if that is as likely.
+    """The onset of a fault that grows, and the log odds against a sudden one; None if that is as likely.
 
-    ``first`` is the most likely first step of a sudden one. All is measured by squared deviations.
+    ``first`` is the most likely first step of a sudden one. Likelihoods are those of squared deviations.
     """
     if len(over_T) - first < MIN_RAMP_STEPS:
         return None
-    # Half of the way up says as much of where it begins, and less of what comes later.
+    # The lower half of the ramp shows as well where it begins, and depends less on what comes later.
     most_s, least_s = (float(np.quantile(over_T[first:], q)) for q in (0.9, 0.1))
     spread_s = float(np.median(np.abs(over_T[:first]))) if first else 0.0
     over_T = np.clip(over_T, -3.0 * spread_s, most_s / 2)
-    found = [_log_likelihood_of_ramp(over_T - over_T.mean(), n) for n in (1, *RAMP_STEPS)]
-    ramps_K = np.max(found[1:], axis=0)
-    log_odds = float(ramps_K.max() - found[0].max())
+    log_likelihoods = [_log_likelihood_of_ramp(over_T - over_T.mean(), n) for n in (1, *RAMP_STEPS)]
+    ramps_K = np.max(log_likelihoods[1:], axis=0)
+    log_odds = float(ramps_K.max() - log_likelihoods[0].max())
     if log_odds < UNSURE_RAMP_LOG_LIKELIHOOD or least_s < 0.0:
         return None
     onset = _onset(step_T, ramps_K, GROWING_FRACTION)
-    # What grows in another way than a ramp began earlier or later than that.
+    # A fault that grows in another way than a ramp began earlier or later.
     unsure = 3 + abs(int(step_T[first]) - onset.step) // 4
     return replace(onset, earliest=max(0, onset.earliest - unsure), latest=onset.latest + unsure), log_odds
 
@@ -294,7 +294,7 @@ def _log_likelihood_of_ramp(centred_T: FloatArray, ramp_steps: int) -> FloatArra
 
 
 def _onset(step_T: RankArray, log_odds_T: FloatArray, counts: float) -> Onset:
-    """The onset and its range, from the log likelihood of each step: the likeliest steps that have 99 % of the odds."""
+    """The onset and its range, from the log likelihood of each step: the likeliest steps with 99 % of the odds."""
     best = int(log_odds_T.argmax())
     odds_T = np.exp(counts * (log_odds_T - log_odds_T[best]))
     order = np.argsort(-odds_T, kind="stable")
@@ -308,8 +308,8 @@ def course_of(
 ) -> Course | None:
     """The course of a suspect over the steps of a window that count; None if it is present in none of them.
 
-    ``present_N``: whether it had a gain. The fault is over once it has been absent for `min_away_steps`, and for twice
-    as long as ever while it lasted. One that comes and goes fills the steps in which it is ``there_N``.
+    ``present_N``: whether it had a gain. The fault is over once it has been absent for `min_away_steps`, and twice as
+    long as its longest gap before. A fault that comes and goes fills the steps in which it is ``there_N``.
     """
     step_N = np.arange(len(present_N))
     since_N = step_N >= onset.step - first_step
@@ -328,13 +328,13 @@ class Candidate:
     """A possible suspect.
 
     Attributes:
-        gain_N: what mending it would have saved in each step, in seconds; ``total_s`` is the sum.
+        gain_N: what fixing it would have saved in each step, in seconds; ``total_s`` is the sum.
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others, in seconds.
         course: when it was present; None if the evidence of the run has not named it.
         lasting_share: what it adds to the steps from its onset to its end, as a fraction of their exposed time.
         exposed_s: the mean exposed time of the steps that it fills.
-        unit: the rank or host; None of a cohort or all ranks.
-        dominant_stage: of a whole unit whose fault is recurring, the stage that has most of what comes back, if any.
+        unit: the rank or host; None for a cohort or all ranks.
+        dominant_stage: for a whole unit with a recurring fault, the stage with most of that fault, if any.
     """
 
     suspect: Suspect
@@ -353,28 +353,28 @@ OnsetKey: TypeAlias = "tuple[UnitName, str | None, int | None]"
 
 
 def candidates_of(unit: Unit, evidence: WindowEvidence) -> list[Candidate]:
-    """A unit's candidates: each stage with a gain, and the unit as a whole where no stage dominates.
+    """A unit's candidates: each stage with a gain, and the unit as a whole if no stage dominates.
 
-    Whether one dominates is judged by the local time over all steps that it fills, and not by gains: these end at the
-    next rank's arrival, so that two slow stages look alike.
+    The local time over all filled steps decides whether a stage dominates, not the gains: these end at the next rank's
+    arrival, so that two slow stages look alike.
     """
-    found = []
+    candidates = []
     course = _course(unit, None, evidence)
     steady = None if course is None or course.pattern == "recurring" else course
     over_NS = unit.over_NS[evidence.used_N if steady is None else steady.filled_N]
-    tells = one_stage_dominates(over_NS.mean(axis=0), evidence.settings)
+    dominates = one_stage_dominates(over_NS.mean(axis=0), evidence.settings)
     if steady is not None:
         # A few large hiccups in other stages change the mean, but not a typical step.
         typical_S, typical_s = medians(over_NS, axis=0), float(medians(over_NS.sum(axis=1)))
         enough_s = evidence.settings.most_fraction * max(evidence.present_s, typical_s)
-        tells |= one_stage_dominates(typical_S, evidence.settings) and float(typical_S.max()) >= enough_s
+        dominates |= one_stage_dominates(typical_S, evidence.settings) and float(typical_S.max()) >= enough_s
     for s, stage in enumerate((*evidence.window.schema.stages, None)):
         gain_N = unit.gain_NS[:, s] * evidence.used_N
         led_N = (gain_N >= evidence.present_s) & (gain_N > 0.0)
-        if led_N.any() and (stage is not None or unit.starved or not tells):
+        if led_N.any() and (stage is not None or unit.starved or not dominates):
             own = course if stage is None else _course(unit, stage, evidence) or course
-            found.append(_candidate(unit, stage, gain_N, led_N, own, evidence))
-    return found
+            candidates.append(_candidate(unit, stage, gain_N, led_N, own, evidence))
+    return candidates
 
 
 def _dominant_stage(unit: Unit, course: Course, evidence: WindowEvidence) -> str | None:
@@ -391,9 +391,9 @@ def _dominant_stage(unit: Unit, course: Course, evidence: WindowEvidence) -> str
 
 
 def _course(unit: Unit, stage: str | None, evidence: WindowEvidence) -> Course | None:
-    """The course of a unit in a stage, or in all: None if the evidence of the run has not named it, or it is not there.
+    """The course of a unit in one stage or in all; None if the run's evidence has not named it, or it is absent.
 
-    The onset is the change point in the unit's own time over its peers. Of what comes back, only its own steps count.
+    The onset is the change point in the unit's own time over its peers. If recurring, only its own steps count.
     """
     marked = _marked_course(unit, evidence)
     if marked is not None:
@@ -431,7 +431,7 @@ def _course(unit: Unit, stage: str | None, evidence: WindowEvidence) -> Course |
 
 
 def _marked_course(unit: Unit, evidence: WindowEvidence) -> Course | None:
-    """The course of a rank that is named by its own notes: the steps that it marked; None of any other."""
+    """The course of a rank that is named by its own notes: the steps that it marked; None for any other."""
     if not isinstance(unit.name, int) or unit.name not in evidence.alone or evidence.window.noted_NR is None:
         return None
     kind, alone, _ = evidence.alone[unit.name]
@@ -446,7 +446,6 @@ def _candidate(
 ) -> Candidate:
     filled_N = evidence.used_N if course is None else course.filled_N
     gain_s, exposed_s = float(gain_N[filled_N].mean()), float(evidence.exposed_N[filled_N].mean())
-    # (what comes after a step's last sync is that step's, and held up the next one)
     added_s = _added_s(unit, stage, gain_s, exposed_s, course, evidence)
     suspect = Suspect(
         scope=unit.scope,
@@ -485,8 +484,8 @@ def _added_s(
 ) -> float:
     """What a suspect adds to a step that it fills, in seconds: its gain.
 
-    The jitter of others hides part of it: of a unit that is steadily over its peers, its time over them counts, up to
-    what is just worth a capture.
+    The jitter of others hides part of that. For a unit that is steadily over its peers, its time over them counts, up
+    to the least that is worth a capture.
     """
     worth_s = evidence.settings.min_gain_fraction * exposed_s
     hidden = evidence.settings.smaller_part_fraction * worth_s <= gain_s < worth_s
@@ -509,16 +508,16 @@ def group_candidates(normal: Typical, evidence: WindowEvidence) -> list[Candidat
     Levels are medians over the window's steps; ``persistence`` is the fraction of steps nearer to the window's level
     than to the baseline's. ``normal`` is a typical healthy step of the job in the same regime.
     """
-    seen, roles, exposed_s = evidence.like, evidence.roles, evidence.exposed_s
-    level_CS = seen.typical.level_CS
-    # A median of few steps may exceed their mean, and no more can be saved than was spent.
-    mean_rise_CS = np.clip(seen.common_NCS - normal.common_CS, 0.0, None).mean(axis=0)
-    rise_CS = np.minimum(np.clip(seen.typical.common_CS - normal.common_CS, 0.0, None), mean_rise_CS)
+    profile, roles, exposed_s = evidence.like, evidence.roles, evidence.exposed_s
+    level_CS = profile.typical.level_CS
+    # A median of few steps may exceed their mean, but fixing the stage cannot save more than was spent.
+    mean_rise_CS = np.clip(profile.common_NCS - normal.common_CS, 0.0, None).mean(axis=0)
+    rise_CS = np.minimum(np.clip(profile.typical.common_CS - normal.common_CS, 0.0, None), mean_rise_CS)
     slow_C = rise_CS.sum(axis=1) >= evidence.settings.min_group_fraction * exposed_s / 2
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
 
     def add(scope: Scope, c: int, ranks: RankArray, rise_S: FloatArray) -> None:
-        common_NS, usual_S = seen.common_NCS[:, c], normal.common_CS[c]
+        common_NS, usual_S = profile.common_NCS[:, c], normal.common_CS[c]
         parts: list[tuple[str | None, float, FloatArray, float]] = [
             (evidence.window.schema.stages[s], float(rise_S[s]), common_NS[:, s], float(usual_S[s]))
             for s in np.flatnonzero(rise_S)
@@ -538,14 +537,15 @@ def group_candidates(normal: Typical, evidence: WindowEvidence) -> list[Candidat
                 onset_step=evidence.window.first_step + int(slow_N.argmax()),
             )
             course = Course("chronic", slow_N, slow_N, Onset(*(evidence.window.first_step,) * 3))
-            gain_N, total_s = np.full(len(evidence.used_N), gain_s), gain_s * len(slow_N)
-            found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), total_s, course, suspect.share, exposed_s))
+            gain_N, late_N = np.full(len(evidence.used_N), gain_s), np.zeros(len(evidence.used_N))
+            total_s = gain_s * len(slow_N)
+            candidates.append(Candidate(suspect, gain_N, late_N, total_s, course, suspect.share, exposed_s))
 
     if slow_C.all():
         add("all", 0, np.arange(len(roles.role_R)), rise_CS.min(axis=0))
-        return found
+        return candidates
     for c in np.flatnonzero(slow_C).tolist():
         # All wait for the slowest cohort: only its lead over the others can be saved.
         ahead_s = float(level_CS[c].sum()) - float(np.delete(level_CS.sum(axis=1), c).max())
         add("cohort", c, roles.members[c], np.minimum(rise_CS[c], max(0.0, ahead_s)))
-    return found
+    return candidates

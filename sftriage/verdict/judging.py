@@ -1,7 +1,7 @@
-"""Judging window after window: a verdict on each, on the right clock, and the state that is carried to the next.
+"""Judging window after window: a verdict on each, on the right clock, and the state for the next one.
 
-One window's verdict is a pure function, an early-return ladder (docs/verdicts.md). Every number that decides is put
-into the verdict, so that it can be explained and replayed.
+A window's verdict is a pure function, an early-return ladder (docs/verdicts.md). Every number that decides is in the
+verdict, so that it can be explained and replayed. The controller, replays and `sftriage.judge` call `judge`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def roles_differ(window: Window, walks: Sequence[Walk], valid_N: BoolArray, evid
     A straggler is high in some stage and low in none. Ranks with different roles (pipeline stages, a rank that also
     evaluates) are each high in their own work, and low in that of others. Only local stages count in which ranks differ
     by what is worth a capture, and by half. Levels are medians over the steps: neither hiccups nor pulses count. Of
-    many ranks some are compared. Not if the job's healthy steps are known, which have shown that its ranks are alike.
+    many ranks, a sample is compared. If healthy steps of the job are known, they have shown that its ranks are alike.
     """
     min_s, sync = evidence.settings.min_gain_fraction * evidence.exposed_s, window.schema.sync
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
     times_NX: dict[str, FloatArray] = {}
-    for one in walks:
-        for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
+    for walk in walks:
+        for column, some_NX in zip(walk.segment.local, walk.some_KNX, strict=True):
             stage = window.schema.stages[column.stage]
             own_NX = some_NX if some_NX.size else column.values_NR
             own_NX = np.asarray(own_NX[:, :: -(-own_NX.shape[1] // JITTER_RANKS)], dtype=np.float64)[valid_N]
@@ -55,8 +55,8 @@ def roles_differ(window: Window, walks: Sequence[Walk], valid_N: BoolArray, evid
     level_X = {stage: medians(own_NX, axis=0) for stage, own_NX in times_NX.items() if stage not in sync}
     late = evidence.candidates[0].suspect.stage if evidence.candidates else None
     if late is not None and late in level_X:
-        # The rank that is late there has the machine to itself while the others wait: that it is faster after it does
-        # not count, up to half of what it is late.
+        # The late rank has the machine to itself while the others wait: its gain in speed in later stages does not
+        # count, up to half of its lateness.
         after = list(level_X)[list(level_X).index(late) + 1 :]
         if sum(float(np.ptp(level_X[stage])) for stage in after) <= 0.5 * float(np.ptp(level_X[late])):
             level_X = {stage: some_X for stage, some_X in level_X.items() if stage not in after}
@@ -72,7 +72,7 @@ def roles_differ(window: Window, walks: Sequence[Walk], valid_N: BoolArray, evid
 
 
 MAX_SUSPECTS = 8
-"""Candidates a verdict lists at most."""
+"""Maximum candidates that a verdict lists."""
 
 
 def assess_times(
@@ -80,7 +80,7 @@ def assess_times(
 ) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on a window's durations, and the evidence for it; None if no evidence was gathered.
 
-    ``coverage`` is the fraction of recorded (step, rank) vectors, if it is not that of these durations.
+    ``coverage`` is the fraction of recorded (step, rank) vectors, if it differs from that of these durations.
     """
     roles = roles_of(window)
     replays = resumed(window, roles, past.replayed)
@@ -93,13 +93,13 @@ def assess_times(
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
-    if any(one.segment.own is not None and one.segment.own.over_NR is not None for one in walks):
+    if any(walk.segment.own is not None and walk.segment.own.over_NR is not None for walk in walks):
         numbers["split"] = 1.0  # (the last gradient of each step is known)
     verdict = partial(_verdict, window, accounting, numbers)
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
         return verdict("needs_evidence", ("low_coverage",)), None
-    # Without any exchange between the ranks, one that waits looks as if it worked.
+    # Without any exchange between the ranks, a rank that waits looks as if it worked.
     sync = [window.schema.stages.index(name) for name in window.schema.sync]
     known = past.exchanged or window.durations_NRS.shape[1] < 2 or (window.durations_NRS[:, :, sync] > 0.0).any()
     if accounting.exposed_s > 0.0 and not known:
@@ -107,7 +107,7 @@ def assess_times(
     replays = replays or [replay(walk, roles) for walk in walks]
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
-        # The steps without it, and not right after it, are evidence as any others.
+        # Steps without the profiler, and not right after it, are evidence like any others.
         valid_N = valid_N & ~with_next(window.capturing_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
         evidence = WindowEvidence(window, roles, replays, accounting, valid_N, past, settings) if there else None
@@ -117,10 +117,10 @@ def assess_times(
     evidence = WindowEvidence(window, roles, replays, accounting, valid_N, past, settings)
     first = unambiguous(evidence)
     if first is not None:
-        evidence.candidates.sort(key=lambda one: one is not first)
+        evidence.candidates.sort(key=lambda candidate: candidate is not first)
     numbers |= _numbers(evidence)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    # (that of two ranks one differs from its own past is not their roles)
+    # (if one of two ranks differs from its own past, that is not its role)
     alone = first is not None and evidence.is_one_of_two(first.suspect)
     if not alone and roles_differ(window, walks, valid_N, evidence):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
@@ -164,31 +164,31 @@ def coverage_of(window: Window) -> float:
 def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     """The candidate that qualifies and has no rival; None if there is none. A fault that is over comes last.
 
-    A rival is another rank or host that is named too, with a comparable gain: of two equal ones either may have been
-    named first, and ranks that take turns are each recurring.
+    A rival is another named rank or host with a comparable gain: of two equal ones, chance decides which is named
+    first, and ranks that take turns each recur.
     """
-    found = [one for one in evidence.candidates if qualifies(one, evidence)]
-    first = min(found, key=lambda one: (one.suspect.pattern == "one-off", -one.total_s), default=None)
+    qualified = [each for each in evidence.candidates if qualifies(each, evidence)]
+    first = min(qualified, key=lambda each: (each.suspect.pattern == "one-off", -each.total_s), default=None)
     if first is None or first.suspect.pattern == "one-off":
         return first
-    rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
-    again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
-    second_s = max((one.total_s for one in again if one.suspect.is_single), default=0.0)
+    others = (each for each in evidence.candidates if not set(each.suspect.ranks) & set(first.suspect.ranks))
+    rivals = [each for each in others if each.course is not None and each.suspect.pattern != "one-off"]
+    second_s = max((each.total_s for each in rivals if each.suspect.is_single), default=0.0)
     if second_s >= evidence.settings.most_fraction * first.total_s:
         return None
     if first.dominant_stage is None:
         return first
-    mine = (one for one in found if one.suspect.ranks == first.suspect.ranks)
-    return next((one for one in mine if one.suspect.stage == first.dominant_stage), first)
+    of_unit = (candidate for candidate in qualified if candidate.suspect.ranks == first.suspect.ranks)
+    return next((candidate for candidate in of_unit if candidate.suspect.stage == first.dominant_stage), first)
 
 
 def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
-    """Whether a candidate is worth a capture, and explains the excess of the steps that it fills."""
+    """Whether a candidate is worth a capture, and explains the excess in the steps that its fault fills."""
     suspect, settings = candidate.suspect, evidence.settings
     keep = evidence.keep_fraction(suspect)
     if candidate.course is None:
         return False
-    # (which of two does what the other does not, it said itself)
+    # (a rank's own note shows which of two does what the other does not)
     if evidence.is_one_of_two(suspect) and suspect.alone is None:
         pair = evidence.pair_history(candidate)
         if pair is None or pair.alone_s < settings.most_fraction * keep * suspect.gain_s:
@@ -199,45 +199,45 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
 def _requirements(
     candidate: Candidate, evidence: WindowEvidence, keep: float
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """What a candidate has to reach: numbers and their thresholds, under the names that both have in a verdict.
+    """A candidate's requirements: numbers and their thresholds, under the names of both in a verdict.
 
     ``keep`` lowers the thresholds of a unit that was named before. What all ranks share must be present in most of the
-    steps. The more of a unit's lateness contention for CPUs may explain, the more evidence it takes, and the more often
-    the unit must be present.
+    steps. The more of a unit's lateness contention for CPUs may explain, the more evidence the unit requires, and the
+    more often it must be present.
     """
     suspect, settings = candidate.suspect, evidence.settings
     worth = settings.min_gain_fraction if suspect.is_single else settings.min_group_fraction
     wanted_s = settings.most_fraction * keep * _excess_to_explain_s(candidate, evidence)
-    asked = {
+    requirements = {
         ("first_share", "min_share"): (candidate.lasting_share, worth * keep),
         ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
     }
-    whole = any(one.suspect.ranks == suspect.ranks and one.suspect.stage is None for one in evidence.candidates)
+    whole = any(each.suspect.ranks == suspect.ranks and each.suspect.stage is None for each in evidence.candidates)
     counts, stage = evidence.counts.get(suspect.ranks), stage_of(suspect, evidence.measures.stages)
     fraction = None if counts is None else counts.contended_fraction(evidence.usual_queued_s, stage)
     if suspect.alone is not None:
-        whole, fraction = False, None  # its own note says why it is late
-    # The counters say of a unit that is stopped, throttled, or slow by itself, that it was not contention.
+        whole, fraction = False, None  # its own note explains its lateness
+    # For a unit that is stopped, throttled, or slow by itself, the counters rule contention out.
     contended = float(whole) if fraction is None else min(1.0, fraction / settings.most_fraction)
     alike = whole and (counts is None or counts.system is None)
     if not suspect.is_single or ((whole or fraction is not None) and suspect.pattern != "recurring"):
         least = settings.min_persistence_fraction * keep * (contended if suspect.is_single else 1.0)
-        asked["first_persistence", "min_persistence"] = suspect.persistence, least
+        requirements["first_persistence", "min_persistence"] = suspect.persistence, least
     if candidate.unit is not None:
         wanted = settings.naming_log_odds * (1.0 + (settings.whole_factor - 1.0) * max(float(alike), contended))
-        asked["first_log_odds", "min_log_odds"] = evidence.log_odds(candidate.unit), wanted * keep
+        requirements["first_log_odds", "min_log_odds"] = evidence.log_odds(candidate.unit), wanted * keep
     if is_named(candidate):
-        # Of the clear events of a suspect and of the next one.
+        # Its share of its own clear events and the next suspect's.
         own = 1.0 / (1.0 + settings.most_fraction / keep)
-        asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
-    return asked
+        requirements["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
+    return requirements
 
 
 def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> float:
-    """The excess that a candidate has to explain, in the steps that it fills.
+    """The excess that a candidate has to explain, in the steps that its fault fills.
 
-    Lateness counts where the candidate itself arrived last: if its gain is little of that, another was almost as late,
-    and either may be the cause. What all ranks share counts from its threshold on, and is drift below it.
+    Lateness counts in steps in which the candidate arrived last: if its gain is little of that, another was almost as
+    late, and either may be the cause. What all ranks share counts from its threshold on; below it, it is drift.
     """
     late_s, shared_s = evidence.excess.late_s, evidence.shared_s
     if candidate.course is not None and candidate.suspect.is_single:
@@ -249,8 +249,8 @@ def _excess_to_explain_s(candidate: Candidate, evidence: WindowEvidence) -> floa
 def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
     """A suspect's gain, and the excess of sync work that goes with it.
 
-    A rank that is slow in its local stages is slow in its part of the sync stages too, as a slow GPU is in `backward`.
-    As much as the same factor gives is explained.
+    A rank that is slow in its local stages is slow in its part of the sync stages too, as a slow GPU is in `backward`,
+    by at most the same factor.
     """
     typical, sync_excess_s = evidence.like.typical, evidence.excess.sync_s
     normal_local_s = float(typical.level_CS.sum(axis=1).max()) - evidence.excess.group_s
@@ -279,11 +279,11 @@ def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
 def _late_reason(evidence: WindowEvidence) -> str:
     """Why lateness has no suspect.
 
-    ``co_critical``: mending the last rank of each step would save little, as another arrives almost as late.
+    ``co_critical``: fixing the last rank of each step would save little, as another arrives almost as late.
     ``roaming``: it would save most, but the last rank changes. ``intermittent``: it is mostly one rank, but too rarely
-    to tell that from chance. If one of two ranks is named: ``mixed_roles`` where the other has less to do in one stage
-    than it ever had; ``co_critical`` where both are slower than they were; ``no_baseline`` where one was slow before,
-    or their past is not known.
+    to rule out chance. If one of two ranks is named: ``mixed_roles`` if the other has less to do in one stage than
+    ever; ``co_critical`` if both are slower than they were; ``no_baseline`` if one was slow before, or their past is
+    unknown.
     """
     settings = evidence.settings
     if evidence.best_gains_s < settings.most_fraction * evidence.excess.late_s:
@@ -291,7 +291,7 @@ def _late_reason(evidence: WindowEvidence) -> str:
     total_s = float(evidence.gain_R.sum())
     if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
         return "roaming"
-    named = next((one for one in evidence.candidates if one.course is not None), None)
+    named = next((candidate for candidate in evidence.candidates if candidate.course is not None), None)
     if named is None or not evidence.is_one_of_two(named.suspect) or named.suspect.rank is None:
         return "intermittent"
     pair, explained_s = evidence.pair_history(named), settings.most_fraction * named.suspect.gain_s
@@ -310,14 +310,14 @@ def _shared_reason(evidence: WindowEvidence) -> str:
         return "sync_ambiguous"
     if not excess.from_baseline:
         return "no_baseline"
-    best = next((one.suspect for one in evidence.candidates if not one.suspect.is_single), None)
+    best = next((candidate.suspect for candidate in evidence.candidates if not candidate.suspect.is_single), None)
     if best is None or best.gain_s < settings.most_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 
 
 def _numbers(evidence: WindowEvidence) -> dict[str, float]:
-    """What decided, with the first candidate's numbers and thresholds (`_requirements`)."""
+    """The numbers that decided, with the first candidate's numbers and thresholds (`_requirements`)."""
     excess, settings, exposed_s = evidence.excess, evidence.settings, evidence.exposed_s
     numbers = {
         "used_steps": float(evidence.used_N.sum()),
@@ -325,8 +325,8 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
         "late_excess_s": excess.late_s,
         "group_excess_s": excess.group_s,
         "sync_excess_s": excess.sync_s,
-        "lateness_s": evidence.seen.lateness_s,
-        "jitter_s": evidence.seen.jitter_s,
+        "lateness_s": evidence.profile.lateness_s,
+        "jitter_s": evidence.profile.jitter_s,
         "best_gains_s": evidence.best_gains_s,
         "single_gain_s": evidence.single_s,
         "has_baseline": float(excess.from_baseline),
@@ -347,8 +347,8 @@ def _numbers(evidence: WindowEvidence) -> dict[str, float]:
 def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:
     """The verdict on a window, and the state after it. A new attempt of the job starts without state (None).
 
-    Ranks that recorded none of the window are left out while more than half recorded it: how late the others are
-    compared with each other stays true. But without them the rest is never called healthy, only held.
+    Ranks that recorded none of the window are left out while more than half recorded it: the others' lateness against
+    each other stays true. But without the missing ranks the rest is never called healthy, only held.
     """
     past = past or Past()
     n_ranks = window.durations_NRS.shape[1]
@@ -362,10 +362,10 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     if verdict.label != "suspect" or not verdict.suspects[0].is_single:
         return held, past
     leaders = {stage: None if rank is None else there[rank] for stage, rank in verdict.leaders.items()}
-    # (with the job's numbers)
+    # (ranks numbered as in the job)
     suspects = tuple(
-        replace(one, rank=None if one.rank is None else there[one.rank], ranks=tuple(there[rank] for rank in one.ranks))
-        for one in verdict.suspects
+        replace(each, rank=None if each.rank is None else there[each.rank], ranks=tuple(there[r] for r in each.ranks))
+        for each in verdict.suspects
     )
     lost = None if verdict.lost is None else replace(verdict.lost, ranks=n_ranks)
     numbers = {**verdict.numbers, "coverage": held.numbers["coverage"]}
@@ -374,22 +374,22 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
 
 def _judge(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Past]:
     """Judge a window on the right clock; each clock has a state of its own."""
-    seen, coverage = timed(window, settings), None
-    if seen.clock == "device":
+    timed_window, coverage = timed(window, settings), None
+    if timed_window.clock == "device":
         # Coverage is that of the host's times: a step without device times is not missing.
         coverage = coverage_of(window)
-        seen = seen if coverage >= settings.min_coverage_fraction else Timed(window)
-    on_device = seen.clock == "device"
+        timed_window = timed_window if coverage >= settings.min_coverage_fraction else Timed(window)
+    on_device = timed_window.clock == "device"
     before = past.device or Past() if on_device else past
-    verdict, evidence = assess_times(seen.window, before, settings, coverage)
-    verdict = on_its_clock(verdict, seen, None if evidence is None else evidence.longer_s, settings)
+    verdict, evidence = assess_times(timed_window.window, before, settings, coverage)
+    verdict = on_its_clock(verdict, timed_window, None if evidence is None else evidence.longer_s, settings)
     if evidence is None:
         known = before.own_best.reported(0, window.last_step + 1)
         return with_regression(verdict, known, {}, window), replace(past, paused=())
     named = verdict.suspects[0] if verdict.label == "suspect" else None
-    verdict = replace(verdict, suspects=tuple(_placed(one, window.hosts) for one in verdict.suspects))
+    verdict = replace(verdict, suspects=tuple(_placed(suspect, window.hosts) for suspect in verdict.suspects))
     own_best = advanced(before.own_best, evidence.measures, settings)
-    verdict = with_system(verdict, seen.window, evidence.counts, evidence.usual_queued_s)
+    verdict = with_system(verdict, timed_window.window, evidence.counts, evidence.usual_queued_s)
     slower = of_suspect(own_best.reported(window.first_step, before.own_best.next_step), verdict, settings)
     baseline = before.baseline
     # The baseline is not learned from a job that is slower on all ranks. Late ranks do not change the common level.
@@ -415,16 +415,16 @@ def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, cou
     if named is None or (verdict.label != "suspect" and "self_inflicted" not in verdict.reasons):
         return None
 
-    who = named.scope, named.ranks, named.stage
-    found = (one for one in evidence.candidates if (one.suspect.scope, one.suspect.ranks, one.suspect.stage) == who)
-    one = next(found, None)
-    if one is None or one.course is None:
+    key = named.scope, named.ranks, named.stage
+    same = (each for each in evidence.candidates if (each.suspect.scope, each.suspect.ranks, each.suspect.stage) == key)
+    candidate = next(same, None)
+    if candidate is None or candidate.course is None:
         return None
     # What all ranks share is a level over the window, and not a step's own.
-    there_N = one.course.filled_N if named.is_single else evidence.used_N
-    lost_N = np.where(there_N, one.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
-    if one.course.own_steps is not None and named.rank is not None:
-        # All that it marked, also before it was named.
+    there_N = candidate.course.filled_N if named.is_single else evidence.used_N
+    lost_N = np.where(there_N, candidate.gain_N, 0.0)[max(0, counted_step + 1 - verdict.first_step) :]
+    if candidate.course.own_steps is not None and named.rank is not None:
+        # All steps that it marked, also before it was named.
         first = max(counted_step + 1, verdict.first_step - MAX_EARLIER_STEPS)
         lost_N = np.zeros(verdict.last_step + 1 - min(first, verdict.last_step))
         for step, lost_s in evidence.alone[named.rank][1].recent:
@@ -438,7 +438,7 @@ def _lost(verdict: Verdict, evidence: WindowEvidence, named: Suspect | None, cou
 
 
 def _placed(suspect: Suspect, hosts: Sequence[str] | None) -> Suspect:
-    """A rank with the host it is on, where the job has several; one that is alone there stands for that host.
+    """A rank with its host, if the job has several; one that is alone on its host stands for that host.
 
     A cohort of one rank (a pipeline without replicas) is that rank.
     """
@@ -451,7 +451,7 @@ def _placed(suspect: Suspect, hosts: Sequence[str] | None) -> Suspect:
 
 
 MAX_EARLIER_STEPS = 4096
-"""How far back a rank that is named by its own notes is charged with what it marked."""
+"""How many earlier steps that it marked are charged to a rank when its own notes name it."""
 
 
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
@@ -459,18 +459,18 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
 
     A captured step has the fault if the suspect is over its peers by most of the gain that led to the capture: the
     profiler slows a coarse stage by less. A recurring fault is expected as often as whole periods fit into the captured
-    steps, once at least, in any of them: its phase may have drifted.
+    steps, at least once, in any of them: its phase may have drifted.
 
     Returns:
-        None if unknown: no step is complete, or all steps in which a recurring fault was due may be missing;
-            the suspect has no peers; nothing was suspected; or a device's time is not known.
+        None if unknown: no step is complete, or all steps in which a recurring fault was due may be missing; the
+            suspect has no peers; there was no suspect; or a device's time is unknown.
     """
     settings = settings or Settings()
-    # On the clock that a window of these steps would be judged on.
-    seen = timed(window, settings)
-    if seen.limited and trigger.stage not in HOST_STAGES:
+    # On the clock on which a window of these steps would be judged.
+    timed_window = timed(window, settings)
+    if timed_window.limited and trigger.stage not in HOST_STAGES:
         return None
-    window = seen.window
+    window = timed_window.window
     valid_N = complete_steps(window)
     over_N = _over(window, trigger)
     if over_N is None or trigger.gain_s <= 0.0 or not valid_N.any():
@@ -480,14 +480,14 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
     recurring = trigger.pattern == "recurring" or bool(trigger.period_steps)
 
     def due(n_steps: int) -> int:
-        """In how many captured steps the fault is expected at least."""
+        """The minimum number of captured steps in which the fault is expected."""
         return max(1, n_steps // (trigger.period_steps or n_steps)) if recurring else n_steps
 
     if not n_there and recurring and n_steps - n_valid >= due(n_steps):
         return None
     n_expected = max(due(n_valid), n_there)
     enough = n_there >= settings.min_persistence_fraction * n_expected
-    # Those with the fault, and after them the likeliest others.
+    # The steps with the fault, then the likeliest others.
     furthest_X = np.sort(over_N[valid_N])[-n_expected:]
     return Reproduced(
         answer="no" if not n_there else "yes" if enough else "partly",
@@ -510,32 +510,32 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     roles = roles_of(window)
     if not set(roles.role_R[ranks]) & set(np.delete(roles.role_R, ranks)):
         return None
-    over_NXS = np.sum([one.over_NXS(ranks, roles) for one in replayed(window, roles)[0]], axis=0)
+    over_NXS = np.sum([segment_replay.over_NXS(ranks, roles) for segment_replay in replayed(window, roles)[0]], axis=0)
     over_NS = medians(over_NXS, axis=1)
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
 
 
 HOST_STAGES = frozenset({"data"})
-"""Stages of the host's own work. In all others, the host's time is launches or waiting for the device."""
+"""Stages of the host's own work. In all others, the host launches or waits for the device."""
 
 
-def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
-    """The verdict with its clock: held if that is the host's and cannot show it.
+def on_its_clock(verdict: Verdict, timed_window: Timed, longer_s: float | None, settings: Settings) -> Verdict:
+    """The verdict with its clock; held if that is the host's, and the host's clock cannot show the fault.
 
     On the host's clock, ``healthy`` stands, and so does a rank or host that is late in a stage of the host's own work.
     What all ranks share does not: it may be waiting for the devices. Devices that have enough to do can hide the delay
-    of one host; if a healthy step is known, the step is then no longer than that (``longer_s``).
+    of one host; then the step is no longer than a healthy one, if one is known (``longer_s``).
     """
-    if seen.clock == "host" and not seen.limited:
+    if timed_window.clock == "host" and not timed_window.limited:
         return verdict
-    verdict = replace(verdict, clock=seen.clock, numbers={**verdict.numbers, **seen.numbers})
-    if not seen.limited or (verdict.reasons and set(verdict.reasons) <= UNDECIDED):
+    verdict = replace(verdict, clock=timed_window.clock, numbers={**verdict.numbers, **timed_window.numbers})
+    if not timed_window.limited or (verdict.reasons and set(verdict.reasons) <= UNDECIDED):
         return verdict
-    if seen.agree and verdict.label == "healthy":
+    if timed_window.agree and verdict.label == "healthy":
         return verdict
     first = next(iter(verdict.suspects), None)
     of_the_host = first is not None and first.is_single and first.stage in HOST_STAGES
-    if seen.agree and verdict.label == "suspect" and first is not None and of_the_host:
+    if timed_window.agree and verdict.label == "suspect" and first is not None and of_the_host:
         wanted_s = settings.most_fraction * first.gain_s * first.persistence
         if longer_s is None or longer_s >= wanted_s:
             return verdict

@@ -3,11 +3,12 @@
 Peers cannot show what they all share, and a baseline that follows the job follows it down. So each step's time, each
 stage's level and the sync stages' own work are compared with the job's best, by a CUSUM (Page 1954) over the signs:
 neither the size of a hiccup nor the distribution of the times matters. The *best* is the level that one block of steps
-in four has kept to, and two blocks at least, without those of a job that has become slower. A job that climbs from its
-start on keeps to no level: its best is where it began to. Each kind of step and size of work has a best of its own, and
-each kind of step its evidence.
+in four, and at least two blocks, have reached, without those of a job that has become slower. A job that climbs from
+its start has no level: its best is where the climb began. Each kind of step and size of work has its own best, and each
+kind of step its own evidence.
 
-A pause is a step or a few that all ranks have spent many times as long in as in others, and no rank alone explains.
+A pause is one step or a few that take all ranks many times as long as others, and that no rank alone explains.
+`judging` and `evidence` call this module.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from sftriage.verdict.accounting import BoolArray, FloatArray, medians
 from sftriage.verdict.whatif import MAD_TO_SIGMA, MAX_SAMPLES, Profile, Regime, Samples, met, regimes_of
 
 FIRST_BLOCK_STEPS, LAST_BLOCK_STEPS, LEAST_BLOCKS = 4, 64, 6
-"""A climb is seen in the medians of blocks of as many steps, and in no fewer blocks. A job that has not climbed in the
-two thousand steps of the largest blocks has kept to a level."""
+"""A climb is searched for in the medians of blocks of this many steps, in at least this many blocks. A job that has not
+climbed in the two thousand steps of the largest blocks has a level."""
 
 ERRORS, WANDERINGS = 8.0, 3.0
-"""A climb is as high as so many standard errors of a median, and so many times what blocks come to that rise and fall
-by chance: ranks that share cores differ for dozens of steps."""
+"""The minimum height of a climb: this many standard errors of a median, and this many times the height that blocks
+reach by chance: ranks that share cores differ for dozens of steps."""
 
 BLOCK_STEP, BLOCK_TIMES, BLOCK_WORK, BLOCK_SPREAD = 0, 1, -2, -1
-"""What there is of a block (K): its last step, the medians of what is measured of its steps, of which the step's length
-is the first one and the work the last one, and how much the lengths spread."""
+"""The columns of a block (K): its last step; the medians of its steps' measures, from the step's length to the work;
+and the spread of the lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """The way of one regime's steps since the job's start, in blocks of equal length.
+class BlockHistory:
+    """One regime's steps since the job's start, in blocks of equal length.
 
     Attributes:
-        steps: how many steps a block has; twice as many whenever there are too many blocks, and 0 in the end.
-        blocks: the blocks that are full, `MAX_SAMPLES` at most (K).
-        rest: what is measured of the steps since then.
+        steps: steps per block: doubled whenever there are too many blocks, and 0 in the end.
+        blocks: the full blocks, at most `MAX_SAMPLES` (K).
+        rest: the measures of the steps since then.
     """
 
     steps: int = FIRST_BLOCK_STEPS
@@ -54,24 +55,24 @@ class Way:
     rest: tuple[FloatArray, ...] = ()
 
     @property
-    def room(self) -> int | None:
-        """How many steps there are until the next block is full; None where there is none to come."""
+    def n_to_come(self) -> int | None:
+        """How many steps there are until the next block is full; None if there is no next block."""
         return self.steps - len(self.rest) if self.steps else None
 
-    def after(self, step: int, rows: Sequence[FloatArray], slower: bool) -> Way:
-        """The way after the steps up to this one, as many as there is room for, unless the job is ``slower``."""
+    def after(self, step: int, rows: Sequence[FloatArray], slower: bool) -> BlockHistory:
+        """The history with the steps up to this one, at most ``n_to_come``; without them if the job is ``slower``."""
         rest = (*self.rest, *rows)
         if len(rest) < self.steps or not self.steps:
-            return Way(self.steps, self.blocks, rest if self.steps else ())
+            return BlockHistory(self.steps, self.blocks, rest if self.steps else ())
         if slower:
-            return Way(self.steps, self.blocks)
+            return BlockHistory(self.steps, self.blocks)
         rest_KN = np.array(rest).T.copy()
         typical = medians(rest_KN)
         spread = medians(np.abs(rest_KN[0] - typical[0])) * MAD_TO_SIGMA
         blocks = (*self.blocks, np.concatenate(([step], typical, [spread])))
         if len(blocks) < MAX_SAMPLES:
-            return Way(self.steps, blocks)
-        return Way(2 * self.steps, _joined(blocks)) if self.steps < LAST_BLOCK_STEPS else Way(0)
+            return BlockHistory(self.steps, blocks)
+        return BlockHistory(2 * self.steps, _joined(blocks)) if self.steps < LAST_BLOCK_STEPS else BlockHistory(0)
 
     def climb(self, settings: Settings) -> tuple[FloatArray, ...]:
         """The blocks from the best one to the last, if the job has climbed from it for most of its time."""
@@ -86,19 +87,19 @@ class Way:
 
 
 def more_work(work_N: FloatArray, work: float) -> FloatArray:
-    """How many times as long steps may take that have more work: no training step grows faster than by its square."""
+    """The factor by which steps with more work may take longer: no training step grows faster than by its square."""
     return np.maximum(1.0, work_N / work) ** 2 if work > 0.0 else np.ones(len(work_N))
 
 
 def _joined(blocks: tuple[FloatArray, ...]) -> tuple[FloatArray, ...]:
     pairs = zip(blocks[::2], blocks[1::2], strict=False)
-    return tuple(np.concatenate((two[:1], (one[1:] + two[1:]) / 2)) for one, two in pairs)
+    return tuple(np.concatenate((second[:1], (first[1:] + second[1:]) / 2)) for first, second in pairs)
 
 
 def _climbs(since_NK: FloatArray, steps: int, settings: Settings) -> bool:
-    """Whether blocks of so many steps rise steadily from the first to the last by what is reported.
+    """Whether blocks of this many steps rise steadily from the first to the last, by what is worth reporting.
 
-    A jump that is most of it is no climb, and neither are blocks of which many fall.
+    If one jump is most of the rise, or many blocks fall, it is no climb.
     """
     best_s = since_NK[0, BLOCK_TIMES]
     over_N = since_NK[:, BLOCK_TIMES] / more_work(since_NK[:, BLOCK_WORK], since_NK[0, BLOCK_WORK]) / best_s - 1.0
@@ -114,9 +115,9 @@ def _climbs(since_NK: FloatArray, steps: int, settings: Settings) -> bool:
 StepArray = NDArray[np.int64]
 
 STEP, COMMON, STAGES, QUEUED = 0, 1, 2, -1
-"""The quantities that are tested (Q), in seconds: the length of the step, and what no single rank can raise: all that
-the ranks share, each stage's common level, and its own work past the last arrival, if it is a sync stage; and last,
-what is not tested, but explains the others: for how long the rank that waited longest for a CPU did so."""
+"""The tested quantities (Q), in seconds: the length of the step, and what no single rank can raise: all that the ranks
+share, each stage's common level, and the own work of a sync stage past the last arrival. Last, a quantity that is not
+tested but explains the others: the longest wait of a rank for a CPU."""
 
 MOST = 1e6
 """The largest slowdown of a step, as a multiple of the best: keeps all numbers finite."""
@@ -128,7 +129,7 @@ class StepMeasures:
 
     Attributes:
         counts_N: the steps that count: complete, without a profiler, and not after a step of another kind.
-        work_N: the work of each step; None, or 0, if it was not given.
+        work_N: the work of each step; None, or 0, if the job does not note it.
     """
 
     first_step: int
@@ -142,8 +143,7 @@ class StepMeasures:
 def measured(window: Window, step_N: FloatArray, whole: Profile, valid_N: BoolArray) -> StepMeasures:
     """The measures of a window's steps, from their exposed times, their profile, and which of them are complete.
 
-    The slowest cohort counts. A step of another kind than the one before it does not count, for it begins with what
-    that one left behind.
+    The slowest cohort counts. A step after one of another kind does not count: it begins with that one's remains.
     """
     level_NS = whole.common_NCS.max(axis=1)
     queued_NR = window.counted("queued_s")
@@ -167,10 +167,9 @@ class BestLevel:
 
     Attributes:
         best_Q: a typical step, in seconds.
-        line_Q: by how much over it a step counts as slower, as a fraction of the best step: more in a job whose blocks
-            differ by chance.
-        alike_Q: by how much more blocks differ than independent steps would make them: divides the evidence of
-            correlated steps.
+        line_Q: the excess from which a step counts as slower, as a fraction of the best step: more in a job whose
+            blocks differ by chance.
+        alike_Q: how much more blocks differ than blocks of independent steps; divides the evidence of correlated steps.
         work: the work of such a step.
     """
 
@@ -198,8 +197,8 @@ class Best:
         samples, last: the medians of some of the blocks before, and of the last one.
         changes: the latest changes from one block to the next, each with the spread of the steps in its block.
         level: the best; None before there are enough samples.
-        way: the way of the steps, without those that the job was slower in.
-        lowest_s: the step's length where it began to climb: the best, unless a level is better.
+        history: the blocks of the steps, without those in which the job was slower.
+        lowest_s: the step's length where the climb began: the best, unless a level is better.
     """
 
     block: tuple[FloatArray, ...] = ()
@@ -207,22 +206,22 @@ class Best:
     last: FloatArray | None = None
     changes: tuple[FloatArray, ...] = ()
     level: BestLevel | None = None
-    way: Way = Way()  # frozen
+    history: BlockHistory = BlockHistory()  # frozen
     lowest_s: float = math.inf
 
     def after(self, last_step: int, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
-        """The samples after more steps, at most as many as the block, and the one of its way, have room for.
+        """The samples with more steps, at most as many as complete the block and that of its history.
 
         While the job is ``slower``, no samples are taken, but changes are.
         """
-        block, way = (*self.block, *rows), self.way.after(last_step, rows, slower)
+        block, history = (*self.block, *rows), self.history.after(last_step, rows, slower)
         if len(block) < settings.best_steps:
-            return replace(self, block=block, way=way)
+            return replace(self, block=block, history=history)
         steps_KN = np.array(block).T.copy()
         typical = medians(steps_KN)
         samples = self.samples if slower else self.samples.after(typical)
-        known = replace(self, block=(), samples=samples, last=typical, way=way)
-        if self.last is None or samples.seen < 2:
+        known = replace(self, block=(), samples=samples, last=typical, history=history)
+        if self.last is None or samples.n_offered < 2:
             return known
         change_2K = np.stack([np.abs(typical - self.last), medians(np.abs(steps_KN - typical[:, None]))])
         changes = (*self.changes, change_2K[:, :-1])[-MAX_SAMPLES:]
@@ -231,7 +230,7 @@ class Best:
         if best[STEP] <= 0.0 or self.lowest_s <= best[STEP]:
             return known
         change_Q, spread_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA
-        # The variance of a difference is that of both blocks.
+        # The variance of a difference is the sum of both blocks'.
         wander_Q = change_Q / math.sqrt(2.0)
         # The standard error of a median is 1.25 σ/√n; up to twice that, steps count as independent.
         alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
@@ -250,11 +249,11 @@ class SpeedTest:
         since_Q, first_Q, last_Q: the step since which it has been above 0, and the range of that step.
         until_Q: the last step at which it was at the threshold.
         stands_Q: whether it has been at the threshold, and not at 0 since.
-        recent: the last steps (`Settings.best_steps`), each with by how much it was over the best (Q).
-        best_Q: the best that the last of them was compared with.
-        onset: of the regression that stands: its first step, and the range of that step.
+        recent: the last steps (`Settings.best_steps`), each with its excess over the best (Q).
+        best_Q: the best with which the last of them was compared.
+        onset: the current regression's first step, and the range of that step.
         full: that regression when its evidence was last at the threshold, which may be long before it is 0.
-        ended: the last regression that has ended, which was known at step ``ended_by``.
+        ended: the last regression that has ended; this became known at step ``ended_by``.
     """
 
     kind: str
@@ -314,22 +313,22 @@ class OwnBest:
     def reported(self, first_step: int, new_from: int) -> Regression | None:
         """The regression to report with a window from ``first_step`` on, whose steps from ``new_from`` on are new.
 
-        The current one, of the most frequent kind of step; or one that has just ended. None while the job is as good as
-        its best.
+        The current one, of the most frequent kind of step, or one that has just ended. None while the job is at its
+        best.
         """
-        here = self._met(first_step)
-        for test in here:
+        tests = self._met(first_step)
+        for test in tests:
             if test.onset is not None:
                 return test.regression
-        ended = [test for test in here if test.ended is not None and test.ended_by >= new_from]
+        ended = [test for test in tests if test.ended is not None and test.ended_by >= new_from]
         return max(ended, key=lambda test: test.ended_by).ended if ended else None
 
     def numbers(self, first_step: int, settings: Settings) -> dict[str, float]:
         """The numbers and thresholds of the most frequent kind of step, of the steps from ``first_step`` on."""
-        here = self._met(first_step)
-        if not here:
+        tests = self._met(first_step)
+        if not tests:
             return {}
-        test = here[0]
+        test = tests[0]
         return {
             "over_best_fraction": float(test.recent_Q()[STEP]),
             "min_over_best_fraction": settings.min_over_best_fraction,
@@ -339,14 +338,14 @@ class OwnBest:
 
     @property
     def queued_s(self) -> float | None:
-        """The longest that a rank waits for a CPU in a step at the job's best; None where that is not known."""
+        """The longest wait of a rank for a CPU in a step at the job's best; None if unknown."""
         best_Q = next((test.best_Q for test in self._met(0)), None)
         return None if best_Q is None else float(best_Q[QUEUED])
 
     def _met(self, first_step: int) -> list[SpeedTest]:
         """The evidence of each kind of step since a step, the most frequent one first."""
-        here = (test for test in self.tests.values() if test.last_step >= first_step)
-        return sorted(here, key=lambda test: -test.n_steps)
+        tests = (test for test in self.tests.values() if test.last_step >= first_step)
+        return sorted(tests, key=lambda test: -test.n_steps)
 
 
 def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
@@ -362,8 +361,8 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
         rows_N = list(group)
         while rows_N:
             best, test = bests.get(regime, Best()), tests.get(regime[0])
-            room = min(settings.best_steps - len(best.block), best.way.room or settings.best_steps)
-            rows, rows_N = rows_N[:room], rows_N[room:]
+            n_next = min(settings.best_steps - len(best.block), best.history.n_to_come or settings.best_steps)
+            rows, rows_N = rows_N[:n_next], rows_N[n_next:]
             steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
             learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
             if best.level is not None:
@@ -372,12 +371,12 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
                 test = _tested(test, over_NQ, steps_N, best.level, settings)
             slower = test is not None and test.onset is not None
             best = best.after(int(steps_N[-1]), learned, slower, settings)
-            if not slower and (blocks := best.way.climb(settings)):
-                # The best of a job that has climbed is where it began to.
+            if not slower and (blocks := best.history.climb(settings)):
+                # The best of a job that has climbed is where the climb began.
                 first_Q = blocks[0][BLOCK_TIMES:BLOCK_WORK]
                 line_Q = np.append(np.full(len(first_Q) - 1, settings.slower_fraction), np.inf)
                 level = BestLevel(first_Q, line_Q, np.ones(len(first_Q)), float(blocks[0][BLOCK_WORK]))
-                best = replace(best, level=level, lowest_s=float(level.best_Q[STEP]), way=Way(0))
+                best = replace(best, level=level, lowest_s=float(level.best_Q[STEP]), history=BlockHistory(0))
                 test = test or _no_evidence(regime[0], before.stages, int(steps_N[0]))
                 test = _climbed(test, np.array(blocks), level, settings)
             bests, tests = met(bests, regime, best), tests if test is None else met(tests, regime[0], test)
@@ -392,11 +391,12 @@ def _no_evidence(kind: str, stages: tuple[str, ...], step: int) -> SpeedTest:
 
 
 def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: Settings) -> SpeedTest:
-    """The evidence after a climb over such blocks: it stands since the block that was the last one not to be slower."""
+    """The evidence after a climb over these blocks: a regression since the last block that was not slower."""
     over_NQ = level.over_NQ(since_NK[:, BLOCK_TIMES:BLOCK_WORK], since_NK[:, BLOCK_WORK])
     steps_N = since_NK[:, BLOCK_STEP].astype(np.int64)
-    at = int(np.flatnonzero(over_NQ[:, STEP] <= settings.slower_fraction)[-1])
-    onset = int(steps_N[at]) + 1, int(steps_N[max(at - 1, 0)]) + 1, int(steps_N[min(at + 1, len(steps_N) - 1)]) + 1
+    last = int(np.flatnonzero(over_NQ[:, STEP] <= settings.slower_fraction)[-1])
+    first, after = max(last - 1, 0), min(last + 1, len(steps_N) - 1)
+    onset = int(steps_N[last]) + 1, int(steps_N[first]) + 1, int(steps_N[after]) + 1
     is_step_Q = np.arange(len(test.evidence_Q)) == STEP
     return replace(
         test,
@@ -411,10 +411,10 @@ def _climbed(test: SpeedTest, since_NK: FloatArray, level: BestLevel, settings: 
 def _tested(
     test: SpeedTest, over_NQ: FloatArray, steps_N: StepArray, level: BestLevel, settings: Settings
 ) -> SpeedTest:
-    """The evidence after more steps of its kind, which were over their best by ``over_NQ``: the log likelihood ratio.
+    """The evidence with more steps of its kind, whose excess over the best is ``over_NQ``: the log likelihood ratio.
 
-    In a job as good as its best, at most half of the steps are slower than the line; in one that has become slower, the
-    first of ``guilty_fractions`` are.
+    In a job at its best, at most half of the steps are slower than the line; in one that has become slower, the first
+    of ``guilty_fractions`` are.
     """
     test = replace(test, best_Q=level.best_Q, n_steps=test.n_steps + len(steps_N))
     guilty = settings.guilty_fractions[0]
@@ -426,14 +426,14 @@ def _tested(
 
 
 def _after_step(test: SpeedTest, step: int, over_Q: FloatArray, change_Q: FloatArray, settings: Settings) -> SpeedTest:
-    """The evidence after one more step. A regression has ended once all quantities that stood are at 0."""
-    was_Q, enough = test.evidence_Q, settings.naming_log_odds
-    evidence_Q = np.minimum(np.maximum(was_Q + change_Q, 0.0), enough)
+    """The evidence with one more step. A regression has ended once all its quantities are at 0."""
+    before_Q, enough = test.evidence_Q, settings.naming_log_odds
+    evidence_Q = np.minimum(np.maximum(before_Q + change_Q, 0.0), enough)
     stands_Q = test.stands_Q & (evidence_Q > 0.0)
     onset, full, ended, ended_by = test.onset, test.full, test.ended, test.ended_by
-    until_Q = np.where(was_Q == enough, step, test.until_Q)
+    until_Q = np.where(before_Q == enough, step, test.until_Q)
     if onset is not None:
-        if (test.stands_Q & (was_Q == enough) & (evidence_Q < enough)).any():
+        if (test.stands_Q & (before_Q == enough) & (evidence_Q < enough)).any():
             full = test.regression
         if full is not None and not stands_Q.any():
             ended = replace(full, until_step=int(until_Q[test.stands_Q].max()))
@@ -441,9 +441,9 @@ def _after_step(test: SpeedTest, step: int, over_Q: FloatArray, change_Q: FloatA
     test = replace(
         test,
         evidence_Q=evidence_Q,
-        since_Q=np.where(was_Q == 0.0, step, test.since_Q),
-        first_Q=np.where(was_Q == 0.0, test.since_Q, test.first_Q),
-        last_Q=np.where(was_Q <= settings.onset_log_likelihood, step, test.last_Q),
+        since_Q=np.where(before_Q == 0.0, step, test.since_Q),
+        first_Q=np.where(before_Q == 0.0, test.since_Q, test.first_Q),
+        last_Q=np.where(before_Q <= settings.onset_log_likelihood, step, test.last_Q),
         until_Q=until_Q,
         stands_Q=stands_Q,
         recent=(*test.recent, (step, over_Q))[-settings.best_steps :],
@@ -477,18 +477,18 @@ def _slower_stages(over_S: FloatArray, best_S: FloatArray, stages: tuple[str, ..
         if rest_s <= 0.0:
             return ()
         if float(over_S[rest].sum()) / rest_s < 0.5 * slower:
-            return tuple(stage for at, stage in enumerate(stages) if at not in rest)
+            return tuple(stage for index, stage in enumerate(stages) if index not in rest)
     return ()
 
 
 PAUSE_STEPS, LEAST_PAUSE_S = 10.0, 1.0
-"""A pause is a step that takes as many times the typical one's length, and this much longer."""
+"""A pause is a step that takes at least this many times the typical one's length, and is this much longer."""
 
 
 def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
-    """The steps of a window in which the job paused: most of what they take longer is what all ranks have in common.
+    """The steps of a window in which the job paused: all ranks have most of the additional time in common.
 
-    A step with a kind is as long as that kind takes.
+    Steps with a kind do not count: their kind may take that long.
     """
     counts_N: BoolArray = measures.counts_N & np.asarray([kind == "" for kind, _ in measures.regimes])
     if not counts_N.any():
@@ -503,7 +503,7 @@ def paused_steps(measures: StepMeasures, settings: Settings) -> BoolArray:
 
 def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: int) -> tuple[JobPaused, ...]:
     """The pauses in a window's steps from ``new_from``, without a time. Consecutive steps are one pause."""
-    paused_N, found, stages = paused_steps(measures, settings), [], measures.stages
+    paused_N, paused, stages = paused_steps(measures, settings), [], measures.stages
     usual_Q = medians(measures.times_NQ[measures.counts_N], axis=0) if paused_N.any() else np.zeros(0)
     ends = np.flatnonzero(np.diff(np.concatenate(([False], paused_N, [False])).astype(np.int8))).reshape(-1, 2)
     for begin, end in np.maximum(ends, new_from - measures.first_step).tolist():
@@ -514,12 +514,12 @@ def pauses(measures: StepMeasures, settings: Settings, new_from: int, attempt: i
         s = int(np.argmax(local_S + sync_S))
         reason: PauseReason = "in_sync" if sync_S[s] >= local_S[s] else "in_own_work"
         first, last = measures.first_step + begin, measures.first_step + end - 1
-        found.append(JobPaused(0.0, attempt, first, last, float(over_Q[STEP]), stages[s], reason))
-    return tuple(found)
+        paused.append(JobPaused(0.0, attempt, first, last, float(over_Q[STEP]), stages[s], reason))
+    return tuple(paused)
 
 
 def of_suspect(slower: Regression | None, verdict: Verdict, settings: Settings) -> Regression | None:
-    """The regression, on some ranks where a rank or a host that the system holds back costs most of it.
+    """The regression, with scope ``some`` if a rank or a host that the system holds back costs most of it.
 
     Inside the sync stages all ranks wait for it alike.
     """
@@ -535,7 +535,7 @@ def with_regression(
 ) -> Verdict:
     """The verdict with the regression of the job against its own best: while that lasts, the job is not healthy.
 
-    A suspect stays the suspect. Where the host's clock stands in for a device's, the stages are left out.
+    A suspect stays the suspect. If the host's clock replaces a device's, the stages are left out.
     """
     verdict = replace(verdict, numbers={**verdict.numbers, **numbers})
     if slower is None:

@@ -1,9 +1,9 @@
-"""Ranks and hosts as units that may be slow: what mending each alone would have saved, and what the system caused.
+"""Ranks and hosts as units that may be slow: what fixing each alone would have saved, and what the system caused.
 
-Only the rank that arrives last can have a gain, so that only units that did are examined. The ranks of a slow host are
-late together: mending one of them alone saves nothing. A rank that is kept from its CPU, throttled or stopped delays
-the job and stays a suspect, but no profiler of it would show the cause: the kernel's counters are held against the time
-that was lost.
+Only the rank that arrives last can have a gain, so only units that did are examined. The ranks of a slow host are late
+together: fixing one of them alone saves nothing. A rank that waits for its CPU, is throttled or stopped delays the job
+and stays a suspect, but no profiler of it would show the cause: `SystemCounts` compares the kernel's counters with the
+lost time. `evidence` and `judging` call this module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Unit:
     """One rank, or the ranks of one host, in seconds.
 
     Attributes:
-        gain_NS: what mending each stage would have saved; the last column is of all local stages together.
+        gain_NS: what fixing each stage would have saved; the last column is for all local stages together.
         over_NS: its local time over its peers'.
         lateness_N: its lateness in the steps in which it arrived last, 0 in the others.
         starved: most of its lateness is waiting for a CPU, which is no single stage's fault.
@@ -64,13 +64,13 @@ class Unit:
 
 def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles) -> list[Unit]:
     """The units of some ranks."""
-    over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles) for one in replays], axis=0)
+    over_NXS = np.sum([replay.over_NXS(np.asarray(ranks, np.intp), roles) for replay in replays], axis=0)
     units = []
     for x, rank in enumerate(ranks):
-        led = [one.leader_M == rank for one in replays]
+        led = [replay.leader_M == rank for replay in replays]
         gains = [
-            np.column_stack([one.gain_MS, one.whole_gain_M]) * led_M[:, None]
-            for one, led_M in zip(replays, led, strict=True)
+            np.column_stack([replay.gain_MS, replay.whole_gain_M]) * led_M[:, None]
+            for replay, led_M in zip(replays, led, strict=True)
         ]
         units.append(_unit(rank, (rank,), over_NXS[:, x], zip(replays, led, gains, strict=True)))
     return units
@@ -82,15 +82,15 @@ def _unit(
     over_NS: FloatArray,
     parts: Iterable[tuple[SegmentReplay, BoolArray, FloatArray]],
 ) -> Unit:
-    """A unit of what it is in each segment: the rows (M) that it led, and the gains of its stages there (M × S + 1).
+    """A unit from its parts by segment: the rows (M) that it led, and the gains of its stages there (M × S + 1).
 
-    A delay after a step's last sync shows in the next step's row. The whole is of the step that most of it is of.
+    A delay after a step's last sync shows in the next step's row. The gain of all stages goes to the step with most.
     """
     n_steps, n_stages = over_NS.shape
     gain_NS, lateness_N = np.zeros((n_steps, n_stages + 1)), np.zeros(n_steps)
-    for one, led_M, gain_MS in parts:
-        lateness_N += (one.lateness_M * led_M)[:n_steps]
-        offset_S = np.append(one.offset_S, one.offset_S[gain_MS[:, :-1].sum(axis=0).argmax()])
+    for replay, led_M, gain_MS in parts:
+        lateness_N += (replay.lateness_M * led_M)[:n_steps]
+        offset_S = np.append(replay.offset_S, replay.offset_S[gain_MS[:, :-1].sum(axis=0).argmax()])
         step_MS = np.clip(np.arange(len(gain_MS))[:, None] - offset_S, 0, n_steps - 1)
         np.add.at(gain_NS, (step_MS, np.arange(n_stages + 1)), gain_MS)
     return Unit(name, ranks, gain_NS, over_NS, lateness_N)
@@ -110,34 +110,34 @@ def host_units(
     roles: Roles,
     alike_fraction: float,
 ) -> list[Unit]:
-    """The units of those of some ``hosts`` that have several ranks, of which ``alike_fraction`` at least are slow."""
+    """The units of the ``hosts`` that have several ranks, of which at least ``alike_fraction`` are slow."""
     units = []
     for h in hosts:
         ranks = places.members[h]
         apart = _apart(ranks, roles)
         if len(ranks) < 2 or apart is None:
             continue
-        peers = [_peers(one, apart) for one in replays]
+        peers = [_peers(replay, apart) for replay in replays]
         some_X = sampled(ranks, LEAST_SAMPLE_RANKS)
-        over_NXS = np.sum([one.over_NXS(some_X, roles, mine) for one, mine in zip(replays, peers, strict=True)], axis=0)
+        over_NXS = np.sum([part.over_NXS(some_X, roles, at) for part, at in zip(replays, peers, strict=True)], axis=0)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= alike_fraction):
             continue
-        led = [places.role_R[one.leader_M] == h for one in replays]
+        led = [places.role_R[replay.leader_M] == h for replay in replays]
         gains = [_gains(*parts, ranks, roles) for parts in zip(replays, peers, led, elsewhere, strict=True)]
         over_NS = medians(over_NXS.swapaxes(1, 2))
         units.append(_unit(places.names[h], tuple(ranks.tolist()), over_NS, zip(replays, led, gains, strict=True)))
     return units
 
 
-def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
-    """The last arrival of each row (M) on any host but the leader's, which is the only one with a gain in that row.
+def last_elsewhere(replay: SegmentReplay, places: Roles) -> FloatArray:
+    """The last arrival of each row (M) on any host but the leader's, which alone has a gain in that row.
 
-    Mostly the second last of all ranks; where that is on the leader's host too, the host is masked meanwhile.
+    Usually the second last of all ranks; if that is on the leader's host too, the host is masked.
     """
-    host_M, last_M = places.role_R[one.leader_M], one.second_M.copy()
-    for m in np.flatnonzero(places.role_R[one.runner_up_M] == host_M):
-        arrival_R, ranks = one.arrivals_M[m], places.members[host_M[m]]
+    host_M, last_M = places.role_R[replay.leader_M], replay.second_M.copy()
+    for m in np.flatnonzero(places.role_R[replay.runner_up_M] == host_M):
+        arrival_R, ranks = replay.arrivals_M[m], places.members[host_M[m]]
         arrival_X = arrival_R[ranks]
         arrival_R[ranks] = -np.inf
         last_M[m] = arrival_R.max()
@@ -146,9 +146,9 @@ def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
 
 
 def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
-    """The ranks on other hosts, for each cohort that the host is a large part of; None if a cohort has none there.
+    """The ranks on other hosts, for each cohort of which the host has a large part; None if a cohort has none there.
 
-    A small part of a large cohort hardly moves its median, and is not left out of it.
+    A small part of a large cohort hardly moves its median, and stays in it.
     """
     apart = {}
     elsewhere_R = np.ones(len(roles.role_R), dtype=np.bool_)
@@ -162,9 +162,9 @@ def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
     return apart
 
 
-def _peers(one: SegmentReplay, apart: dict[int, RankArray]) -> Peers:
-    peers = [median_NC.copy() for median_NC in one.references]
-    for column, median_NC in zip(one.segment.local, peers, strict=True):
+def _peers(replay: SegmentReplay, apart: dict[int, RankArray]) -> Peers:
+    peers = [median_NC.copy() for median_NC in replay.references]
+    for column, median_NC in zip(replay.segment.local, peers, strict=True):
         for c, ranks in apart.items():
             times_NX = column.of(ranks)
             median_NC[:, c] = medians(times_NX if len(ranks) < SAMPLE_RANKS else times_NX.astype(np.float32))
@@ -172,13 +172,13 @@ def _peers(one: SegmentReplay, apart: dict[int, RankArray]) -> Peers:
 
 
 def _gains(
-    one: SegmentReplay, peers: Peers, led_M: BoolArray, second_M: FloatArray, ranks: RankArray, roles: Roles
+    replay: SegmentReplay, peers: Peers, led_M: BoolArray, second_M: FloatArray, ranks: RankArray, roles: Roles
 ) -> FloatArray:
-    """What mending each stage of a host, and last all, would have saved in the rows (L) that it led; M × (S + 1)."""
-    led_L, n_stages = np.flatnonzero(led_M), one.excess_MS.shape[1]
-    arrival_LX = np.array([one.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))
+    """What fixing each stage of a host, and last all, would have saved in the rows (L) that it led; M × (S + 1)."""
+    led_L, n_stages = np.flatnonzero(led_M), replay.excess_MS.shape[1]
+    arrival_LX = np.array([replay.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))
     excess_LXS = np.zeros((len(led_L), len(ranks), n_stages + 1))
-    for column, median_NC in zip(one.segment.local, peers, strict=True):
+    for column, median_NC in zip(replay.segment.local, peers, strict=True):
         step_L = led_L - column.offset
         there_L = (step_L >= 0) & (step_L < len(median_NC))
         step_L = step_L[there_L]
@@ -186,25 +186,25 @@ def _gains(
         excess_LXS[there_L, :, column.stage] += over_LX
     excess_LXS[:, :, -1] = excess_LXS.sum(axis=2)
     left_LS = (arrival_LX[:, :, None] - np.maximum(excess_LXS, 0.0)).max(axis=1)
-    saved_LS = one.last_M[led_L, None] - np.maximum(second_M[led_L, None], left_LS)
+    saved_LS = replay.last_M[led_L, None] - np.maximum(second_M[led_L, None], left_LS)
     gain_MS = np.zeros((len(led_M), n_stages + 1))
     gain_MS[led_L] = np.maximum(saved_LS, 0.0)
     return gain_MS
 
 
 MIN_KNOWN_FRACTION = 0.5
-"""Fraction of the steps in which a counter must be known for a statement about all of them."""
+"""Fraction of the steps in which a counter must be known to stand for all of them."""
 
 MOST_TIMES = 4.0
-"""The largest factor, by how much more a rank ran than its peers, that its wait for a CPU is divided by."""
+"""The largest factor for the peers' wait for a CPU, where a rank runs more than they do."""
 
-SAID: Mapping[str, tuple[str, ...]] = {
+SHOWN_COUNTERS: Mapping[str, tuple[str, ...]] = {
     "cgroup_throttled": ("throttled_s",),
     "stopped": ("stopped_s",),
     "page_faults": ("major_faults", "disk_s"),
     "memory_pressure": ("memory_s",),
 }
-"""The counters whose numbers are in the verdict, for each cause but waiting for a CPU."""
+"""The counters that a verdict shows, for each cause but waiting for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +212,12 @@ class SystemCounts:
     """The known counters of some ranks in some steps, as means over ranks and steps.
 
     Attributes:
-        late_s: by how much a rank's time before the syncs was over its peers'.
-        over: by how much its counters were over the peers', in the part of the step before the syncs.
-        waited_s: by how much longer it waited for a CPU than its peers, without waits for its cgroup's limit, in the
-            whole step or in that part; NaN if not known.
-        ran_s: by how much longer it ran than its peers, in the whole step; NaN if not known.
-        local_S, over_S: its peers' time in each stage before the syncs, and by how much its own was over that.
+        late_s: the rank's time before the syncs, less its peers'.
+        over: its counters less its peers', in the part of the step before the syncs.
+        waited_s: its wait for a CPU less its peers', without waits for its cgroup's limit, in the whole step or in
+            that part, whichever is more; NaN if unknown.
+        ran_s: its running time less its peers', in the whole step; NaN if unknown.
+        local_S, over_S: its peers' time in each stage before the syncs, and its own less that.
     """
 
     late_s: float
@@ -230,10 +230,10 @@ class SystemCounts:
 
     @property
     def descheduled_fraction(self) -> float | None:
-        """The part of the lateness that was waiting for a CPU; None if it was not late.
+        """The part of the lateness that was waiting for a CPU; None if the rank was not late.
 
-        A step takes all ranks as long: if a rank waits for a CPU longer than its peers, that is when they wait for it,
-        before the syncs as far as it is late there.
+        A step takes all ranks equally long: if a rank waits for a CPU longer than its peers, they wait for the rank
+        meanwhile, before the syncs as far as it is late there.
         """
         if math.isnan(self.waited_s) or self.late_s <= 0.0:
             return None
@@ -242,12 +242,11 @@ class SystemCounts:
     def contended_fraction(self, usual_queued_s: float | None, stage: int | None) -> float | None:
         """The part of the lateness that contention for CPUs may explain; None if that was not counted.
 
-        Of a unit that was not late, as in a window in which others have become later, any of it explains all. Of two
-        ranks that wait as long, the one that does so before the syncs is late, and counters do not say where in a step
-        it was: so all of the rank's own waiting counts that is more than its peers', or than ``usual_queued_s``, if
-        that is known. A core that is shared or clocked down runs everything more slowly, up to half as fast: so of a
-        rank that is slow in all it does, and not in one ``stage`` alone, what it ran longer than its peers counts as
-        well.
+        If a unit was not late, as in a window in which others have become later, any contention explains all. Counters
+        do not say where in a step a rank waited: of two ranks that wait equally long, the one that waits before the
+        syncs is late. So all of the rank's waiting counts that is more than its peers', or than ``usual_queued_s`` if
+        known. A core that is shared or clocked down runs everything more slowly, up to half as fast. So for a rank that
+        is slow in everything, not in one ``stage`` alone, the time that it ran longer than its peers counts as well.
         """
         waited_s = self.waited_s
         if math.isnan(waited_s):
@@ -260,7 +259,7 @@ class SystemCounts:
         return min(1.0, contended_s / self.late_s) if self.late_s > 0.0 else float(contended_s > 0.0)
 
     def _as_slow_elsewhere(self, stage: int) -> bool:
-        """Whether it is at least half as slow, in proportion, in its other local stages or in all that it runs."""
+        """Whether it is at least half as slow, in proportion, in its other local stages or in all its running time."""
         over_s, local_s = float(self.over_S[stage]), float(self.local_S[stage])
         elsewhere = [(float(self.over_S.sum()) - over_s, float(self.local_S.sum()) - local_s)]
         if not math.isnan(self.ran_s) and (run_s := self.own["run_s"] - self.ran_s - local_s) > 0.0:
@@ -269,7 +268,7 @@ class SystemCounts:
 
     @property
     def system(self) -> tuple[SystemCode, float] | None:
-        """What else accounts for most of the lateness without a line of the program, and for which part of it."""
+        """What else the system did that accounts for most of the lateness, and for which part of it."""
         found = accounting(self.over, self.late_s)
         if found is None or found.alone is None or found.alone == "descheduled":
             return None
@@ -278,7 +277,7 @@ class SystemCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldBack:
-    """What kept ranks from running, in seconds a step: stopped, in the run queue, and there or running (N × R each)."""
+    """What kept ranks from running, in seconds a step (N × R each): stopped; queued for a CPU; queued or running."""
 
     stopped_NR: FloatArray
     waited_NR: FloatArray
@@ -286,25 +285,25 @@ class HeldBack:
 
     @classmethod
     def of(cls, window: Window, *, limited: bool) -> HeldBack | None:
-        """None where it was not counted. Where ``limited``, only waiting for the limit of its cgroup counts."""
+        """None if it was not counted. If ``limited``, only waits for the cgroup's limit count."""
         if window.counted_NRC is None:
             return None
         names = ("stopped_s", "queued_s", "run_s", "throttled_s")
-        stopped_NR, queued_NR, ran_NR, limit_NR = (np.nan_to_num(window.counted_NRC[:, :, PLACE[one]]) for one in names)
+        stopped_NR, queued_NR, ran_NR, limit_NR = (np.nan_to_num(window.counted_NRC[:, :, PLACE[n]]) for n in names)
         return cls(stopped_NR, np.minimum(queued_NR, limit_NR) if limited else queued_NR, queued_NR + ran_NR)
 
     def of_ranks(self, ranks: Sequence[int], step_N: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """For how long some ranks were held back beyond any other (N): as counted, and in all of the step's work.
+        """How long some ranks were held back beyond any other (N): as counted, and in all of the step's work.
 
-        The threads that exchange gradients for them wait as they do: for the same part of the rest of the step
+        The threads that exchange gradients wait as the training threads do: for the same part of the rest of the step
         (``step_N``) as the training threads waited of the time in which they would have run.
         """
-        mine = np.asarray(ranks)
+        own_ranks = np.asarray(ranks)
         stopped_N, waited_N = (
-            of_NR[:, mine].mean(axis=1) - np.delete(of_NR, mine, axis=1).max(axis=1, initial=0.0)
+            of_NR[:, own_ranks].mean(axis=1) - np.delete(of_NR, own_ranks, axis=1).max(axis=1, initial=0.0)
             for of_NR in (self.stopped_NR, self.waited_NR)
         )
-        ready_N = self.ready_NR[:, mine].mean(axis=1)
+        ready_N = self.ready_NR[:, own_ranks].mean(axis=1)
         fraction_N = np.divide(waited_N, ready_N, out=np.zeros_like(ready_N), where=ready_N > 0.0)
         return stopped_N + waited_N, stopped_N + fraction_N * np.clip(step_N - stopped_N, 0.0, None)
 
@@ -312,10 +311,10 @@ class HeldBack:
 def charged(unit: Unit, held: HeldBack, longer_NS: FloatArray, evidence: WindowEvidence) -> Unit:
     """The unit, with what it adds to the sync stages while something keeps it from running.
 
-    Inside the syncs all ranks wait alike for a rank that has no CPU, and no duration shows for whom. So what it was
-    held back and not late by is charged, as far as the sync stages took longer than by themselves (``longer_NS``), and
-    the step (``step_N``) longer than a healthy one (``usual_s``). It counts if what was counted is most of its
-    lateness.
+    Inside the syncs all ranks wait alike for a rank that has no CPU, and no duration shows which rank that is. So the
+    time for which the unit was held back beyond its lateness is charged to it: at most by how much longer the sync
+    stages took than by themselves (``longer_NS``), and the step (``step_N``) than a healthy one (``usual_s``). This
+    requires that the counted time is most of the unit's lateness.
     """
     step_N, used_N = evidence.exposed_N, evidence.used_N
     usual_s = 0.0 if evidence.normal is None else evidence.normal.total_s
@@ -323,7 +322,7 @@ def charged(unit: Unit, held: HeldBack, longer_NS: FloatArray, evidence: WindowE
     own_NX = held.stopped_NR[:, unit.ranks] + held.waited_NR[:, unit.ranks]
     least_s = evidence.settings.most_fraction * late_s
     if late_s <= 0.0 or float(own_NX[used_N].mean()) < least_s:
-        return unit  # (without a look at all other ranks)
+        return unit  # (without comparing it with all other ranks, which takes longer)
     counted_N, held_N = held.of_ranks(unit.ranks, step_N)
     if float(counted_N[used_N].mean()) < least_s:
         return unit
@@ -337,9 +336,9 @@ def charged(unit: Unit, held: HeldBack, longer_NS: FloatArray, evidence: WindowE
 def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> SystemCounts | None:
     """The counters of some ranks in some steps (N), against the medians of the rest of their cohort.
 
-    A counter is known by step and not by stage: it is taken to be spread evenly over the step, and only the part before
-    the syncs counts. Sums over all of the steps are compared, because two readings may be several steps apart
-    (`sftriage.windows.logs`). Of many ranks, and of many peers, some are looked at.
+    A counter is known by step and not by stage: it is assumed to be spread evenly over the step, and only the part
+    before the syncs counts. Sums over all of the steps are compared, because two readings may be several steps apart
+    (`sftriage.windows.logs`). Of many ranks, and of many peers, a sample is compared.
 
     Returns:
         None if no counter is known in enough of the steps, or for the peers.
@@ -347,19 +346,19 @@ def system_counts(window: Window, ranks: Sequence[int], steps_N: BoolArray) -> S
     if window.counted_NRC is None or not ranks:
         return None
     roles, chosen = roles_of(window), np.asarray(ranks, dtype=np.intp)
-    found = [_of_role(window, members, chosen, steps_N) for members in roles.members if np.isin(members, chosen).any()]
-    known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
+    by_role = [_of_role(window, role, chosen, steps_N) for role in roles.members if np.isin(role, chosen).any()]
+    known = [sums for sums in by_role if sums is not None]
+    if not known or len(known) < len(by_role):
         return None
     # (all cohorts of the ranks must be known)
     n_vectors, late_s, local_S, over_S, sums_3C = (sum(of_roles) for of_roles in zip(*known, strict=True))
     own, whole, over = (
-        {name: float(one) for name, one in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(one)}
+        {name: float(value) for name, value in zip(COUNTERS, sums_C / n_vectors, strict=True) if np.isfinite(value)}
         for sums_C in sums_3C
     )
     if not over:
         return None
-    over = {name: 0.0 if name in SHARED and one < 0.5 * own[name] else one for name, one in over.items()}
+    over = {name: 0.0 if name in SHARED and value < 0.5 * own[name] else value for name, value in over.items()}
     return SystemCounts(
         late_s=late_s / n_vectors,
         own=own,
@@ -376,15 +375,15 @@ def _waited_s(over: Mapping[str, float]) -> float:
 
 
 _Sums = tuple[int, float, FloatArray, FloatArray, FloatArray]
-"""Sums over ranks of one cohort and steps: how many vectors, their lateness, a peer's time in each stage before the
-syncs (once for each vector), by how much their own was over that; and their counters (3 x C): their own, those over
-their peers, and the latter in the part of the step before the syncs."""
+"""Sums over ranks of one cohort and steps: the number of vectors; their lateness; a peer's time in each stage before
+the syncs (once per vector); their own time less that; their counters (3 x C): their own, their own less their peers',
+and the latter in the part of the step before the syncs."""
 
 
 def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: BoolArray) -> _Sums | None:
-    """The sums over the ranks in question of one cohort; None if too little of it is known."""
-    asked = np.isin(members, chosen)
-    own, peers = (sampled(some, LEAST_SAMPLE_RANKS) for some in (members[asked], members[~asked]))
+    """The sums over the chosen ranks of one cohort; None if too little is known."""
+    chosen_M = np.isin(members, chosen)
+    own, peers = (sampled(some, LEAST_SAMPLE_RANKS) for some in (members[chosen_M], members[~chosen_M]))
     if not len(peers):
         return None
     n_own, window = len(own), window.of_ranks([*own.tolist(), *peers.tolist()])
@@ -398,16 +397,16 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
     least = max(1.0, MIN_KNOWN_FRACTION * steps_N.sum())
     enough_C = known_NC.sum(axis=0) >= least
     # Lateness and counters are taken over the same steps.
-    seen_N = np.asarray(known_NC[:, enough_C].all(axis=1))
-    if not enough_C.any() or seen_N.sum() < least:
+    counted_N = np.asarray(known_NC[:, enough_C].all(axis=1))
+    if not enough_C.any() or counted_N.sum() < least:
         return None
     local_SNX, synced_NX = _times(window, valid_N)
-    local_SNX, synced_NX = local_SNX[:, chosen_N][:, seen_N], synced_NX[chosen_N][seen_N]
+    local_SNX, synced_NX = local_SNX[:, chosen_N][:, counted_N], synced_NX[chosen_N][counted_N]
     local_NX = local_SNX.sum(axis=0)
     own_NX, step_NX = local_NX[:, :n_own], (local_NX + synced_NX)[:, :n_own]
     late_NX = own_NX - np.median(local_NX[:, n_own:], axis=1)[:, None]
     share_NX = np.divide(own_NX, step_NX, out=np.zeros_like(step_NX), where=step_NX > 0.0)
-    counted_NXC = window.counted_NRC[chosen_N][seen_N].astype(np.float64)
+    counted_NXC = window.counted_NRC[chosen_N][counted_N].astype(np.float64)
     usual_NC, sums_3C = known_medians(counted_NXC[:, n_own:]), np.full((3, len(COUNTERS)), np.nan)
     for place in np.flatnonzero(enough_C):
         counted_NX, usual_N = counted_NXC[:, :n_own, place], usual_NC[:, place]
@@ -421,7 +420,7 @@ def _of_role(window: Window, members: RankArray, chosen: RankArray, steps_N: Boo
 
 
 def _as_much(counted_NX: FloatArray, n_own: int) -> float:
-    """How many times as much of a counter a rank has as its peers, from 1 to `MOST_TIMES`; 1 if that is not known.
+    """A rank's counter over its peers', as a factor from 1 to `MOST_TIMES`; 1 if unknown.
 
     On a busy host, a rank that runs more or is woken more often waits for a CPU in proportion.
     """
@@ -446,19 +445,18 @@ def _times(window: Window, valid_N: BoolArray) -> tuple[FloatArray, FloatArray]:
 def with_system(
     verdict: Verdict, window: Window, known: Mapping[tuple[int, ...], SystemCounts | None], usual_queued_s: float | None
 ) -> Verdict:
-    """The verdict, with the part of each suspect's lateness that the system caused, or may have, where that is known.
+    """The verdict, with the part of each suspect's lateness that the system caused or may have caused, where known.
 
     ``window`` has the times of the verdict's clock, ``usual_queued_s`` is a rank's wait for a CPU in a usual step, and
-    ``known`` are the counts of some suspects, by their ranks. The first suspect's counters are in the verdict's
-    numbers. A rank that does something alone by its own note is late for that, and waits for a CPU because it has more
-    to do.
+    ``known`` has the counts of some suspects, by their ranks. The first suspect's counters go into the verdict's
+    numbers. A rank that notes that it does something alone is late, and waits for a CPU, for that reason.
     """
     if window.counted_NRC is None or not verdict.suspects:
         return verdict
     counts = dict(known)
-    for one in verdict.suspects:
-        if one.ranks not in counts:
-            counts[one.ranks] = counts_of(one, window)
+    for suspect in verdict.suspects:
+        if suspect.ranks not in counts:
+            counts[suspect.ranks] = counts_of(suspect, window)
     suspects = tuple(
         suspect
         if (found := counts[suspect.ranks]) is None or not suspect.is_single
@@ -475,20 +473,20 @@ def with_system(
     numbers, first = dict(verdict.numbers), counts[verdict.suspects[0].ranks]
     if first is not None:
         system = first.system
-        names = ("queued_s", "preempted", *(() if system is None else SAID[system[0]]))
+        names = ("queued_s", "preempted", *(() if system is None else SHOWN_COUNTERS[system[0]]))
         numbers |= {name: first.own[name] for name in names if name in first.own}
     return replace(verdict, suspects=suspects, numbers=numbers)
 
 
 def stage_of(suspect: Suspect, stages: Sequence[str]) -> int | None:
-    """The number of a suspect's stage; None for all stages."""
+    """The index of a suspect's stage; None for all stages."""
     return None if suspect.stage is None else stages.index(suspect.stage)
 
 
 def counts_of(suspect: Suspect, window: Window) -> SystemCounts | None:
-    """A suspect's counters from its onset on; steps without its fault add next to nothing to the sums.
+    """A suspect's counters since its onset; None if unknown, and for suspects of scope all or cohort.
 
-    None if they are unknown, and for suspects of scope all or cohort.
+    Steps without its fault add next to nothing to the sums.
     """
     if not suspect.is_single:
         return None

@@ -1,8 +1,8 @@
 """What-if replay: the exposed time that would be saved if one suspect were as its reference.
 
-After arXiv 2505.05713: replace the suspect's durations by the median of its cohort, let every wait shrink to what is
-left to wait for, and compare. In a segment all ranks leave together, so the last arrival moves and the sync stage's own
-work stays; only the rank that arrives last can have a gain by itself.
+After arXiv 2505.05713: replace the suspect's durations by the median of its cohort, shrink every wait to what remains,
+and compare. In a segment all ranks leave together, so the last arrival moves and the sync stage's own work stays; only
+the rank that arrives last can have a gain by itself. `judging`, `evidence` and `units` call it.
 
 Peers in the same step are no reference for what they all share; the job's past is. The baseline is a median over
 healthy windows spread evenly over that past, one for each regime (kind of step, and size of its work), so that a
@@ -34,17 +34,17 @@ from sftriage.verdict.accounting import (
 )
 
 SAMPLE_RANKS = 512
-"""Ranks of a large cohort that its medians are taken from, drawn once. The error of such a median is 6 % of one rank's
-jitter (1.25 / √512), and numpy sorts up to this many single-precision numbers several times faster than a few more."""
+"""Ranks of a large cohort in its sample, drawn once. The error of their median is 6 % of one rank's jitter (1.25 /
+√512), and numpy sorts up to this many single-precision numbers several times faster than a few more."""
 
 ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 1024, 64
-"""The most ranks of all samples together, and the fewest of one cohort: neither a rank more or less nor single
-precision moves such a median."""
+"""Maximum ranks in all samples together, minimum ranks in one cohort's: with these, neither one rank more or less nor
+single precision moves a median."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """The ranks that stand for cohorts whose samples have the same size; ``whole`` if they are all of their ranks."""
+    """The ranks that represent cohorts whose samples have the same size; ``whole``: these are all of their ranks."""
 
     roles_C: RankArray
     ranks_CX: RankArray
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """A window's ranks grouped into cohorts or hosts: each rank's group (``role_R``), and who stands for each group."""
+    """A window's ranks grouped into cohorts or hosts: each rank's group (``role_R``), and each group's sample."""
 
     names: tuple[str, ...]
     role_R: RankArray
@@ -107,7 +107,7 @@ MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
 
 JITTER_RANKS = 128
-"""Ranks that jitter is estimated from, and whether ranks have different roles: some thousand times."""
+"""Ranks from which jitter, and whether ranks have different roles, is estimated: some thousand times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,8 +117,8 @@ class SegmentReplay(Walk):
     Attributes:
         lateness_M: the last arrival less the median arrival of the leader's peers.
         reference_KMC: for each local column, the median of each cohort, the leader left out.
-        common_KMC: what three quarters of each cohort's ranks at least take: it rises only if the whole group is
-            slower.
+        common_KMC: the time that at least three quarters of each cohort's ranks take: it rises only if the whole group
+            is slower.
         excess_KM, excess_MS: the leader's time over its peers' median, by local column and by stage.
         offset_S: the row offset of each stage: 1 for what came after the last sync.
     """
@@ -137,17 +137,17 @@ class SegmentReplay(Walk):
 
     @property
     def gain_MS(self) -> FloatArray:
-        """What mending one stage of the leader alone would have saved."""
+        """What fixing one stage of the leader alone would have saved."""
         return np.clip(np.minimum(self.margin_M[:, None], self.excess_MS), 0.0, None)
 
     @property
     def whole_gain_M(self) -> FloatArray:
-        """What mending all local stages of the leader would have saved."""
+        """What fixing all local stages of the leader would have saved."""
         return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
 
     @property
     def references(self) -> list[FloatArray]:
-        """For each local column the medians of its steps, by cohort (N × C)."""
+        """The medians of each local column's steps, by cohort (N × C)."""
         columns = zip(self.segment.local, self.reference_KMC, strict=True)
         return [reference_MC[column.offset : column.offset + column.n_steps] for column, reference_MC in columns]
 
@@ -161,13 +161,13 @@ class SegmentReplay(Walk):
 
 
 def replayed(window: Window, roles: Roles) -> tuple[list[SegmentReplay], BoolArray]:
-    """The replay of each of a window's segments, in the order of a step, and its complete steps (N)."""
+    """The replay of each segment of a window, in the order of a step, and the window's complete steps (N)."""
     walks, complete_N = walked(window, roles.some_X)
     return [replay(walk, roles) for walk in walks], complete_N
 
 
 def replay(walk: Walk, roles: Roles) -> SegmentReplay:
-    """The replay of one of a window's segments."""
+    """Replay one segment of a window."""
     segment, leader_M = walk.segment, walk.leader_M
     rows = np.arange(segment.n_rows)
     excess_KM = np.zeros((len(segment.local), len(rows)))
@@ -181,32 +181,32 @@ def replay(walk: Walk, roles: Roles) -> SegmentReplay:
     excess_KM -= reference_KMC[:, rows, roles.role_R[leader_M]]
     arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
     lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
-    whole = {one.name: getattr(walk, one.name) for one in fields(walk)}
+    whole = {attribute.name: getattr(walk, attribute.name) for attribute in fields(walk)}
     by_stage = _by_stage(segment, excess_KM)
     return SegmentReplay(**whole, **by_stage, lateness_M=lateness_M, reference_KMC=reference_KMC, common_KMC=common_KMC)
 
 
 def joined(parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment) -> SegmentReplay:
-    """The replay of a segment, put together from rows of other replays, in order."""
+    """The replay of a segment, joined from rows of other replays, in order."""
     names = ("leader_M", "last_M", "runner_up_M", "second_M", "end_M", "advance_KM", "ahead_KM", "lateness_M")
     whole = {
-        name: np.concatenate([getattr(one, name)[..., rows] for one, rows in parts], axis=-1)
+        name: np.concatenate([getattr(source, name)[..., rows] for source, rows in parts], axis=-1)
         for name in (*names, "excess_KM")
     }
     for name in ("reference_KMC", "common_KMC"):
-        whole[name] = np.concatenate([getattr(one, name)[:, rows] for one, rows in parts], axis=1)
+        whole[name] = np.concatenate([getattr(source, name)[:, rows] for source, rows in parts], axis=1)
     some_KNX = []
     for k, column in enumerate(segment.local):
         # A column's steps are ``offset`` rows later.
         steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
-        some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
-    arrivals_M = tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows])
+        some_KNX.append(np.concatenate([source.some_KNX[k][at] for (source, _), at in zip(parts, steps, strict=True)]))
+    arrivals_M = tuple(arrival_R for source, rows in parts for arrival_R in source.arrivals_M[rows])
     by_stage = _by_stage(segment, whole.pop("excess_KM"))
     return SegmentReplay(segment=segment, arrivals_M=arrivals_M, some_KNX=tuple(some_KNX), **whole, **by_stage)
 
 
 def _by_stage(segment: Segment, excess_KM: FloatArray) -> dict[str, Any]:
-    """What a replay has of the leader's excess. A stage may have two columns; its offset is that of the larger one."""
+    """The leader's excess of a replay. A stage may have two columns; its offset is that of the larger one."""
     excess_MS = np.zeros((segment.n_rows, segment.n_stages))
     weight_S, offset_S = np.zeros(segment.n_stages), np.zeros(segment.n_stages, dtype=np.intp)
     for column, excess_M in zip(segment.local, excess_KM, strict=True):
@@ -222,8 +222,8 @@ SampleTimes = list[NDArray[Any]]
 
 
 def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, roles: Roles) -> SampleTimes:
-    """Times by sample: ``take`` those of whole cohorts; those of the others are in ``some_NX``."""
-    found: SampleTimes = []
+    """Times by sample: ``take`` returns those of whole cohorts; ``some_NX`` has the others."""
+    by_sample: SampleTimes = []
     begin = 0
     for sample in roles.samples:
         if sample.whole:
@@ -231,8 +231,8 @@ def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, ro
         else:
             times = some_NX[:, begin : begin + sample.ranks_CX.size]
             begin += sample.ranks_CX.size
-        found.append(times.reshape(len(times), *sample.ranks_CX.shape))
-    return found
+        by_sample.append(times.reshape(len(times), *sample.ranks_CX.shape))
+    return by_sample
 
 
 def arrivals(walk: Walk, roles: Roles) -> SampleTimes:
@@ -244,9 +244,9 @@ def arrivals(walk: Walk, roles: Roles) -> SampleTimes:
 
 
 def _levels(times: SampleTimes, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
-    """For each step and cohort the median without the leader, and what three quarters at least take (N × C each).
+    """For each step and cohort, the median without the leader, and the time that three quarters take (N × C each).
 
-    ``own_N`` is the leader's time. Of a sampled cohort it is the lower median, with the leader.
+    ``own_N`` is the leader's time. A sampled cohort has its lower median, with the leader.
     """
     median_NC, common_NC = (np.empty((len(own_N), len(roles.members))) for _ in range(2))
     for sample, times_NCX in zip(roles.samples, times, strict=True):
@@ -262,24 +262,24 @@ def _levels(times: SampleTimes, own_N: FloatArray, leader_N: RankArray, roles: R
 
 
 def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) -> FloatArray:
-    """The medians along the last axis; where ``leave_out``, of all but the value ``own`` (itself where alone).
+    """The medians along the last axis; where ``leave_out``, without the value ``own`` (unless there is no other).
 
-    In two ranks, the median of both would be half the straggler.
+    The median of two ranks would be half the straggler.
     """
     n_ranks = sorted_X.shape[-1]
     if n_ranks == 1:
         return sorted_X[..., 0].copy()
     all_ = (sorted_X[..., (n_ranks - 1) // 2] + sorted_X[..., n_ranks // 2]) / 2
-    # Taking one value out of a sorted row moves what lies above it down by one place.
+    # Removing a value from a sorted row moves the values above it down by one place.
     medians = [
-        np.where(own <= sorted_X[..., at], sorted_X[..., min(at + 1, n_ranks - 1)], sorted_X[..., at])
-        for at in ((n_ranks - 2) // 2, (n_ranks - 1) // 2)
+        np.where(own <= sorted_X[..., index], sorted_X[..., min(index + 1, n_ranks - 1)], sorted_X[..., index])
+        for index in ((n_ranks - 2) // 2, (n_ranks - 1) // 2)
     ]
     return np.asarray(np.where(leave_out, (medians[0] + medians[1]) / 2, all_))
 
 
 def jitter_s(times: SampleTimes) -> float:
-    """Scale (σ) of arrivals without each step's and each rank's level; rare delays and empty rows do not count."""
+    """Scale (σ) of arrivals less each step's and each rank's level; rare delays and empty rows do not count."""
     residuals = []
     for arrival_MCX in times:
         _, n_cohorts, n_ranks = arrival_MCX.shape
@@ -298,11 +298,11 @@ class Profile:
 
     Attributes:
         level_NCS: local time by stage of the median rank, without the one that arrived last.
-        common_NCS: local time by stage that three quarters of the ranks at least take.
+        common_NCS: local time by stage that at least three quarters of the ranks take.
         sync_NS: the sync stages' own work, past the last arrival.
         lateness_N: the last arrival past the median one, summed over the step's segments.
-        jitter_s: scale of a rank's ordinary jitter in arrival, summed alike.
-        own_NR: each rank's local time, if there is a cohort of two ranks; otherwise of no ranks.
+        jitter_s: scale of a rank's ordinary jitter in arrival, summed over the segments too.
+        own_NR: each rank's local time if there is a cohort of two ranks; otherwise R is 0.
     """
 
     level_NCS: FloatArray
@@ -319,7 +319,8 @@ class Profile:
     @cached_property
     def typical(self) -> Typical:
         """Medians over the steps; the mean of lateness, in which rare delays count."""
-        level_CS, common_CS, sync_S = (medians(one, axis=0) for one in (self.level_NCS, self.common_NCS, self.sync_NS))
+        by_step = self.level_NCS, self.common_NCS, self.sync_NS
+        level_CS, common_CS, sync_S = (medians(values, axis=0) for values in by_step)
         return Typical(level_CS, common_CS, sync_S, self.lateness_s)
 
     @property
@@ -343,36 +344,36 @@ class Typical:
 
 
 def profile(replays: list[SegmentReplay], roles: Roles) -> Profile:
-    """The profile of a window's steps from its replay. What came after a step's last sync belongs to that step."""
+    """The profile of a window's steps from its replay. Time after a step's last sync belongs to that step."""
     n_steps, n_stages = replays[0].segment.n_steps, replays[0].segment.n_stages
     level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
     sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
-    for one in replays:
-        for k, column in enumerate(one.segment.local):
+    for segment_replay in replays:
+        for k, column in enumerate(segment_replay.segment.local):
             rows = slice(column.offset, column.offset + n_steps)
-            level_NCS[:, :, column.stage] += one.reference_KMC[k][rows]
-            common_NCS[:, :, column.stage] += one.common_KMC[k][rows]
-        lateness_N += one.lateness_M[:n_steps]
-        own = one.segment.own
+            level_NCS[:, :, column.stage] += segment_replay.reference_KMC[k][rows]
+            common_NCS[:, :, column.stage] += segment_replay.common_KMC[k][rows]
+        lateness_N += segment_replay.lateness_M[:n_steps]
+        own = segment_replay.segment.own
         if own is not None:
-            sync_NS[:, own.stage] += (one.end_M - one.last_M)[:n_steps]
+            sync_NS[:, own.stage] += (segment_replay.end_M - segment_replay.last_M)[:n_steps]
     pairs = any(len(ranks) == 2 for ranks in roles.members)
-    own_NR = sum(one.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
-    jitter_total_s = sum(jitter_s(arrivals(one, roles)) for one in replays)
+    own_NR = sum(segment_replay.arrival_MR[:n_steps] for segment_replay in replays) if pairs else np.zeros((n_steps, 0))
+    jitter_total_s = sum(jitter_s(arrivals(segment_replay, roles)) for segment_replay in replays)
     return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_total_s, np.asarray(own_NR))
 
 
 MAX_SAMPLES = 32
-"""Windows that are kept for a regime."""
+"""Windows kept for a regime."""
 
 MAX_REGIMES = 64
-"""Regimes that are kept: those met last."""
+"""Regimes kept: the most recent ones."""
 
 BUCKETS_AN_OCTAVE = 4
 """Steps whose work is within about a fifth of each other are in one regime."""
 
 Regime = tuple[str, int | None]
-"""Steps that can be compared: their kind, and the bucket of their work (None if no work was given)."""
+"""Steps that can be compared: their kind, and the bucket of their work (None if they note no work)."""
 
 
 Sampled = TypeVar("Sampled")
@@ -381,49 +382,49 @@ Value = TypeVar("Value")
 
 
 def met(known: Mapping[Key, Value], key: Key, value: Value) -> dict[Key, Value]:
-    """What is known by regime, or by kind of step, with the one that was met now; `MAX_REGIMES` at most."""
-    others = [one for one in known.items() if one[0] != key]
+    """Values by regime, or by kind of step, with the latest one added; at most `MAX_REGIMES`."""
+    others = [item for item in known.items() if item[0] != key]
     return dict([*others, (key, value)][-MAX_REGIMES:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples(Generic[Sampled]):
-    """Samples spread evenly over all that was ``seen``: every ``stride``-th is ``kept``, `MAX_SAMPLES` at most."""
+    """Samples spread evenly over all ``n_offered``: every ``stride``-th is ``kept``, at most `MAX_SAMPLES`."""
 
     kept: tuple[Sampled, ...] = ()
-    seen: int = 0
+    n_offered: int = 0
     stride: int = 1
 
-    def after(self, one: Sampled) -> Samples[Sampled]:
-        kept = self.kept if self.seen % self.stride else (*self.kept, one)
+    def after(self, sample: Sampled) -> Samples[Sampled]:
+        kept = self.kept if self.n_offered % self.stride else (*self.kept, sample)
         if len(kept) > MAX_SAMPLES:
-            return Samples(kept[::2], self.seen + 1, 2 * self.stride)
-        return Samples(kept, self.seen + 1, self.stride)
+            return Samples(kept[::2], self.n_offered + 1, 2 * self.stride)
+        return Samples(kept, self.n_offered + 1, self.stride)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnTimes:
     """Each rank's local time in the past, for cohorts of two ranks, where the other rank is no reference.
 
-    For each regime the medians of the last windows before any likely fault, healthy or not, each with its last step.
+    For each regime, the medians of the last windows before any likely fault, healthy or not, each with its last step.
     """
 
     samples: Mapping[Regime, tuple[tuple[int, FloatArray], ...]] = field(default_factory=dict)
 
     def known(self, regime: Regime, n_ranks: int, onset: int | None = None) -> FloatArray:
-        """The local times by window and rank (K × R); of no windows if none are known.
+        """The local times by window and rank (K × R); K is 0 if none are known.
 
-        Only of those before an ``onset``, if there are any: a fault is not likely at once.
+        If there are windows before an ``onset``, only these: a fault is not recognized at once.
         """
-        known = [(last_step, one) for last_step, one in self.samples.get(regime, ()) if len(one) == n_ranks]
-        before = [one for last_step, one in known if onset is None or last_step < onset]
-        chosen = before or [one for _, one in known]
+        known = [(last_step, local_R) for last_step, local_R in self.samples.get(regime, ()) if len(local_R) == n_ranks]
+        before = [local_R for last_step, local_R in known if onset is None or last_step < onset]
+        chosen = before or [local_R for _, local_R in known]
         return np.array(chosen).reshape(len(chosen), n_ranks)
 
-    def after(self, regime: Regime, seen: Profile, last_step: int) -> OwnTimes:
-        if not seen.own_NR.shape[1]:
+    def after(self, regime: Regime, observed: Profile, last_step: int) -> OwnTimes:
+        if not observed.own_NR.shape[1]:
             return self
-        kept = (*self.samples.get(regime, ()), (last_step, medians(seen.own_NR, axis=0)))[-MAX_SAMPLES:]
+        kept = (*self.samples.get(regime, ()), (last_step, medians(observed.own_NR, axis=0)))[-MAX_SAMPLES:]
         return OwnTimes(met(self.samples, regime, kept))
 
 
@@ -440,13 +441,13 @@ class Baseline:
         kept = self.known[regime].kept
         names = ("level_CS", "common_CS", "sync_S", "lateness_s")
         level_CS, common_CS, sync_S, lateness_s = (
-            medians(np.array([getattr(one, name) for one in kept]), axis=0) for name in names
+            medians(np.array([getattr(typical, name) for typical in kept]), axis=0) for name in names
         )
         return Typical(level_CS, common_CS, sync_S, float(lateness_s))
 
     @property
     def n_windows(self) -> int:
-        return sum(known.seen for known in self.known.values())
+        return sum(known.n_offered for known in self.known.values())
 
 
 def regimes_of(window: Window) -> tuple[Regime, ...]:
@@ -461,14 +462,14 @@ def regimes_of(window: Window) -> tuple[Regime, ...]:
     return tuple((kind, int(b) if np.isfinite(b) else None) for kind, b in zip(kinds, bucket_N, strict=True))
 
 
-def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
-    """The baseline after one more window of the job: learned from healthy windows only.
+def learned(baseline: Baseline, verdict: Verdict, regime: Regime, typical: Typical) -> Baseline:
+    """The baseline with one more window, if that is healthy.
 
-    Those that only roam teach too, so that a job that jitters from its first step on gets a baseline.
+    Windows that only roam count too, so that a job that jitters from its first step on gets a baseline.
     """
     if verdict.label != "healthy" and verdict.reasons != ("roaming",):
         return baseline
-    return Baseline(met(baseline.known, regime, baseline.known.get(regime, Samples()).after(seen)))
+    return Baseline(met(baseline.known, regime, baseline.known.get(regime, Samples()).after(typical)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,8 +480,8 @@ class Excess:
         late_s: lateness of the last arrival over ``usual_late_s``.
         group_s: local stages of the median rank over the baseline, in the cohort with the most.
         sync_s: the sync stages' own work over the baseline.
-        from_baseline: whether these two are against a baseline; otherwise, against the window's earlier steps.
-        usual_late_s: lateness that jitter explains; not that of healthy windows, which may be ever a little later.
+        from_baseline: whether a baseline is the reference of these two; otherwise, the window's earlier steps are.
+        usual_late_s: lateness that jitter explains; not that of healthy windows, which may creep up.
     """
 
     late_s: float
@@ -490,29 +491,30 @@ class Excess:
     usual_late_s: float
 
 
-def excess_of(seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:
-    """The excess of a window with the profile ``seen``, and ``like`` of its steps in the most frequent regime.
+def excess_of(observed: Profile, like: Profile, normal: Typical | None, n_ranks: int, settings: Settings) -> Excess:
+    """The excess of a window.
 
-    ``normal`` is a typical healthy step of the job in that regime, if one is known.
+    ``observed`` is the profile of its steps, ``like`` that of its steps in the most frequent regime, and ``normal`` a
+    typical healthy step of the job in that regime, if known.
     """
     # The largest of R normal deviations is near σ·sqrt(2 ln R).
-    usual_late_s = seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks))
+    usual_late_s = observed.jitter_s * math.sqrt(2.0 * math.log(n_ranks))
     if normal is None:
         group_s, sync_s = _shift(like, settings)
     else:
         group_s = float(np.clip(like.typical.level_CS - normal.level_CS, 0.0, None).sum(axis=1).max())
         sync_s = float(np.clip(like.typical.sync_S - normal.sync_S, 0.0, None).sum())
-    late_s = max(0.0, seen.lateness_s - usual_late_s)
+    late_s = max(0.0, observed.lateness_s - usual_late_s)
     return Excess(late_s, group_s, sync_s, from_baseline=normal is not None, usual_late_s=usual_late_s)
 
 
-def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
-    """By how much the later part of a window is slower than its earlier part: (local level, sync work), seconds.
+def _shift(observed: Profile, settings: Settings) -> tuple[float, float]:
+    """By how much the later part of a window is slower than its earlier part, in seconds: local level, sync work.
 
-    The cut is the one with the largest rise between the medians of its sides. A rise within the spread of the steps
-    does not count, and neither does a fall: jobs warm up.
+    The cut has the largest rise between the medians of its sides. A rise within the spread of the steps does not count,
+    and neither does a fall: jobs warm up.
     """
-    local_N, sync_N = seen.level_NCS.sum(axis=2).max(axis=1), seen.sync_NS.sum(axis=1)
+    local_N, sync_N = observed.level_NCS.sum(axis=2).max(axis=1), observed.sync_NS.sum(axis=1)
     total_N = local_N + sync_N
     n_steps = len(total_N)
     edge = max(3, n_steps // 5)
@@ -524,7 +526,7 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     def step_s(values_N: FloatArray, cut: int) -> float:
         return float(medians(values_N[cut:]) - medians(values_N[:cut]))
 
-    cut = max(cuts, key=lambda at: step_s(total_N, at))
+    cut = max(cuts, key=lambda index: step_s(total_N, index))
     rise_s = step_s(total_N, cut)
     sides = (total_N[:cut], total_N[cut:])
     spread_s = max(float(medians(np.abs(side - medians(side)))) * MAD_TO_SIGMA for side in sides)

@@ -331,7 +331,7 @@ def test_other_stages_begin_anew():
     state = advanced(known, other, SETTINGS)
     # THEN it is another job
     assert state.stages == ("a", "b", "c", "d")
-    assert state.bests["", None].samples.seen == 6
+    assert state.bests["", None].samples.n_offered == 6
 
 
 def test_what_is_kept_is_bounded_however_many_kinds_there_are():

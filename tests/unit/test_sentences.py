@@ -57,7 +57,7 @@ from sftriage.runs.decisions import Other, note_kind
 from sftriage.runs.summary import advice_lines, captured_words, losses_words
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
-from sftriage.verdict.units import SAID
+from sftriage.verdict.units import SHOWN_COUNTERS
 from sftriage.web.page import templates
 from sftriage.words.decisions import (
     COUNTED,
@@ -179,7 +179,7 @@ def verdicts() -> Rows:
             waited = judged(suspects=(suspect,), numbers={"queued_s": 0.03, "preempted": 8.2})
             yield f"suspect that waited for a CPU, {fraction}", verdict_sentence(waited)
             yield f"suspect that waited for a CPU, {fraction}, explained", system_sentence(waited)
-    for code, known in SAID.items():
+    for code, known in SHOWN_COUNTERS.items():
         numbers = {name: 0.0302 if name.endswith("_s") else 31.0 for name in (*known, "queued_s", "preempted")}
         held_up = replace(RANK, system=(code, 0.83))
         yield f"suspect: {code}", system_sentence(judged(suspects=(held_up,), numbers=numbers))

@@ -272,7 +272,7 @@ class Job:
         return stalls.on_clock(status_of(SCHEMA, len(ranks), ranks, attempt), None, now_ns)
 
     def look(self):
-        verdict, self.watch = stalls.look(self.status(), self.watch, FLOOR_S, self.now_ns)
+        verdict, self.watch = stalls.observe(self.status(), self.watch, FLOOR_S, self.now_ns)
         self.verdicts += [verdict] if verdict else []
 
     def enter(self, stage, ranks=None):
@@ -400,7 +400,7 @@ def test_what_nobody_watched_does_not_count():
 def test_another_attempt_has_a_pace_of_its_own():
     job = Job()
     job.steps(10)
-    _, watch = stalls.look(job.status(attempt=1), job.watch, FLOOR_S, job.now_ns)
+    _, watch = stalls.observe(job.status(attempt=1), job.watch, FLOOR_S, job.now_ns)
     assert watch.pace == Pace()
 
 
@@ -471,6 +471,6 @@ def test_a_job_that_moves_within_the_floor_never_stalls(moves):
 
 @given(jobs, jobs)
 def test_any_two_looks_in_a_row_are_taken(first, second):
-    _, watch = stalls.look(first, Watch(), FLOOR_S, NOW)
-    verdict, _ = stalls.look(second, watch, FLOOR_S, NOW + 60 * S)
+    _, watch = stalls.observe(first, Watch(), FLOOR_S, NOW)
+    verdict, _ = stalls.observe(second, watch, FLOOR_S, NOW + 60 * S)
     assert verdict is None or verdict.label == "stalled"

@@ -211,7 +211,7 @@ def test_what_is_known_stays_spread_over_all_of_the_job():
     for n in range(1000):
         known = known.after(Typical(np.full((1, 1), float(n)), np.full((1, 1), float(n)), np.zeros(1), 0.0))
     # THEN a bounded sample of them is kept, and its median is from the middle of the job
-    assert known.seen == 1000
+    assert known.n_offered == 1000
     assert len(known.kept) <= MAX_SAMPLES
     assert Baseline({("", None): known}).typical(("", None)).level_CS[0, 0] == pytest.approx(500.0, rel=0.05)
 
