@@ -37,13 +37,7 @@ def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
     assert found["injected"].startswith("train-0: labelled, but not injected")
     # AND a policy that nobody looks at is too young to complain about
     assert "policies" not in found
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "1"}},
-    }
-    server.create(quota, namespace)
+    server.kubectl("create", "quota", "small", "-n", namespace, "--hard=pods=1")
     table = laptop("doctor", code=1).stdout
     assert "do: recreate the pods" in table or "do: see above" in table
 

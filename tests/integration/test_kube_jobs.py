@@ -6,7 +6,10 @@ Nothing runs in such a cluster, so its pods stay as they were created; `test_kub
 import contextlib
 import json
 import os
+import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from sftriage.kube.injecting import InjectionSettings, applied, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.policy.in_force import find
 from sftriage.policy.parsing import parse
-from tests.integration.kube import ANY, Cluster, Operators, made
+from tests.integration.kube import ANY, K8S, OWN, Cluster, Operators, OwnCluster, made
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.skipif(ANY in os.environ, reason="a cluster in which something runs makes pods of its own")
@@ -253,3 +256,37 @@ def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, n
     server.kubectl("patch", "lease", name, "-n", namespaced, "--type=merge", "-p", json.dumps(lease))
     assert third.wait(DEADLINE_S) == 1
     assert "the operator has stopped: another replica leads" in operators.said("third")
+
+
+@pytest.mark.skipif(OWN not in os.environ, reason="a cluster that others use is not uninstalled from")
+def test_uninstalling_as_documented_leaves_nothing_behind(tmp_path):
+    """GIVEN an installation with a job and a capture WHEN the documented lines run, while the operator still does, THEN
+    nothing of sftriage is left but its namespace, which has an end."""
+    page = (K8S.parent / "docs" / "kubernetes.md").read_text()
+    (lines,) = re.findall(r"### Uninstall\n.*?```\n(.*?)```", page, re.DOTALL)
+    with contextlib.ExitStack() as held:
+        server = held.enter_context(contextlib.closing(OwnCluster(Path(os.environ[OWN]))))
+        server.kubectl("apply", "-k", str(K8S), check=False)  # (an old server has no policy/v1, and takes the rest)
+        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        server.kubectl("create", "namespace", "ml")
+        # (without a webhook that answers there are no captures)
+        server.kubectl("delete", "mutatingwebhookconfiguration", "sftriage")
+        server.create(made("TraceCapture", "c", {"job": "pretraining", "rank": 0, "reason": "why?"}), "ml")
+        server.kubectl("apply", "-f", str(K8S / "webhook" / "webhook.yaml"))
+        operators = held.enter_context(contextlib.closing(Operators(server, tmp_path, "ml", SETTINGS)))
+        operators.start(everywhere=True)
+        job = TrainingJob(server, "ml")
+        job.add_pod(0)
+        wait_until(lambda: len(job.objects()) == len(OBJECTS), SOON_S)
+        wait_until(lambda: server.get("tcap", "c", namespace="ml")["metadata"].get("finalizers"), SOON_S)
+        # (without a controller of namespaces, theirs never end)
+        script = lines.replace("delete --ignore-not-found", "delete --wait=false --ignore-not-found")
+        about = {"env": {**os.environ, "KUBECONFIG": str(server.kubeconfig)}, "cwd": K8S.parent}
+        done = subprocess.run(["bash", "-c", script], **about, capture_output=True, text=True, timeout=120, check=False)
+        wait_until(lambda: not server.kubectl("get", "crd", "-o", "name").stdout, SOON_S)
+        kinds = ",".join(server.kubectl("api-resources", "--verbs=list", "-o", "name").stdout.split())
+        found = json.loads(server.kubectl("get", kinds, "-A", "-o", "json").stdout)["items"]
+        left = {
+            f"{one['kind']} {one['metadata']['name']}" for one in found if "sftriage" in json.dumps(one["metadata"])
+        }
+        assert left == {"Namespace sftriage-system", "Job pretraining", "Pod pretraining-0"}, done.stderr

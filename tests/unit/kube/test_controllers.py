@@ -96,14 +96,8 @@ def looked():
     def look(pods):
         server, told = Server(pods), threading.Event()
         clock = [0.0]
-        found = Controllers(
-            server,
-            ControllerSettings(InjectionSettings()),
-            lambda job: told.set(),
-            grace_s=60.0,
-            keep_s=9e9,
-            now=lambda: clock[0],
-        )
+        times = {"grace_s": 60.0, "keep_s": 9e9, "now": lambda: clock[0]}
+        found = Controllers(server, ControllerSettings(InjectionSettings()), lambda job: told.set(), **times)
         found.begin()
         made.append((server, found))
         assert told.wait(20.0)

@@ -18,6 +18,7 @@ from sftriage.runs.directory import RunInfo
 from sftriage.runs.source import View
 from sftriage.runtime.triage import requests_in
 from sftriage.traces.store import Upload
+from tests.integration.processes import wait_until as until
 from tests.scenario import Recorder, decision, request_of, verdict
 from tests.unit.conftest import manifest_of
 from tests.unit.kube.objects import NOW_S, KeptObjects, made, refused
@@ -233,14 +234,6 @@ def mirror(server, run):
     made.begin()
     yield made
     made.finish(0.0)
-
-
-def until(what):
-    end_s = time.monotonic() + DEADLINE_S
-    while not (found := what()):
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
-    return found
 
 
 def fire(run, capture_id="c-1"):

@@ -219,12 +219,9 @@ def result(state: CaptureState, detail: str = "", **about) -> CaptureResult:
 
 def stored(reproduced: str | None = None, **about) -> KnownCapture:
     manifest = manifest_of("w100-149-r2-slow-rank-1")
-    found = (
-        None
-        if reproduced is None
-        else ReproducedInfo(answer=reproduced, steps=5, steps_with=3, over_s=0.02, expected_s=0.02)
-    )
-    manifest = manifest.model_copy(update={"reproduced": found, **about})
+    if reproduced is not None:
+        about["reproduced"] = ReproducedInfo(answer=reproduced, steps=5, steps_with=3, over_s=0.02, expected_s=0.02)
+    manifest = manifest.model_copy(update=about)
     took = result("stored", first_step=160, last_step=164)
     return KnownCapture(took, manifest, STORE, f"resnet/run-1/{manifest.capture_id}")
 
@@ -288,13 +285,11 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
         assert refused("TraceCapture", "spec", spec) == ""
 
 
-DELETED = {"deletionTimestamp": "2027-01-15T08:00:00Z"}
-
-
 @pytest.mark.parametrize(("given", "expected"), cases(HERE / "removals.txt"))
 def test_what_becomes_of_the_trace_of_a_deleted_capture(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
-    found = removal(capture(status=about.get("status"), **DELETED), NOW_S + about.get("later_s", 0))
+    deleted = capture(status=about.get("status"), deletionTimestamp="2027-01-15T08:00:00Z")
+    found = removal(deleted, NOW_S + about.get("later_s", 0))
     assert f"{found.action}: {found.words}" == expected
     assert (found.stored is not None) == (found.action == "remove")
     assert (found.wait_s > 0) == (found.action == "wait")
