@@ -1,7 +1,7 @@
-"""The packed events of a trace, whatever file they came from, unpacked part by part; and time as sets of intervals.
+"""The packed events of a trace, from any kind of file, unpacked part by part; and time as sets of intervals.
 
-Whole numbers take as few bytes as they need, so that a trace of any size fits into memory. Times are whole nanoseconds:
-nothing is lost to rounding, so what is split adds up again. Axes: E events, K intervals, P pieces of time.
+Integers take as few bytes as they need, so that a trace of any size fits into memory. Times are whole nanoseconds:
+without rounding, the parts of a split sum exactly. Axes: E events, K intervals, P pieces of time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Disjoint intervals in order: K starts and K ends, each end after its start and no later than the next start."""
+    """Disjoint intervals in order: K starts and K ends, each end after its start and not after the next start."""
 
     start_K: Ints
     end_K: Ints
@@ -32,7 +32,7 @@ class Intervals:
         return int((self.end_K - self.start_K).sum())
 
     def before(self, moments: Ints) -> Ints:
-        """For each moment, how much of the spans lies before it."""
+        """For each moment, the time of the intervals before it."""
         if not len(self.start_K):
             return np.zeros(len(moments), dtype=np.int64)
         whole_K = np.concatenate([[0], np.cumsum(self.end_K - self.start_K)])
@@ -65,7 +65,7 @@ NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def union(start_M: Ints, end_M: Ints) -> Intervals:
-    """The time that is in at least one of the intervals, in any order, overlapping or not. Empty ones are dropped."""
+    """The union of intervals, in any order, overlapping or not; drops empty ones."""
     real = end_M > start_M
     start_M, end_M = start_M[real], end_M[real]
     if not len(start_M):
@@ -78,13 +78,13 @@ def union(start_M: Ints, end_M: Ints) -> Intervals:
 
 
 MAX_SPANS = 1_000_000
-"""Pieces that a stage may be in. What is worked out of them takes some hundred bytes each."""
+"""Maximum number of pieces of a stage; computing with each takes some hundred bytes."""
 
 _GATHERED = 100_000
 
 
 class IntervalCollector:
-    """Intervals that come in parts. At most ``most`` may stay apart; ``source`` names their trace."""
+    """Joins intervals that come in parts, into at most ``most`` disjoint ones; ``source`` names their trace."""
 
     def __init__(self, source: str, most: int = MAX_SPANS) -> None:
         self._source, self._most = source, most
@@ -92,7 +92,7 @@ class IntervalCollector:
         self._n_waiting = self._n_kept = 0
 
     def add(self, start_M: Ints, end_M: Ints) -> None:
-        """Take some, in any order; raises InputError where too many stay apart."""
+        """Add intervals, in any order; raises InputError if too many are disjoint."""
         part = union(start_M, end_M)
         self._parts.append(part)
         self._n_waiting += len(part.start_K)
@@ -100,7 +100,7 @@ class IntervalCollector:
             self._n_kept = len(self.spans().start_K)
 
     def spans(self) -> Intervals:
-        """The time that is in at least one of them; raises InputError where too many stay apart."""
+        """The union of all intervals; raises InputError if too many are disjoint."""
         found = both(*self._parts)
         self._parts, self._n_waiting = [found], 0
         if len(found.start_K) > self._most:
@@ -109,15 +109,15 @@ class IntervalCollector:
 
 
 def both(*all_spans: Intervals) -> Intervals:
-    """The time that is in at least one of several spans."""
+    """The union of several spans."""
     if len(all_spans) < 2:
         return all_spans[0] if all_spans else NOTHING
-    return union(*(np.concatenate([getattr(its, edge) for its in all_spans]) for edge in ("start_K", "end_K")))
+    return union(*(np.concatenate([getattr(spans, edge) for spans in all_spans]) for edge in ("start_K", "end_K")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Disjoint pieces of time in order, each belonging to one event: the index of its owner, its start and its end."""
+    """Disjoint pieces of time in order, each of one event: the index of its owner, its start and its end."""
 
     owner_P: Ints
     start_P: Ints
@@ -125,28 +125,28 @@ class Pieces:
 
 
 def self_time(start_M: Ints, end_M: Ints) -> Pieces:
-    """Split the time that events cover among them: each moment belongs to the event that began last of those open.
+    """Split the time that events cover among them: each moment belongs to the open event that began last.
 
-    For events that nest, as those of one thread do, that is their self time. Pieces are exact in any case: together
-    they are the time covered. Of events that begin together the longest is the outermost.
+    For events that nest, as those of one thread do, that is their self time. In any case, the pieces sum exactly to the
+    time covered. Of events that begin together, the longest is the outermost.
     """
     order = np.lexsort((-end_M, start_M))
     order = order[end_M[order] > start_M[order]]
     if not len(order):
         return Pieces(NOTHING.start_K, NOTHING.start_K, NOTHING.start_K)
     start_M, end_M = start_M[order], end_M[order]
-    pieces = _nested(start_M, end_M) or _one_by_one(start_M, end_M)
+    pieces = _nested(start_M, end_M) or _one_after_another(start_M, end_M)
     return replace(pieces, owner_P=order[pieces.owner_P])
 
 
 def _nested(start_M: Ints, end_M: Ints) -> Pieces | None:
     """The pieces of events that nest, all at once; None if they do not, or too deeply.
 
-    Between two moments at which something begins or ends the time belongs to whatever is on top of the stack then.
-    After a beginning that is the event itself; after an end, the last one that began at the depth that is left.
+    Between two begins or ends, the time belongs to the event on top of the stack. After a begin, that is the event
+    itself; after an end, the last event that began at the depth that is left.
     """
     n = len(start_M)
-    # Of those that end together the innermost does first, and an end comes before a beginning at the same moment.
+    # Of events that end together the innermost ends first, and an end comes before a begin at the same moment.
     by_end = n - 1 - np.argsort(end_M[::-1], kind="stable")
     ends = end_M[by_end]
     at_start = np.arange(n) + np.searchsorted(ends, start_M, side="right")
@@ -158,7 +158,7 @@ def _nested(start_M: Ints, end_M: Ints) -> Pieces | None:
         return None
     top = np.zeros(2 * n, dtype=np.intp)
     top[at_start] = np.arange(n)
-    # A sort of short numbers, which takes no comparisons; no depth but 0 is reached other than by a beginning.
+    # (16-bit integers get a radix sort; any depth but 0 is reached by a begin)
     by_depth = np.argsort(depth.astype(np.int16), kind="stable")
     began = np.maximum.accumulate(np.where(begins[by_depth], np.arange(2 * n), 0))
     top[by_depth] = top[by_depth[began]]
@@ -170,11 +170,11 @@ def _nested(start_M: Ints, end_M: Ints) -> Pieces | None:
     return Pieces(top[owned], moment[owned], moment[owned + 1])
 
 
-def _one_by_one(start_M: Ints, end_M: Ints) -> Pieces:
+def _one_after_another(start_M: Ints, end_M: Ints) -> Pieces:
     pieces = array("q")
     open_events: list[tuple[int, int]] = []
     reached = 0
-    # The last of all closes whatever is open then.
+    # (the last entry closes all open events)
     begun = [*zip(start_M.tolist(), end_M.tolist(), strict=True), (int(end_M.max(initial=0)), 0)]
     for event, (start, end) in enumerate(begun):
         while open_events and open_events[-1][1] <= start:
@@ -190,7 +190,7 @@ def _one_by_one(start_M: Ints, end_M: Ints) -> Pieces:
 
 
 class Links:
-    """A set of numbers that tie events; those below 0 tie nothing."""
+    """A set of numbers that link events; negative ones link nothing."""
 
     def __init__(self, parts: Iterable[Ints] = ()) -> None:
         self._parts: list[NDArray[Any]] = []
@@ -198,7 +198,7 @@ class Links:
             self.add(part)
 
     def add(self, link_E: Ints) -> None:
-        """Take more of them, in as few bytes as they need: they may be those of half the events."""
+        """Add numbers, in as few bytes as they need: half of the events may have one."""
         links = np.unique(link_E[link_E >= 0])
         if len(links):
             self._parts.append(links.astype(np.min_scalar_type(int(links[-1]))))
@@ -207,19 +207,19 @@ class Links:
         return bool(self._parts)
 
     def have(self, link_E: Ints) -> NDArray[np.bool_]:
-        """Of each number whether it is one of these."""
+        """Whether each number is in the set."""
         if not self._parts:
             return np.zeros(len(link_E), dtype=np.bool_)
         if len(self._parts) > 1:
             self._parts = [np.unique(np.concatenate(self._parts))]
         (links,) = self._parts
         possible_E = (link_E >= 0) & (link_E <= int(links[-1]))
-        # Of one type, or all of these would be widened for each question.
-        asked_E = np.where(possible_E, link_E, 0).astype(links.dtype)
-        return np.asarray(possible_E & (links[np.searchsorted(links, asked_E)] == asked_E))
+        # (of one type, so that numpy does not widen the whole set for each call)
+        candidate_E = np.where(possible_E, link_E, 0).astype(links.dtype)
+        return np.asarray(possible_E & (links[np.searchsorted(links, candidate_E)] == candidate_E))
 
 
-# What an event is. Kineto's categories and nsys's tables come down to these.
+# The kinds of events, for Kineto's categories and nsys's tables.
 ANNOTATION: Final = 0
 OPERATOR: Final = 1
 PYTHON: Final = 2
@@ -233,26 +233,25 @@ ON_HOST: Final = (ANNOTATION, OPERATOR, PYTHON, RUNTIME)
 ON_DEVICE: Final = (KERNEL, MEMCPY, MEMSET)
 
 SLAB_EVENTS = 1 << 18
-"""Events that are unpacked at once where they are wanted in order of time: some hundred megabytes with what is made of
-them."""
+"""How many events to unpack at once in order of time: some hundred megabytes with all that is computed from them."""
 
 MOST_SLABS = 8
-"""As many slabs may come to one where times repeat; beyond that the memory is not bounded."""
+"""How many slabs one may become if times repeat; limits the memory."""
 
 MAX_OPEN = 1_000_000
-"""Events that may be open at one moment."""
+"""Maximum number of events that are open at one moment."""
 
 ALWAYS_NS: Final = 2**63 - 1
 
 _SAMPLED = 64
 
 Chosen = NDArray[np.bool_]
-"""Of each value that a column may have, whether events that have it are wanted."""
+"""For each possible value of a column, whether to select its events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventQuery:
-    """Selects events by kind, name, track (None: any) and begin; ``names`` and ``tracks`` are masks."""
+    """Selects events by kind, name, track (None: any) and start; ``names`` and ``tracks`` are masks."""
 
     kinds: Collection[int] | None = None
     names: Chosen | None = None
@@ -263,7 +262,7 @@ class EventQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """Some events in plain columns, one place an event (E): the attributes are those of `EventBlock`, with ends."""
+    """Unpacked events, in columns of one value per event (E): as in `EventBlock`, with ends."""
 
     start_E: Ints
     end_E: Ints
@@ -275,8 +274,8 @@ class Events:
     def __len__(self) -> int:
         return len(self.start_E)
 
-    def at(self, wanted: NDArray[Any]) -> Events:
-        return Events(*(getattr(self, column.name)[wanted] for column in fields(self)))
+    def at(self, chosen: NDArray[Any]) -> Events:
+        return Events(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     @staticmethod
     def joined(parts: Sequence[Events]) -> Events:
@@ -289,7 +288,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Whole numbers as how far each is above the least of them, in the narrowest type; nothing where all are alike."""
+    """Integers as differences from the least, in the narrowest type; without an array if all are equal."""
 
     size: int
     least: int
@@ -298,7 +297,7 @@ class Packed:
 
     @classmethod
     def of(cls, values_E: Ints) -> Packed:
-        """Pack numbers, at least one, of which no two are 2^63 apart."""
+        """Pack at least one number; their range must be below 2^63."""
         least, most = int(values_E.min()), int(values_E.max())
         above_E = None if least == most else (values_E - least).astype(np.min_scalar_type(most - least))
         return cls(len(values_E), least, most, above_E)
@@ -310,18 +309,18 @@ class Packed:
         values_E += self.least
         return values_E
 
-    def are(self, wanted: Chosen) -> Chosen | bool:
-        """Which of them are wanted; True or False where that is so of all."""
+    def are(self, chosen: Chosen) -> Chosen | bool:
+        """Which numbers are chosen; a plain bool if it is the same for all."""
         if self.above_E is None:
-            return bool(wanted[self.least])
-        return np.asarray(wanted[self.least : self.most + 1][self.above_E])
+            return bool(chosen[self.least])
+        return np.asarray(chosen[self.least : self.most + 1][self.above_E])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventBlock:
-    """Some ten thousand events that stood together in a file, packed.
+    """Some ten thousand consecutive events of a file, packed.
 
-    Names and threads are numbers; ``link`` ties a device's work to the call that launched it (-1: nothing does).
+    Names and threads are numbers; ``link`` connects a device's work with the call that launched it (-1: none).
     """
 
     start: Packed
@@ -335,22 +334,22 @@ class EventBlock:
         start = self.start
         return replace(self, start=replace(start, least=start.least + by_ns, most=start.most + by_ns))
 
-    def events(self, wanted: EventQuery) -> Events | None:
-        if self.start.most < wanted.since_ns or self.start.least >= wanted.until_ns:
+    def events(self, query: EventQuery) -> Events | None:
+        if self.start.most < query.since_ns or self.start.least >= query.until_ns:
             return None
         kinds: Chosen | None = None
-        if wanted.kinds is not None:
+        if query.kinds is not None:
             kinds = np.zeros(_MOST_KINDS, dtype=np.bool_)
-            kinds[list(wanted.kinds)] = True
+            kinds[list(query.kinds)] = True
         kept: Chosen | bool = True
-        for column, chosen in ((self.kind, kinds), (self.track, wanted.tracks), (self.name, wanted.names)):
+        for column, chosen in ((self.kind, kinds), (self.track, query.tracks), (self.name, query.names)):
             if chosen is not None:
                 kept = kept & column.are(chosen)
                 if kept is False:
                     return None
-        if wanted.since_ns > self.start.least or wanted.until_ns <= self.start.most:
+        if query.since_ns > self.start.least or query.until_ns <= self.start.most:
             start_E = self.start.numbers()
-            kept = kept & (start_E >= wanted.since_ns) & (start_E < wanted.until_ns)
+            kept = kept & (start_E >= query.since_ns) & (start_E < query.until_ns)
         at = None if kept is True else np.flatnonzero(kept)
         start_E = self.start.numbers(at)
         others = (column.numbers(at) for column in (self.kind, self.name, self.track, self.link))
@@ -359,10 +358,10 @@ class EventBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """The events of one process. Times are nanoseconds: since the Unix epoch if ``absolute``, else from some moment.
+    """The events of one process. Times are in nanoseconds: since the Unix epoch if ``absolute``, else from some moment.
 
-    ``blocks`` has them in the order of the file, with numbers of ``names`` and of ``tracks``: process and thread, or
-    device and stream. The file may not say a rank, world size, job or capture. ``notes`` says how it was read.
+    ``blocks`` has them in the order of the file, with indices into ``names`` and ``tracks``: process and thread, or
+    device and stream. Rank, world size, job and capture are None if the file does not say them. ``notes`` are remarks.
     """
 
     source: str
@@ -376,30 +375,36 @@ class Trace:
     capture_id: str | None = None
     notes: tuple[str, ...] = ()
 
+    def check_rank(self) -> int:
+        """Its rank; raises InputError if it is unknown."""
+        if self.rank is None:
+            raise InputError(f"{self.source}: it does not name its rank; give it with --rank FILE=RANK")
+        return self.rank
+
     def thread(self, track: int) -> Chosen:
-        """Of each track whether it is this one."""
         return np.asarray(np.arange(len(self.tracks)) == track)
 
     def process(self, track: int) -> Chosen:
-        return np.array([its[0] == self.tracks[track][0] for its in self.tracks], dtype=np.bool_)
+        return np.array([known[0] == self.tracks[track][0] for known in self.tracks], dtype=np.bool_)
 
-    def parts(self, wanted: EventQuery) -> Iterator[Events]:
-        """The events that are wanted, in the order of the file and some thousands at a time."""
+    def parts(self, query: EventQuery) -> Iterator[Events]:
+        """The selected events, in the order of the file, some thousands at a time."""
         for block in self.blocks:
-            found = block.events(wanted)
+            found = block.events(query)
+
             if found is not None and len(found):
                 yield found
 
-    def slabs(self, wanted: EventQuery) -> Iterator[tuple[int, Events]]:
+    def slabs(self, query: EventQuery) -> Iterator[tuple[int, Events]]:
         """The selected events in slabs of time, none with more than about `SLAB_EVENTS`.
 
-        Yields when the slab ends (`ALWAYS_NS` for the last) and the events that began in it, in the order of the file.
-        Raises InputError where too many begin in one moment.
+        Yields the end of the slab (`ALWAYS_NS` for the last) and the events that began in it, in the order of the file.
+        Raises InputError if too many begin at one moment.
         """
         n_events, sampled, early = 0, [], []
-        for part in self.parts(wanted):
+        for part in self.parts(query):
             n_events += len(part)
-            # A view would keep all of it.
+            # (a view would keep the whole part)
             sampled.append(part.start_E[::_SAMPLED].copy())
             if n_events <= SLAB_EVENTS:
                 early.append(part)
@@ -408,15 +413,15 @@ class Trace:
             return
         early.clear()
         edges = np.unique(np.sort(np.concatenate(sampled))[SLAB_EVENTS // _SAMPLED :: SLAB_EVENTS // _SAMPLED])
-        most, since_ns = MOST_SLABS * SLAB_EVENTS, wanted.since_ns
+        most, since_ns = MOST_SLABS * SLAB_EVENTS, query.since_ns
         for until_ns in (*edges.tolist(), ALWAYS_NS):
-            parts = self.parts(replace(wanted, since_ns=since_ns, until_ns=until_ns))
+            parts = self.parts(replace(query, since_ns=since_ns, until_ns=until_ns))
             yield until_ns, gathered(parts, most, f"{self.source}: more than {most} events begin at about one moment")
             since_ns = until_ns
 
 
 def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
-    """Parts as one; raises InputError with ``problem`` where they have more than ``most`` events."""
+    """Join parts; raises InputError with ``problem`` if they have more than ``most`` events."""
     found, n_found = [], 0
     for part in parts:
         found.append(part)
@@ -427,16 +432,16 @@ def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
 
 
 def self_time_slices(
-    trace: Trace, wanted: EventQuery, inside: Intervals | None = None
+    trace: Trace, query: EventQuery, inside: Intervals | None = None
 ) -> Iterator[tuple[int, Events, Pieces]]:
-    """Split the time of the selected events among those of each thread: of those open, the one that began last has it.
+    """Split the time of the selected events within each thread: each moment belongs to the open event that began last.
 
-    Yields, slab by slab, when the slab begins; the events that are open in it, those that began earlier first; and the
-    pieces of its time, thread by thread, each with the place of its event. Only events that are in ``inside`` count.
-    Raises InputError where too many are open at once.
+    Yields, for each slab, its begin; the events that are open in it, earlier begins first; and the pieces of its time,
+    thread by thread, each with the index of its event. Only events in ``inside`` count. Raises InputError if too many
+    are open at once.
     """
     still_open, since_ns = Events.joined([]), -ALWAYS_NS
-    for until_ns, begun in trace.slabs(wanted):
+    for until_ns, begun in trace.slabs(query):
         if inside is not None:
             begun = begun.at(inside.within(begun.start_E, begun.end_E) > 0)
         events = Events.joined([still_open, begun]) if len(still_open) else begun
@@ -450,23 +455,23 @@ def self_time_slices(
 def _split(events: Events, since_ns: int, until_ns: int) -> Pieces:
     order = np.argsort(events.track_E.astype(np.min_scalar_type(events.track_E.max(initial=0))), kind="stable")
     parts = []
-    for its in np.split(order, np.flatnonzero(np.diff(events.track_E[order])) + 1):
-        pieces = self_time(events.start_E[its], events.end_E[its])
+    for of_thread in np.split(order, np.flatnonzero(np.diff(events.track_E[order])) + 1):
+        pieces = self_time(events.start_E[of_thread], events.end_E[of_thread])
         start_P, end_P = np.maximum(pieces.start_P, since_ns), np.minimum(pieces.end_P, until_ns)
         real = end_P > start_P
-        parts.append((its[pieces.owner_P[real]], start_P[real], end_P[real]))
+        parts.append((of_thread[pieces.owner_P[real]], start_P[real], end_P[real]))
     return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 BLOCK_EVENTS = 1 << 16
-"""Events that are packed together: few enough to lie close to each other in time, which is what makes them small."""
+"""How many events to pack together: few enough to be close in time, which makes them small."""
 
 MAX_NAMES = 200_000
 MAX_NAMES_BYTES = 64 << 20
-"""Names kept apart. A program that puts a number into every name would otherwise fill the memory with them."""
+"""Limit of different names: a program that puts a number into every name would fill the memory."""
 
 MAX_MARKS = 250_000
-"""Names of steps and of sftriage's own that are kept apart however many others there are."""
+"""Limit of names of steps and of sftriage, which do not count among the others."""
 
 MAX_TRACKS = 20_000
 MAX_HALVES_OPEN = 1_000_000
@@ -474,20 +479,20 @@ MAX_HALVES_OPEN = 1_000_000
 OTHER_NAMES = "(other names)"
 
 LIMIT_NS = 2**61
-"""Above this a time is no time, and sums of three would not fit into 64 bits."""
+"""Times above this are invalid, and sums of three would not fit into 64 bits."""
 
 EPOCH_FROM_NS = 10**18
-"""A clock without a base that shows more than this counts from 1970, where this was 2001; less is time since a boot."""
+"""A clock without a base counts from 1970 if it shows more than this (2001), and else from boot."""
 
 IGNORED: Final = 7
-"""The kind of an event that does not matter."""
+"""The kind of an irrelevant event."""
 
 ENDS: Final = 8
-"""Added to the kind of a half that is an end."""
+"""Added to the kind of a half event that is an end."""
 
 _FIELDS: Final = 6
 OWN: Final = "sftriage:"
-"""Begins the names of sftriage's own annotations."""
+"""The prefix of sftriage's own annotations."""
 _MARKS: Final = (OWN, "ProfilerStep#")
 _LONG_BYTES: Final = 1000
 
@@ -499,7 +504,7 @@ class NameIds(dict[str, int]):
         super().__init__()
         self._bytes = self._marks = 0
         self.others: int | None = None
-        """The number of all names that came when there were too many; None if none did."""
+        """The number that all names beyond the limit share; None before that."""
 
     def __missing__(self, name: str) -> int:
         takes = sys.getsizeof(name)
@@ -518,7 +523,7 @@ class NameIds(dict[str, int]):
 
 @dataclass(slots=True)
 class EventColumns:
-    """The events of one process as they are read."""
+    """Collects the events of one process while they are read."""
 
     source: str
     name_ids: NameIds = field(default_factory=NameIds)
@@ -529,14 +534,14 @@ class EventColumns:
     _n_waiting: int = 0
 
     def track_id(self, process: str, thread: str) -> int:
-        """The number of a thread, new or known; raises InputError beyond `MAX_TRACKS`."""
+        """The number of a new or known thread; raises InputError beyond `MAX_TRACKS`."""
         number = self.track_ids.setdefault((process, thread), len(self.track_ids))
         if number >= MAX_TRACKS:
             raise InputError(f"{self.source}: more than {MAX_TRACKS} threads")
         return number
 
     def add(self, start_ns: int, duration_ns: int, kind: int, name: int, track: int, link: int) -> bool:
-        """Take an event, unless its time cannot be; whether it was taken."""
+        """Add an event, and return True, unless its time is invalid."""
         if not (-LIMIT_NS < start_ns < LIMIT_NS and 0 <= duration_ns < LIMIT_NS):
             return False
         self._singles.extend((start_ns, duration_ns, kind, name, track, link if -1 < link < LIMIT_NS else -1))
@@ -545,7 +550,7 @@ class EventColumns:
         return True
 
     def add_all(self, possible_E: NDArray[np.bool_], *columns: NDArray[np.integer]) -> int:
-        """Take the events whose times are possible, in the columns of `EventBlock`; the number of the others."""
+        """Add the events with valid times, in the columns of `EventBlock`; return the number of the others."""
         n_impossible = int(np.count_nonzero(~possible_E))
         if n_impossible:
             columns = tuple(column[possible_E] for column in columns)
@@ -557,7 +562,7 @@ class EventColumns:
         return n_impossible
 
     def trace(self, base_ns: int = 0, notes: tuple[str, ...] = ()) -> Trace:
-        """All that was taken, as a trace; nothing is added after that. Times are from ``base_ns`` (0: unknown)."""
+        """The collected events as a trace, at the end. Times are from ``base_ns`` (0: unknown)."""
         self._take_singles()
         if self._waiting:
             self._pack()
@@ -585,15 +590,15 @@ class EventColumns:
 
 
 def pair_halves(halves: EventColumns, whole: EventColumns) -> int:
-    """Pair beginnings and ends by their nesting; the number of halves that are left over.
+    """Pair begin and end events by their nesting; return the number of unpaired ones.
 
-    ``halves`` have no duration, and `ENDS` in the kind of an end; their names and tracks are numbers of ``whole``,
-    which takes the pairs. Raises InputError where too many are open at once.
+    ``halves`` have no duration, and ends have `ENDS` in their kind; their names and tracks are indices of ``whole``,
+    which gets the pairs. Raises InputError if too many are open at once.
     """
     n_left = 0
     open_halves: dict[int, list[tuple[int, int, int]]] = {}
     for _, slab in halves.trace().slabs(EventQuery()):
-        # An end comes before a beginning at the same moment.
+        # An end comes before a begin at the same moment.
         order = np.lexsort((slab.kind_E < ENDS, slab.start_E))
         rows = (column[order].tolist() for column in (slab.start_E, slab.kind_E, slab.name_E, slab.track_E))
         for moment_ns, kind, name, track in zip(*rows, strict=True):
@@ -603,9 +608,9 @@ def pair_halves(halves: EventColumns, whole: EventColumns) -> int:
             elif not opened:
                 n_left += 1
             else:
-                start_ns, its_kind, its_name = opened.pop()
-                if its_kind != IGNORED:
-                    whole.add(start_ns, moment_ns - start_ns, its_kind, its_name, track, -1)
+                start_ns, own_kind, own_name = opened.pop()
+                if own_kind != IGNORED:
+                    whole.add(start_ns, moment_ns - start_ns, own_kind, own_name, track, -1)
         if sum(map(len, open_halves.values())) > MAX_HALVES_OPEN:
             raise InputError(f"{whole.source}: more than {MAX_HALVES_OPEN} events begin and do not end")
     return n_left + sum(map(len, open_halves.values()))

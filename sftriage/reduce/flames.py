@@ -1,7 +1,7 @@
-"""The tree of functions in which a stage was spent, by its sampled stacks: what a flame graph draws.
+"""The tree of functions of a stage, from its sampled stacks, for a flame graph.
 
-A function is the same wherever in it the sampler found it; the lines at which it stood itself are leaves below it. So a
-function takes what its leaves take.
+A function is one node, whatever its line; the lines at which it was itself sampled are leaves below it. So a function
+takes the sum of its leaves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal
 from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, weights
 
 MAX_DEPTH = 128
-"""Functions of a stack that are kept apart; what is deeper counts for the last of them."""
+"""How many functions of a stack to keep; deeper ones count for the last of them."""
 
 MAX_STACKS = 1000
-"""Different stacks of one side that are kept apart; of more, the least are put together."""
+"""How many different stacks of one side to keep; the smallest others are joined."""
 
 
 OTHERS = Frame("(other stacks)", "", 0)
@@ -27,9 +27,9 @@ Kind = Literal["root", "function", "line"]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a thread did in a stage: what each stack stands for in all ``steps``, and the number of samples.
+    """What a thread did in a stage: the time of each stack over all ``steps``, and the number of samples.
 
-    ``measured_s`` is how long the stage took a step, of which the stacks are parts; None where that is not known.
+    ``measured_s`` is the stage's time per step, of which the stacks are parts; None if unknown.
     """
 
     stacks_ns: Sequence[tuple[tuple[Frame, ...], int]]
@@ -44,10 +44,10 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Flame:
-    """A function where it was called, or a line at which it stood itself; the root is the stage.
+    """A function in its caller, or a line at which it was itself sampled; the root is the stage.
 
-    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the line where it was met the most.
-    ``took_s`` is a step's, with all that it called; ``beside_s`` the same of what it is compared with. ``children`` are
+    ``path`` is unique in a tree, and the same in every tree. ``frame`` is at the function's most frequent line.
+    ``took_s`` is its time per step, with all that it calls; ``beside_s`` that of the control. ``children`` are sorted,
     the longest first.
     """
 
@@ -63,16 +63,16 @@ class Flame:
         return self.took_s - self.beside_s
 
     def seconds(self, side: int) -> float:
-        """What it took on the suspect (0), or beside (1)."""
+        """Its time on the suspect (0), or on the control (1)."""
         return self.beside_s if side else self.took_s
 
     def walk(self) -> Iterator[Flame]:
-        """It, and all that is below it, each before what is below."""
+        """This node and all below it, parents first."""
         waiting = [self]
         while waiting:
-            one = waiting.pop()
-            yield one
-            waiting += reversed(one.children)
+            child = waiting.pop()
+            yield child
+            waiting += reversed(child.children)
 
 
 def fold(
@@ -82,17 +82,17 @@ def fold(
     steps: Collection[int] | None = None,
     measured_s: float | None = None,
 ) -> Folded:
-    """What one of the threads did while the training thread was in a stage, or in all, in some steps, or in all."""
+    """What a thread did while the training thread was in a stage (None: all) of some steps (None: all)."""
     by_stack: dict[tuple[int, ...], int] = {}
     taken = 0
     for at, weight_ns in weights(samples, stage, steps):
         if stack := thread.stacks_N[at]:
             taken += 1
             by_stack[stack] = by_stack.get(stack, 0) + weight_ns
-    # (a step may have no sample, where the sampler was kept from it)
+    # (a step has no sample if the sampler was held up)
     numbers = range(min(samples.step_N, default=0), max(samples.step_N, default=0) + 1)
     met = len(numbers) if steps is None else sum(number in steps for number in numbers)
-    by_size = sorted(by_stack.items(), key=lambda one: -one[1])
+    by_size = sorted(by_stack.items(), key=lambda item: -item[1])
     stacks_ns = [
         (tuple(samples.frames[number] for number in stack[:MAX_DEPTH]), ns) for stack, ns in by_size[:MAX_STACKS]
     ]
@@ -102,14 +102,14 @@ def fold(
 
 
 def flames(*sides: Folded) -> Flame:
-    """The tree of what a stage was spent on, a step: on the suspect, and on what it is compared with."""
+    """The tree of a stage's time per step: of the suspect, and of the rank or steps that it is compared with."""
     root = _Node()
     for side, folded in enumerate(sides):
         weight_ns, measured_s = folded.weight_ns, folded.measured_s
         a_step = 1e-9 / max(1, folded.steps) if measured_s is None or not weight_ns else measured_s / weight_ns
         for stack, ns in folded.stacks_ns:
             root.add(stack, side, ns * a_step)
-        # (short, it may have been missed by every sample)
+        # (a short stage may have no sample)
         root.seconds[side] = weight_ns * a_step if measured_s is None else measured_s
     return root.flame("root", "all", Frame("", "", 0))
 
@@ -117,7 +117,8 @@ def flames(*sides: Folded) -> Flame:
 @dataclass(slots=True)
 class _Node:
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    # By line: hashing a frame takes as long as all the rest.
+    # By line, since hashing a frame would take as long as all the rest.
+
     lines: dict[int, tuple[float, Frame]] = field(default_factory=dict)
     functions: dict[tuple[str, str], _Node] = field(default_factory=dict)
     stood: dict[Frame, list[float]] = field(default_factory=dict)
@@ -134,13 +135,13 @@ class _Node:
 
     def flame(self, kind: Kind, path: str, frame: Frame) -> Flame:
         below = [
-            *(one.flame("function", _below(path, "in", *key), one.most()) for key, one in self.functions.items()),
+            *(child.flame("function", _below(path, "in", *key), child.most()) for key, child in self.functions.items()),
             *(
                 Flame("line", _below(path, "at", str(at.line), at.source), at, took_s, beside_s)
                 for at, (took_s, beside_s) in self.stood.items()
             ),
         ]
-        below.sort(key=lambda one: (-max(one.took_s, one.beside_s), one.path))
+        below.sort(key=lambda child: (-max(child.took_s, child.beside_s), child.path))
         return Flame(kind, path, frame, self.seconds[0], self.seconds[1], tuple(below))
 
     def most(self) -> Frame:

@@ -1,9 +1,9 @@
-"""What filled a stage: self time by name, work against waiting, kernels against their launches.
+"""What filled a stage: self time by name, work and waiting, kernels with their launches.
 
-Of a rank without a trace its sampled stacks show it, and its recorded steps say how long the stage was.
+For a rank without a trace, its sampled stacks show the contents, and its recorded steps the stage's time.
 
 Axes: C codes of a tally, P pieces of time, X events that are open in a slab of time, L launches, M operators, D the
-device's events, K kernels with who launched them, N steps.
+device's events, K kernels with their launchers, N steps.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ from sftriage.reduce.stages import COLLECTIVES, IDLES, OURS, WAITS, Reduction, m
 from sftriage.traces.manifest import CONTROL, MAX_KERNELS, MAX_SHARES, Findings, KernelShare, Kind, Share, StageProfile
 
 MAX_LAUNCHES = 1 << 20
-"""Of a stage, and of what the device did, those that are looked at as one."""
+"""Maximum number of launches of a stage, and of the device's events for them, to analyse at once."""
 
 _ENGINE = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _NAMESPACES = re.compile(r"^(?:[\w~]+::|\(anonymous namespace\)::)*")
 _MAX_NAME: Final = 100
 
 Launcher = tuple[str, str, str]
-"""A kernel, the operator that launched it, and the outermost one around that."""
+"""A kernel, the operator that launched it, and the outermost operator around that."""
 
 Took = Mapping[Launcher, tuple[int, int]]
-"""How long a device was at each, in nanoseconds, and how often."""
+"""The device's time for each, in nanoseconds, and the number of runs."""
 
 
 def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple[Took, int | None, int | None]:
-    """What the device did of what some spans launched, whenever it came to it, collectives apart.
+    """The device's work that was launched in some spans, whenever it ran, without collectives.
 
-    ``track`` is a thread of the launching process, ``start_N`` is when the steps began. Besides the times by kernel, in
-    which what overlaps on one stream counts once: how long the device was at any of these, and how long it waited for
-    its host, from the end of what came before to the end of all of this. None: nothing was launched, or too much.
+    ``track`` is a thread of the launching process, ``start_N`` has the starts of the steps. Returns the times by kernel
+    (overlaps on one stream count once), the time in any of these, and the device's time of waiting for its host, from
+    the end of its earlier work to the end of all of this. None: nothing was launched, or too much.
+
     """
     try:
         of_process = trace.parts(EventQuery((RUNTIME,), tracks=trace.process(track)))
@@ -79,27 +80,27 @@ def launched(trace: Trace, track: int, spans: Intervals, start_N: Ints) -> tuple
     at_D = np.minimum(np.searchsorted(link_L, device.link_E), len(link_L) - 1)
     tied_D = (device.link_E >= 0) & (link_L[at_D] == device.link_E)
     step_L = np.searchsorted(start_N, calls.start_E, side="right")
-    # (after its last kernel a sync stage may wait for others, as one does whose exchange is on the host)
+    # (after its last kernel a sync stage may wait for others, if the exchange is on the host)
     works_D = tied_D & (device.kind_E == KERNEL) & (inner_L[order[at_D]] >= 0)
     idle_ns = _idle_ns(device, np.where(works_D, step_L[order[at_D]], -1))
     tied_D &= ~matching(trace.names, COLLECTIVES)[device.name_E]
-    its, by_D = device.at(tied_D), order[at_D[tied_D]]
-    keys_D = np.stack([its.name_E, inner_L[by_D], outer_L[by_D]], axis=1)
+    own, by_D = device.at(tied_D), order[at_D[tied_D]]
+    keys_D = np.stack([own.name_E, inner_L[by_D], outer_L[by_D]], axis=1)
     key_K, which_D, calls_K = np.unique(keys_D, axis=0, return_inverse=True, return_counts=True)
-    took_K = np.bincount(which_D.ravel(), _alone_ns(its), len(key_K)).astype(np.int64)
+    took_K = np.bincount(which_D.ravel(), _alone_ns(own), len(key_K)).astype(np.int64)
     found: dict[Launcher, tuple[int, int]] = {}
     for (kernel, inner, outer), took_ns, n_calls in zip(key_K.tolist(), took_K.tolist(), calls_K.tolist(), strict=True):
         names = _shown(trace, inner), _shown(trace, outer)
         launcher = kernel_name(trace.names[kernel]), names[0], names[1] if names[1] != names[0] else ""
         before_ns, before = found.get(launcher, (0, 0))
         found[launcher] = before_ns + took_ns, before + n_calls
-    return found, union(its.start_E, its.end_E).total_ns, idle_ns
+    return found, union(own.start_E, own.end_E).total_ns, idle_ns
 
 
 def _alone_ns(device: Events) -> Ints:
-    """How long each of a device's events, in order, took of its stream beyond those that began before it.
+    """The time of each of a device's events, in order, on its stream, without the overlap with earlier events.
 
-    A stream does one thing after the other: where its events overlap, their sum is no more than the time they cover.
+    A stream runs one thing at a time, so the sum of overlapping events must not exceed the time that they cover.
     """
     alone_D = np.zeros(len(device), dtype=np.int64)
     for stream in np.unique(device.track_E).tolist():
@@ -111,7 +112,7 @@ def _alone_ns(device: Events) -> Ints:
 
 
 def _idle_ns(device: Events, step_D: Ints) -> int:
-    """How long a device was idle before and between what it did of each step's; -1 is not of them."""
+    """How long a device was idle before and between its work of each step; -1: of no step."""
     busy, idle_ns = union(device.start_E, device.end_E), 0
     reach_D = np.maximum.accumulate(device.end_E) if len(device) else device.end_E
     for step in np.unique(step_D[step_D >= 0]).tolist():
@@ -125,7 +126,7 @@ def _idle_ns(device: Events, step_D: Ints) -> int:
 
 
 def kernel_shares(suspect: Took, steps: int, control: Took | None, control_steps: int) -> tuple[KernelShare, ...]:
-    """Those that took the most, a step; against a control, those that took the most more."""
+    """The kernels with the most time per step, or with the most extra time compared with a control."""
     shares = [
         KernelShare(
             name=kernel,
@@ -139,18 +140,18 @@ def kernel_shares(suspect: Took, steps: int, control: Took | None, control_steps
         )
         for (kernel, operator, within), (took_ns, calls) in suspect.items()
     ]
-    shares.sort(key=lambda one: (-one.more_s, -one.device_s, one.name, one.operator, one.within))
+    shares.sort(key=lambda share: (-share.more_s, -share.device_s, share.name, share.operator, share.within))
     return tuple(shares[:MAX_KERNELS])
 
 
 def kernel_name(name: str) -> str:
-    """A kernel as it is spoken of: without its parameters, what it returns, and namespaces."""
+    """The short name of a kernel: without parameters, return type and namespaces."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     end = min((at for at in (plain.find("<"), plain.find("(")) if at > 0), default=len(plain))
     head, rest = _NAMESPACES.sub("", plain[:end]).strip(), plain[end:]
-    # Kernels of one template differ by its argument, where that is a plain name.
-    given = re.match(r"<(\w{8,})>", rest)
-    return CONTROL.sub("?", f"{head}<{given[1]}>" if given else head or name)[:_MAX_NAME]
+    # (kernels of one template differ by its argument, if that is a plain name)
+    argument = re.match(r"<(\w{8,})>", rest)
+    return CONTROL.sub("?", f"{head}<{argument[1]}>" if argument else head or name)[:_MAX_NAME]
 
 
 def _shown(trace: Trace, number: int) -> str:
@@ -158,11 +159,11 @@ def _shown(trace: Trace, number: int) -> str:
 
 
 def _launchers(trace: Trace, track: int, spans: Intervals, calls: Events) -> tuple[Ints, Ints]:
-    """The names of the innermost and the outermost operator around each launch; -1 where there is none (L)."""
+    """The names of the innermost and the outermost operator around each launch (L); -1: none."""
     inner_L, outer_L = (np.full(len(calls), -1, dtype=np.int64) for _ in range(2))
-    # (some traces have what marks a step for an operator)
-    wanted = EventQuery((OPERATOR,), ~steplike(trace.names), trace.process(track))
-    for since_ns, operators, pieces in self_time_slices(trace, wanted, inside=spans):
+    # (in some traces the mark of a step is an operator)
+    query = EventQuery((OPERATOR,), ~steplike(trace.names), trace.process(track))
+    for since_ns, operators, pieces in self_time_slices(trace, query, inside=spans):
         for thread in np.unique(operators.track_E).tolist():
             of_track = np.flatnonzero(operators.track_E == thread)
             top_M = np.zeros(len(operators), dtype=np.int64)
@@ -177,7 +178,7 @@ def _launchers(trace: Trace, track: int, spans: Intervals, calls: Events) -> tup
 
 
 def _held(moments: Ints, start_P: Ints, end_P: Ints) -> Ints:
-    """In which of some pieces, which are in order and do not overlap, each moment is; -1 where in none."""
+    """The index of the piece that contains each moment, among disjoint pieces in order; -1: none."""
     if not len(start_P):
         return np.full(len(moments), -1, dtype=np.int64)
     at = np.searchsorted(start_P, moments, side="right") - 1
@@ -185,7 +186,7 @@ def _held(moments: Ints, start_P: Ints, end_P: Ints) -> Ints:
 
 
 def _outermost(start_M: Ints, end_M: Ints) -> Ints:
-    """Of each event of a thread the one that is around it and in no other: itself, where none is."""
+    """For each event of a thread, the outermost event around it, or itself."""
     order = np.lexsort((-end_M, start_M))
     reach_M = np.maximum.accumulate(end_M[order])
     begins_M = np.append(True, start_M[order][1:] >= reach_M[:-1])
@@ -200,7 +201,7 @@ _KIND_OF: Final[dict[int, Kind]] = {
     PYTHON: "python",
     RUNTIME: "call",
 }
-# Annotations that stand for work or waiting of their own, and not only for a part of the program.
+# Annotations that are work or waiting of their own, rather than a part of the program.
 _MEANINGFUL: Final = (*WAITS, "enumerate(DataLoader)*", "Optimizer.*")
 UNSEEN = "without any event in the trace"
 _ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-f]+")
@@ -211,24 +212,24 @@ _REST = (1 << _NAME_SHIFT) - 1
 def find(
     suspect: Reduction, stage: str, control: Reduction | None = None, fault_steps: Collection[int] = ()
 ) -> Findings:
-    """What filled a stage of one rank, against the same stage of a control rank where there is one.
+    """What filled a stage of one rank, compared with the same stage of a control rank, if given.
 
-    Compares the steps that both have, or else all of each. With ``fault_steps`` only those count, and without a control
-    rank they are compared with the suspect's other steps. Raises InputError where the trace has no such stage.
+    Compares the common steps, or else all of each. With ``fault_steps`` only those count; without a control rank, the
+    suspect's other steps are the control. Raises InputError if the trace has no such stage.
     """
     for reduction in (suspect, control):
         if reduction is not None:
             _check(stage, reduction.trace.source, reduction.schema.stages)
     theirs = None if control is None else control.steps.number_N.tolist()
-    wanted, its_steps, others = _steps_of(suspect.steps.number_N.tolist(), theirs, fault_steps)
+    steps, control_steps, others = _steps_of(suspect.steps.number_N.tolist(), theirs, fault_steps)
     beside = control or (suspect if others else None)
-    profile, named, took = _traced(suspect, stage, wanted)
-    against, its_named, its_took = (None,) * 3 if beside is None else _traced(beside, stage, its_steps)
+    profile, named, took = _traced(suspect, stage, steps)
+    against, control_named, control_took = (None,) * 3 if beside is None else _traced(beside, stage, control_steps)
     if beside is suspect and _as_long(against, profile):
-        against = its_named = its_took = None
-    its_n = against.steps if against else 1
-    shares = _shares(named, profile.steps, its_named, its_n)
-    of_steps = len(wanted) + len(others) if others else None
+        against = control_named = control_took = None
+    n_control = against.steps if against else 1
+    shares = _shares(named, profile.steps, control_named, n_control)
+    of_steps = len(steps) + len(others) if others else None
     than = "in its other steps"
     if control is not None:
         than = "its control" if control.trace.rank is None else f"rank {control.trace.rank}"
@@ -237,7 +238,7 @@ def find(
         suspect=profile,
         control=against,
         shares=shares,
-        kernels=kernel_shares(took, profile.steps, its_took, its_n),
+        kernels=kernel_shares(took, profile.steps, control_took, n_control),
         summary=_summary(stage, profile, against, shares, of_steps, than),
         of_steps=of_steps,
         beside="steps" if beside is suspect else "rank",
@@ -252,17 +253,17 @@ def _check(stage: str, source: str, stages: Sequence[str]) -> None:
 def _steps_of(
     has: Sequence[int], control_has: Sequence[int] | None, fault_steps: Collection[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """The suspect's steps that count, the steps to compare them with, and the suspect's other steps."""
-    wanted = sorted(set(has) & set(fault_steps)) or sorted(has)
-    others = sorted(set(has) - set(wanted))
+    """The suspect's steps to analyse, the steps to compare them with, and the suspect's other steps."""
+    chosen = sorted(set(has) & set(fault_steps)) or sorted(has)
+    others = sorted(set(has) - set(chosen))
     if control_has is None:
-        return wanted, others, others
-    shared = sorted(set(wanted) & set(control_has))
-    return shared or wanted, shared or sorted(control_has), others
+        return chosen, others, others
+    shared = sorted(set(chosen) & set(control_has))
+    return shared or chosen, shared or sorted(control_has), others
 
 
 def _as_long(others: StageProfile | None, faulty: StageProfile) -> bool:
-    """Whether what makes some steps the faulty ones is not that the stage is longer in them: its peers were quicker."""
+    """Whether the stage is no longer in the faulty steps than in others, so that its peers were quicker there."""
     return others is not None and others.stage_s >= faulty.stage_s and others.device_s >= faulty.device_s
 
 
@@ -282,8 +283,8 @@ def _traced(reduction: Reduction, stage: str, numbers: list[int]) -> tuple[Stage
         "waiting_s": busy_ns - working_ns,
         "unseen_s": spans.total_ns - busy_ns,
     }
-    looked_at = steps.number_N[chosen]
-    n = len(looked_at)
+    number_N = steps.number_N[chosen]
+    n = len(number_N)
     took, own_ns, idle_ns = (
         launched(trace, steps.track, spans, steps.start_N) if counts["kernels"] else ({}, None, None)
     )
@@ -291,8 +292,8 @@ def _traced(reduction: Reduction, stage: str, numbers: list[int]) -> tuple[Stage
     profile = StageProfile(
         source=CONTROL.sub("?", trace.source)[-2000:],
         rank=trace.rank,
-        first_step=int(looked_at[0]),
-        last_step=int(looked_at[-1]),
+        first_step=int(number_N[0]),
+        last_step=int(number_N[-1]),
         steps=n,
         device_own_s=None if own_ns is None else own_ns * per_step,
         device_idle_s=None if idle_ns is None else idle_ns * per_step,
@@ -338,9 +339,9 @@ def _summary(
     more = {"at work": profile.working_s, "waiting": profile.waiting_s, UNSEEN: profile.unseen_s}
     sentence = _took(stage, profile, control, where, more, than)
     if control is not None:
-        for what, its_s in zip(more, (control.working_s, control.waiting_s, control.unseen_s), strict=True):
-            more[what] -= its_s
-    most = max(more, key=lambda what: more[what])
+        for kind, control_s in zip(more, (control.working_s, control.waiting_s, control.unseen_s), strict=True):
+            more[kind] -= control_s
+    most = max(more, key=lambda kind: more[kind])
     if most == UNSEEN and profile.unseen_s > 0.1 * profile.stage_s:
         return f"{sentence}. What stands out is time in Python or in the system, which leaves no events."
     first = next((share for share in shares if share.waits == (most == "waiting")), None)
@@ -352,7 +353,7 @@ def _summary(
 def _took(
     stage: str, profile: StageProfile, control: StageProfile | None, how: str, parts: Mapping[str, float], than: str
 ) -> str:
-    split = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items()) or "no sample"
+    split = ", ".join(f"{seconds * 1e3:.1f} ms {kind}" for kind, seconds in parts.items()) or "no sample"
     took = f"{stage} took {profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step{how}: {split}"
     if control is None:
         return took
@@ -362,7 +363,7 @@ def _took(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """Self time and calls by kind, name and whether it waits (C of them): codes, in order, that say all three."""
+    """Self time and calls by kind, name and whether it waits, as C sorted codes of all three."""
 
     names: Sequence[str]
     code_C: Ints
@@ -370,20 +371,20 @@ class Tally:
     calls_C: Ints
 
     def key(self, index: int) -> tuple[int, str, bool]:
-        """The kind, the name as it can be shown, and whether it waits."""
+        """The kind, the printable name, and whether it waits."""
         code = int(self.code_C[index])
         return code >> 1 & 7, CONTROL.sub("?", self._name(code))[:100], not code & 1
 
     def and_of(self, *code_self_calls_X: Ints) -> Tally:
-        """With those of events added up: their codes, self times and calls."""
+        """The tally with the codes, self times and calls of events added."""
         columns = zip((self.code_C, self.self_ns_C, self.calls_C), code_self_calls_X, strict=True)
         code_X, *values = (np.concatenate(column) for column in columns)
         code_C, which = np.unique(code_X, return_inverse=True)
-        sums = (np.bincount(which, its_X, minlength=len(code_C)).astype(np.int64) for its_X in values)
+        sums = (np.bincount(which, values_X, minlength=len(code_C)).astype(np.int64) for values_X in values)
         return Tally(self.names, code_C, *sums)
 
     def self_ns_of(self, other: Tally) -> Ints:
-        """The self time, here, of what another trace's tally has; its names have other numbers."""
+        """The self time here of the entries of another trace's tally, whose names have other numbers."""
         code_of = {(code & _REST, other._name(code)): at for at, code in enumerate(other.code_C.tolist())}
         found = np.zeros(len(other.code_C), dtype=np.int64)
         for code, self_ns in zip(self.code_C.tolist(), self.self_ns_C.tolist(), strict=True):
@@ -397,20 +398,20 @@ class Tally:
 
 
 def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, int]:
-    """What the steps' process did in some spans: by name, how long any thread worked, and worked or waited."""
+    """What the steps' process did in some spans, by name; how long any thread worked, and worked or waited."""
     names = trace.names
-    idles, tells, beside = matching(names, IDLES), matching(names, _MEANINGFUL), steplike(names) | matching(names, OURS)
+    idles, shown, beside = matching(names, IDLES), matching(names, _MEANINGFUL), steplike(names) | matching(names, OURS)
     waits = idles | matching(names, WAITS)
-    # A copy back from the device lasts until the device has come to it.
+    # (a copy from the device lasts until the device has finished the work before it)
     copies_back = EventQuery(ON_DEVICE, matching(names, ("Memcpy DtoH*",)))
     back = Links(part.link_E for part in trace.parts(copies_back))
     alike = _alike(names)
     tally, working_ns, busy_ns = Tally(names, *(np.zeros(0, dtype=np.int64) for _ in range(3))), 0, 0
-    wanted = EventQuery(ON_HOST, tracks=trace.process(track))
-    for since_ns, events, pieces in self_time_slices(trace, wanted, inside=spans):
+    query = EventQuery(ON_HOST, tracks=trace.process(track))
+    for since_ns, events, pieces in self_time_slices(trace, query, inside=spans):
         name_X, kind_X = events.name_E, events.kind_E
         waits_X = waits[name_X] | ((kind_X == RUNTIME) & back.have(events.link_E))
-        shown_X = tells[name_X] | (kind_X != ANNOTATION)
+        shown_X = shown[name_X] | (kind_X != ANNOTATION)
         shown_X &= ~(beside[name_X] | (idles[name_X] & (events.track_E != track)))
         began_X = spans.hold(events.start_E) & (events.start_E >= since_ns)
         inside_P = spans.within(pieces.start_P, pieces.end_P)
@@ -428,19 +429,19 @@ def _on_host(trace: Trace, track: int, spans: Intervals) -> tuple[Tally, int, in
 
 
 def _alike(names: Sequence[str]) -> Ints:
-    """Of each name the first that is the same but for an object's address, which differs from rank to rank."""
+    """For each name, the first one that differs only in an object's address, which is different on each rank."""
     bare = {number: _ADDRESS.sub("", name) for number, name in enumerate(names) if " at 0x" in name}
     alike = np.arange(len(names), dtype=np.int64)
     if bare:
         several, first = set(bare.values()), dict[str, int]()
         for number, name in enumerate(names):
-            if (its := bare.get(number, name)) in several:
-                alike[number] = first.setdefault(its, number)
+            if (bare_name := bare.get(number, name)) in several:
+                alike[number] = first.setdefault(bare_name, number)
     return alike
 
 
 def _on_device(trace: Trace, spans: Intervals) -> tuple[dict[str, int], dict[str, int]]:
-    """What was launched in some spans: the counts of a `StageProfile`, and its times in nanoseconds, over all steps."""
+    """The work launched in some spans: the counts of a `StageProfile`, and its times in nanoseconds, over all steps."""
     launching = matching(trace.names, ("*Launch*Kernel*", "*GraphLaunch*"))
     links = Links()
     launches = launch_ns = 0
@@ -462,14 +463,14 @@ def _on_device(trace: Trace, spans: Intervals) -> tuple[dict[str, int], dict[str
 
 
 class _Covered:
-    """How long any of some events lasted, which come in slabs of time."""
+    """The time covered by events that come in slabs of time."""
 
     def __init__(self) -> None:
         self.total_ns = 0
         self._since_ns = self._reach_ns = 0
 
     def add(self, events: Events, until_ns: int) -> None:
-        # What is still open goes on from where the last slab ended.
+        # (open events continue from the end of the last slab)
         start_E, end_E = np.append(events.start_E, self._since_ns), np.append(events.end_E, self._reach_ns)
         self.total_ns += union(start_E, np.minimum(end_E, until_ns)).total_ns
         self._since_ns, self._reach_ns = until_ns, int(end_E.max())
@@ -477,7 +478,7 @@ class _Covered:
 
 @dataclass(frozen=True, slots=True)
 class SampledRank:
-    """One rank's captured steps: what its stages took, in seconds, by step, and its stacks, of the file ``source``."""
+    """One rank's captured steps: the times of its stages by step, in seconds, and its stacks, from file ``source``."""
 
     source: str
     rank: int
@@ -485,9 +486,9 @@ class SampledRank:
     samples: StackSamples
 
     def mean_s(self, stage: str | None = None, steps: Collection[int] = ()) -> float:
-        """What a stage took in the mean of some steps, or of all; without a stage the step itself."""
-        chosen = [self.steps[one] for one in steps or self.steps]
-        return sum(sum(one.values()) if stage is None else one.get(stage, 0.0) for one in chosen) / len(chosen)
+        """The mean time of a stage over some steps, or all; without a stage that of the step itself."""
+        chosen = [self.steps[number] for number in steps or self.steps]
+        return sum(sum(step.values()) if stage is None else step.get(stage, 0.0) for step in chosen) / len(chosen)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -495,37 +496,39 @@ class SampledRank:
 
 
 def slowest(suspect: SampledRank, control: SampledRank | None) -> str:
-    """The longest stage; beside a control the one that is longest against it."""
-    return max(suspect.stages, key=lambda one: suspect.mean_s(one) - (control.mean_s(one) if control else 0.0))
+    """The longest stage, or with a control the one with the most extra time."""
+    return max(suspect.stages, key=lambda stage: suspect.mean_s(stage) - (control.mean_s(stage) if control else 0.0))
 
 
 def find_sampled(
     suspect: SampledRank, stage: str, control: SampledRank | None = None, fault_steps: Collection[int] = ()
 ) -> Findings:
-    """What filled a stage of one rank by its sampled stacks alone, as `find` does for a trace.
+    """What filled a stage of one rank, from its sampled stacks alone, as `find` does for a trace.
 
-    ``working_s`` is what the training thread ran, or could have with a core; ``waiting_s`` what it did not. Raises
-    InputError where the steps have no such stage, or there are none.
+    ``working_s`` is the time in which the training thread ran, or was ready to; ``waiting_s`` is other time. Raises
+    InputError without steps, or if they have no such stage.
     """
     if not suspect.steps or (control is not None and not control.steps):
         raise InputError(f"{suspect.source}: none of its steps were recorded")
     _check(stage, suspect.source, suspect.stages)
-    wanted, its_steps, others = _steps_of([*suspect.steps], None if control is None else [*control.steps], fault_steps)
+    theirs = None if control is None else [*control.steps]
+    steps, control_steps, others = _steps_of([*suspect.steps], theirs, fault_steps)
     beside = control or (suspect if others else None)
-    profile, named = _sampled(suspect, stage, wanted)
-    against, its = (None, {}) if beside is None else _sampled(beside, stage, its_steps)
+    profile, named = _sampled(suspect, stage, steps)
+    against, control_named = (None, {}) if beside is None else _sampled(beside, stage, control_steps)
     if beside is suspect and _as_long(against, profile):
-        against, its = None, {}
+        against, control_named = None, {}
+    control_s = {key: share.self_s for key, share in control_named.items()}
     shares = tuple(
-        one if against is None else one.model_copy(update={"control_self_s": its[key].self_s if key in its else 0.0})
-        for key, one in named.items()
+        share if against is None else share.model_copy(update={"control_self_s": control_s.get(key, 0.0)})
+        for key, share in named.items()
     )
     parts = {
         "running": profile.working_s,
         "waiting": profile.waiting_s,
         "not accounted for by the system": profile.unseen_s,
     }
-    parts = {what: seconds for what, seconds in parts.items() if seconds > 0.0}
+    parts = {kind: seconds for kind, seconds in parts.items() if seconds > 0.0}
     than = "its other steps" if beside is suspect else "" if control is None else f"rank {control.rank}"
     summary = _took(stage, profile, against, ", by its stacks", parts, than)
     return Findings(
@@ -539,19 +542,19 @@ def find_sampled(
     )
 
 
-def _sampled(one: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
-    found = spots(one.samples, stage, steps)
-    stage_s, weight_ns = one.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
+def _sampled(sampled: SampledRank, stage: str, steps: list[int]) -> tuple[StageProfile, dict[tuple[str, str], Share]]:
+    found = spots(sampled.samples, stage, steps)
+    stage_s, weight_ns = sampled.mean_s(stage, steps), sum(spot.weight_ns for spot in found)
     per_ns = stage_s / weight_ns if weight_ns else 0.0
     known_s = sum(spot.weight_ns for spot in found if spot.known_ns) * per_ns
     working_s = sum(spot.weight_ns * spot.fraction("run", "waited") for spot in found) * per_ns
     profile = StageProfile(
-        source=CONTROL.sub("?", one.source)[-2000:],
-        rank=one.rank,
+        source=CONTROL.sub("?", sampled.source)[-2000:],
+        rank=sampled.rank,
         first_step=steps[0],
         last_step=steps[-1],
         steps=len(steps),
-        step_s=one.mean_s(None, steps),
+        step_s=sampled.mean_s(None, steps),
         stage_s=stage_s,
         working_s=working_s,
         waiting_s=known_s - working_s,

@@ -1,7 +1,7 @@
-"""A file of a capture to open: its viewer, a verified copy, and for Perfetto the traces of several ranks in one file.
+"""Prepares a file of a capture for its viewer: a verified copy, or for Perfetto the traces of several ranks in one.
 
-Each rank's tracks carry its name. Sampled stacks stand beside what the profiler recorded, or alone. Times are whole
-nanoseconds since the first event: the viewer selects a slice by its exact time.
+Each rank's tracks have its name, and sampled stacks are beside the profiler's events, or alone. Times are whole
+nanoseconds since the first event, because the viewer selects a slice by its exact time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sftriage.trainer.sampler import NAME as SAMPLES_NAME
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
 
 Copying = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows how many bytes of how many of a named file have been copied."""
+"""Shows the progress of copying a named file, in bytes."""
 
 
 def program_for(name: str, profiler: Profiler) -> Program:
-    """What shows a file of a capture."""
+    """The program that shows a file of a capture."""
     if name == SAMPLES_NAME or (profiler == "torch" and name.endswith((".json", ".json.gz"))):
         return "perfetto"
     by_suffix: Mapping[str, Program] = {".nsys-rep": "nsys-ui", ".sqlite": "sqlite3", ".json": "text"}
@@ -47,7 +47,7 @@ def program_for(name: str, profiler: Profiler) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a capture, its store, where to leave a copy (``out``), and what shows the progress of copying."""
+    """A file of a capture in its store; ``out`` is the target for a copy, and ``copying`` shows its progress."""
 
     store: Store
     reference: str
@@ -62,7 +62,7 @@ class StoredFile:
 
     @property
     def here(self) -> Path | None:
-        """Where it lies, if it is on this machine."""
+        """Its path, if it is on this machine."""
         if not isinstance(self.store, LocalStore):
             return None
         try:
@@ -73,7 +73,7 @@ class StoredFile:
 
     @contextlib.contextmanager
     def verified(self) -> Iterator[Path]:
-        """A verified copy: in ``out``, or in a private directory that is gone after the block."""
+        """A verified copy: in ``out``, or in a private directory for the block."""
         if self.out is not None:
             yield self._copied(destination_of(self.name, self.out, force=False))
             return
@@ -87,9 +87,9 @@ class StoredFile:
 
 @contextlib.contextmanager
 def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, FirstView | None]]:
-    """A capture's trace, the file for the viewer, and where that opens: the suspect with its control beside it.
+    """A capture's trace, the file for the viewer, and the viewer's first view: the suspect beside its control.
 
-    Where they cannot be laid out so, the viewer gets the trace as it was stored. The files are gone after the block.
+    If they cannot be laid out like this, the viewer gets the trace as stored. The files exist during the block.
     """
     with contextlib.ExitStack() as made:
         file = made.enter_context(trace.verified())
@@ -100,10 +100,10 @@ def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, FirstView | None
             if trace.artefact == trace.manifest.artefacts[0]:
                 for reference, manifest in beside(trace.store, trace.reference, trace.manifest)[:1]:
                     other = StoredFile(trace.store, reference, manifest, manifest.artefacts[0], None, trace.copying)
-                    its = made.enter_context(other.verified())
-                    both.append((manifest, its))
-                    stacks |= _stacks(other, its, made)
-        both.sort(key=lambda one: one[0].capture.role == "control")
+                    own = made.enter_context(other.verified())
+                    both.append((manifest, own))
+                    stacks |= _stacks(other, own, made)
+        both.sort(key=lambda found: found[0].capture.role == "control")
         spot = lay_out(both, target, stacks) or lay_out(alone, target, stacks)
         yield file, file if spot is None else target, spot
 
@@ -119,17 +119,17 @@ def _stacks(trace: StoredFile, file: Path, made: contextlib.ExitStack) -> dict[s
 
 
 MAX_BYTES = 96 << 20
-"""Larger JSON is not laid out anew: that would take gigabytes of memory."""
+"""Larger JSON is shown as stored: laying it out would take gigabytes of memory."""
 
 _STEP, _STAGE, _FLOWS = "ProfilerStep#", "sftriage:", ("s", "t", "f")
 _NAMES = ("process_name", "process_labels", "process_sort_index")
 _BESIDE_FRACTION = 0.1
-"""Of a step, shown on both sides of it."""
+"""The fraction of a step to show on both sides of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstView:
-    """What the viewer opens with, in nanoseconds of the trace: the selected slice, and the visible range."""
+    """The viewer's first view, in nanoseconds of the trace: the selected slice, and the visible range."""
 
     selected_ns: int
     selected_length_ns: int
@@ -158,7 +158,7 @@ class FirstView:
 
 @dataclass(frozen=True, slots=True)
 class StackSlice:
-    """A slice of a track: a mark of the profiler, or a function as long as successive stacks have it, on one clock."""
+    """A slice of a track: a mark of the profiler, or a function during successive stacks that have it."""
 
     name: str
     start_ns: int
@@ -173,7 +173,7 @@ class StackSlice:
 
 @dataclass(frozen=True, slots=True)
 class StackTrack:
-    """The sampled stacks of a thread, outer functions before those in them; ``process`` is "" for the trainer's own."""
+    """The sampled stacks of a thread, outer functions first; ``process`` is "" for the trainer itself."""
 
     name: str
     process: str
@@ -183,9 +183,9 @@ class StackTrack:
 def lay_out(
     traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackSamples] = MappingProxyType({})
 ) -> FirstView | None:
-    """Write one trace of several, the suspect's first; None, and nothing is written, where they are no such traces.
+    """Write several traces into one, the suspect's first; returns None, without writing, if they are unsuitable.
 
-    Times are those of the hosts' clocks. ``stacks`` are those that were sampled, by capture.
+    Times are on the hosts' clocks. ``stacks`` are the sampled stacks, by capture.
     """
     ranks = []
     for manifest, path in traces:
@@ -222,16 +222,16 @@ def _document(path: Path) -> dict[str, Any] | None:
     except (OSError, EOFError, ValueError):
         return None
     events = found.get("traceEvents") if isinstance(found, dict) else None
-    return found if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
+    return found if isinstance(events, list) and all(isinstance(event, dict) for event in events) else None
 
 
 def _document_of(marks: Sequence[StackSlice], ahead_ns: int) -> dict[str, Any]:
-    """A trace of the steps and the stages alone, by a clock that is ``ahead_ns`` ahead of the samples'."""
-    base_ns = min((one.start_ns for one in marks), default=0)
+    """A trace of only the steps and stages, on a clock that is ``ahead_ns`` ahead of the samples'."""
+    base_ns = min((mark.start_ns for mark in marks), default=0)
     events = [
-        {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
-        | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
-        for one in marks
+        {"ph": "X", "cat": "user_annotation", "name": mark.name, "pid": 1, "tid": 1, "args": {}}
+        | {"ts": (mark.start_ns - base_ns) / 1000, "dur": mark.length_ns / 1000}
+        for mark in marks
     ]
     return {"baseTimeNanoseconds": base_ns + ahead_ns, "traceEvents": [*events, _named("thread_name", 1, 1, "")]}
 
@@ -242,34 +242,34 @@ class _Rank:
         base = document.get("baseTimeNanoseconds", 0)
         self._base_ns = base if isinstance(base, int) else 0
         self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
-        # What lasts: the viewer takes that for the trace's extent, and what is before it is not shown.
+        # Events with a duration: they give the trace's extent in the viewer, which does not show what is outside.
         timed = [event for event in self._events if event.get("ph") == "X"]
         slices = [
             StackSlice(event["name"], self._ns(event), _length_ns(event), {}, (event.get("pid"), event.get("tid")))
             for event in timed
             if event.get("cat") == "user_annotation" and str(event.get("name")).startswith((_STEP, _STAGE))
         ]
-        self.steps = [one for one in slices if one.name.startswith(_STEP)]
-        self._stages = [one for one in slices if one.name == f"{_STAGE}{manifest.trigger.stage}"]
+        self.steps = [mark for mark in slices if mark.name.startswith(_STEP)]
+        self._stages = [mark for mark in slices if mark.name == f"{_STAGE}{manifest.trigger.stage}"]
         self.first_ns = min((self._ns(event) for event in timed), default=0)
         self.last_ns = max((self._ns(event) + _length_ns(event) for event in timed), default=0)
 
     def flagged(self) -> tuple[StackSlice, StackSlice]:
-        """The suspect stage where it is longest in a step that has the fault, and this step; else the step itself."""
+        """The longest suspect stage in a step with the fault, and this step; without such a stage, the step twice."""
         reproduced = self._manifest.reproduced
         faulty = {f"{_STEP}{number}" for number in (reproduced.fault_steps if reproduced else ())}
-        steps = [one for one in self.steps if one.name in faulty] or self.steps
+        steps = [mark for mark in self.steps if mark.name in faulty] or self.steps
         inside = [
             (stage, step)
             for step in steps
             for stage in self._stages
             if step.track == stage.track and step.start_ns <= stage.start_ns and stage.end_ns <= step.end_ns
         ]
-        longest = max(steps, key=lambda one: one.length_ns)
+        longest = max(steps, key=lambda mark: mark.length_ns)
         return max(inside, key=lambda pair: pair[0].length_ns, default=(longest, longest))
 
     def events(self, origin_ns: int, numbers: Iterator[int], taken: set[object]) -> Iterable[Mapping[str, Any]]:
-        """Its events with the rank's name, and with processes and flows of its own."""
+        """The rank's events, with its name, and with ids of processes and flows of its own."""
         processes: dict[object, object] = {}
         flows: defaultdict[str, int] = defaultdict(lambda: next(numbers))
         labels = {
@@ -277,14 +277,14 @@ class _Rank:
             for event in self._events
             if event.get("name") == "process_labels" and isinstance(args := event.get("args"), dict)
         }
-        threads = {one.track for one in self.steps}
+        threads = {step.track for step in self.steps}
         rank, role = self._manifest.capture.rank, self._manifest.capture.role
         for event in self._events:
             pid, name = event.get("pid"), event.get("name")
             if pid not in processes:
                 processes[pid] = pid if isinstance(pid, int) and pid not in taken else next(numbers)
-                what = "" if labels.get(pid) in (None, "CPU") else f" {labels[pid]}"
-                yield _named("process_name", processes[pid], 0, f"rank {rank} ({role}){what}")
+                suffix = "" if labels.get(pid) in (None, "CPU") else f" {labels[pid]}"
+                yield _named("process_name", processes[pid], 0, f"rank {rank} ({role}){suffix}")
             if event.get("ph") == "M" and name in _NAMES:
                 continue
             changed = {**event, "pid": processes[pid]}
@@ -311,9 +311,9 @@ class _Rank:
             pid = processes[track.process]
             called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
             yield _named("thread_name", pid, thread, called)
-            for one in track.slices:
-                about = {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args}
-                yield about | {"ts": (one.start_ns + later_ns) / 1000, "dur": one.length_ns / 1000}
+            for part in track.slices:
+                about = {"ph": "X", "cat": "stack", "name": part.name, "pid": pid, "tid": thread, "args": part.args}
+                yield about | {"ts": (part.start_ns + later_ns) / 1000, "dur": part.length_ns / 1000}
 
     def _ns(self, event: Mapping[str, Any]) -> int:
         return int(self._base_ns + round(event["ts"] * 1000))
@@ -321,7 +321,7 @@ class _Rank:
 
 def _placed(event: Mapping[str, Any]) -> bool:
     track = (event.get("pid"), event.get("tid", 0))
-    return isinstance(event.get("ts"), int | float) and all(isinstance(one, int | str) for one in track)
+    return isinstance(event.get("ts"), int | float) and all(isinstance(key, int | str) for key in track)
 
 
 def _length_ns(event: Mapping[str, Any]) -> int:
@@ -329,16 +329,16 @@ def _length_ns(event: Mapping[str, Any]) -> int:
     return round(length * 1000) if isinstance(length, int | float) else 0
 
 
-def _named(what: str, process: object, thread: int, name: str) -> Mapping[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+def _named(kind: str, process: object, thread: int, name: str) -> Mapping[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
 
 
 def tracks_of(samples: StackSamples) -> list[StackTrack]:
-    """A track a thread, the training thread's first, those of the DataLoader's workers last, by process."""
+    """A track for each thread, the training thread first, the DataLoader's workers last, by process."""
     frames, time_ns = samples.frames, samples.time_ns_N
     starts_ns = _starts(time_ns, samples.period_ns)
-    # A stage begins with a stack of its own.
-    own_ns = [max(one, since) for one, since in zip(starts_ns, samples.since_ns_N, strict=True)]
+    # (a stage begins a new stack)
+    own_ns = [max(ns, since) for ns, since in zip(starts_ns, samples.since_ns_N, strict=True)]
     tracks = [_track(frames, samples.training, time_ns, own_ns)]
     tracks += [_track(frames, thread, time_ns, starts_ns) for thread in samples.others]
     for worker in samples.workers:
@@ -355,31 +355,32 @@ def _starts(time_ns: Sequence[int], period_ns: int) -> list[int]:
 def _track(
     frames: Sequence[Frame], thread: ThreadSamples, time_ns: Sequence[int], starts_ns: Sequence[int], process: str = ""
 ) -> StackTrack:
-    found = sorted(_slices(frames, thread.stacks_N, time_ns, starts_ns), key=lambda one: (one[1].start_ns, one[0]))
+    slices = _slices(frames, thread.stacks_N, time_ns, starts_ns)
+    found = sorted(slices, key=lambda at: (at[1].start_ns, at[0]))
     name = thread.name.removeprefix(process).lstrip(": ")
-    return StackTrack(name, process, tuple(one for _, one in found))
+    return StackTrack(name, process, tuple(slice_ for _, slice_ in found))
 
 
 def _slices(
     frames: Sequence[Frame], stacks: Sequence[Sequence[int]], time_ns: Sequence[int], starts_ns: Sequence[int]
 ) -> Iterator[tuple[int, StackSlice]]:
-    """A slice for each frame, as long as one sample after the other has it in the same frames; and how deep it is."""
+    """A slice for each frame, while successive samples have it in the same outer frames; and its depth."""
     opened: list[tuple[int, int]] = []
     for stack, start_ns in zip((*stacks, ()), (*starts_ns, *time_ns[-1:]), strict=False):
         pairs = zip(opened, stack, strict=False)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1], pairs))
         while len(opened) > kept:
             number, began_ns = opened.pop()
-            one = frames[number]
+            frame = frames[number]
             if start_ns > began_ns:
-                name = f"{one.function} ({PurePath(one.file).name}:{one.line})"
-                args = {"file": f"{one.file}:{one.line}", "source": one.source}
+                name = f"{frame.function} ({PurePath(frame.file).name}:{frame.line})"
+                args = {"file": f"{frame.file}:{frame.line}", "source": frame.source}
                 yield len(opened), StackSlice(name, began_ns, start_ns - began_ns, args)
         opened += [(number, start_ns) for number in stack[kept:]]
 
 
 def marks_of(samples: StackSamples) -> list[StackSlice]:
-    """The steps and stages of a rank, each until the next that was sampled."""
+    """The steps and stages of a rank, each until the next sampled one."""
     met = list(dict.fromkeys(zip(samples.step_N, samples.stage_N, samples.since_ns_N, strict=True)))
     last = (-1, "", samples.time_ns_N[-1] if met else 0)
     began: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""The traces in a file: Kineto's JSON or an Nsight Systems export, told apart by its first bytes.
+"""Reads the traces in a file: Kineto's JSON or an Nsight Systems export, by its first bytes.
 
-Kineto is what torch.profiler writes: since 2021 its names of categories, clocks and metadata have drifted. An Nsight
-export is SQLite: tables exist only when they hold something, under names that drift. Such a file holds the environment
-of the profiled process. Only the tables named here are read, and of the strings only those that name an event.
+torch.profiler writes Kineto's JSON, whose names of categories, clocks and metadata have changed since 2021. An Nsight
+export is SQLite: tables exist only if they have rows, and their names change. Since such a file holds the environment
+of the profiled process, only the tables named here are read, and only strings that name an event.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-# Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count it twice), the
-# `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
+# Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count twice), the `Trace`
+# event that spans everything, the profiler's own `overhead`, and arrows between events.
 KINDS: Final[Mapping[str, int]] = {
     "user_annotation": ANNOTATION,
     "": OPERATOR,
@@ -66,7 +66,7 @@ KINDS: Final[Mapping[str, int]] = {
 }
 
 MAX_DROPPED_FRACTION = 0.5
-"""Of the events: where more are damaged beyond repair, this is no trace."""
+"""If more than this fraction of events is damaged beyond repair, the file is not a trace."""
 
 _BASE = "baseTimeNanoseconds"
 _DISTRIBUTED = "distributedInfo"
@@ -86,7 +86,7 @@ class _Event(msgspec.Struct, gc=False):
     cat: str | None = None
     pid: int | str | float | None = None
     tid: int | str | float | None = None
-    # A float says every time that can be: to the nanosecond, up to a hundred days, and later to what Kineto writes.
+    # A float is exact to the nanosecond up to a hundred days, and then as exact as Kineto's own times.
     ts: float | None = None
     dur: float | None = None
     args: _Args | None = None
@@ -96,7 +96,7 @@ _EVENTS = msgspec.json.Decoder(list[_Event])
 
 
 def read_kineto(stream: IO[bytes], source: str) -> Trace:
-    """The trace in a document, which ``source`` names; raises InputError, saying where and why it cannot be read."""
+    """The trace in a document named ``source``; raises InputError with the place and reason of an error."""
     kineto = _Kineto(source)
     reader = TraceReader(stream, source, kineto.events, kineto.odd_event, kineto.values)
     reader.read()
@@ -150,7 +150,7 @@ class _Kineto:
             start_ns_E, track_E, possible_E = self._placed(whole)
             kind_E = np.frombuffer(bytes(every), np.uint8)
             kind_E = kind_E[kind_E != IGNORED]
-            # Down to whole nanoseconds: the decimals are Kineto's.
+            # (to whole nanoseconds: Kineto's decimals are finer)
             duration_ns_E = np.fromiter([event.dur or 0.0 for event in whole], np.float64, len(whole)) * 1000 + 0.5
             possible_E &= (duration_ns_E > -1) & (duration_ns_E < LIMIT_NS)
             duration_ns_E[~possible_E] = 0.0
@@ -158,17 +158,17 @@ class _Kineto:
             name_E = np.fromiter([names[event.name] for event in whole], np.int32, len(whole))
             columns = (start_ns_E, duration_ns_E.astype(np.int64), kind_E, name_E, track_E, _links(whole))
             self._n_impossible += self._columns.add_all(possible_E, *columns)
-        # Of most traces that is all of them.
+        # (in most traces, all events are whole)
         if len(whole) < len(events) and not _NO_HALVES.issuperset({event.ph for event in events}):
             self._take_halves([event for event in events if event.ph in ("B", "E") and event.ts is not None])
 
     def _take_halves(self, halves: list[_Event]) -> None:
-        """Also of what does not matter: its end must not end what is around it."""
+        """Take half events, including irrelevant ones, whose ends must not end the events around them."""
         if not halves:
             return
         start_ns_E, track_E, possible_E = self._placed(halves)
         names = self._columns.name_ids
-        # An end's own name is of no use.
+        # (an end's own name is useless)
         made = [
             (self._kinds[half.cat] + ENDS, 0) if half.ph == "E" else (self._kinds[half.cat], names[half.name])
             for half in halves
@@ -184,7 +184,7 @@ class _Kineto:
         us_E = np.fromiter([event.ts for event in events], np.float64, n)
         possible_E = np.abs(us_E) < LIMIT_NS / 1000
         us_E[~possible_E] = 0.0
-        # A float of microseconds since 1970 keeps a quarter of one: nothing of that is to be lost on the way.
+        # (a float of microseconds since 1970 is exact to a quarter of one; keep that)
         whole_E = np.trunc(us_E)
         start_ns_E = whole_E.astype(np.int64) * 1000 + np.rint((us_E - whole_E) * 1000).astype(np.int64)
         track_E = np.fromiter([tracks[event.pid, event.tid] for event in events], np.int32, n)
@@ -195,8 +195,8 @@ class _Kineto:
         if damage.dropped > MAX_DROPPED_FRACTION * n_events:
             raise InputError(f"{self._source}: {damage.dropped} of {n_events} events are not JSON objects of a trace")
         notes = damage.words + tuple(
-            f"{count} {what} left out"
-            for count, what in (
+            f"{count} {problem} left out"
+            for count, problem in (
                 (self._n_impossible, "events at impossible times were"),
                 (pair_halves(self._halves, self._columns), "begin or end events without a counterpart were"),
             )
@@ -204,7 +204,8 @@ class _Kineto:
         )
         base, about = self.values[_BASE], self.values[_DISTRIBUTED]
         about = about if isinstance(about, dict) else {}
-        job, capture_id = (its if isinstance(its, str) else None for its in map(self.values.get, (_JOB, _CAPTURE_ID)))
+        found = map(self.values.get, (_JOB, _CAPTURE_ID))
+        job, capture_id = (value if isinstance(value, str) else None for value in found)
         return replace(
             self._columns.trace(base if type(base) is int and 0 <= base < 2**62 else 0, notes),
             rank=_count(about.get("rank"), 0),
@@ -227,7 +228,7 @@ def _links(events: list[_Event]) -> Ints:
 
 
 def _leniently(event: bytes) -> _Event | None:
-    """What Python's own reader, which takes more, makes of an event; None if it is not one."""
+    """An event by Python's own JSON parser, which accepts more; None if it is not an event."""
     try:
         values = json.loads(event)
         args = values.get("args")
@@ -255,7 +256,7 @@ def _count(value: Any, least: int) -> int | None:
 
 _PROCESS = ~0xFFFFFF
 _COPIES: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
-# Ranges that were pushed and popped, and those that were started and ended, maybe in different threads.
+# Ranges that were pushed and popped; and those that were started and ended, perhaps in different threads.
 _RANGES: Final = (59, 60)
 _NVTX_ARGUMENTS = re.compile(r", (?:op_id|seq|sizes) = .*", re.DOTALL)
 _OPERATOR = re.compile(r"[a-z][a-z0-9_]*::\S+|record_param_comms")
@@ -268,22 +269,19 @@ _TABLES: Final = {
     "CUPTI_ACTIVITY_KIND_MEMSET": ("start", "end", "globalPid", "deviceId", "streamId", "NULL", "correlationId"),
 }
 _NAMING: Final = {"textId", "nameId", "shortName"}
-"""The columns that hold numbers of strings."""
+"""The columns with indices of strings."""
 
 
 def read_nsys(path: Path) -> Iterator[Trace]:
-    """The traces of an export: one a process that marked ranges or used a device, in order of process.
-
-    Raises InputError where the file is damaged or holds nothing that can be reduced.
-    """
+    """The traces of an export, one for each process with ranges or device work, in order of process; InputError."""
     try:
-        # It is only read: neither a lock nor a journal may appear beside it.
+        # (read-only: neither a lock nor a journal may appear beside the file)
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = lambda value: value.decode("utf-8", "replace")
             yield from _Export(path, database).traces()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        # SQLite quotes from the file, lines and all.
+        # (SQLite's message may quote lines of the file)
         problem = CONTROL.sub("?", " ".join(str(error).split()))[:200]
         raise InputError(f"{path}: not a usable SQLite export: {problem}") from error
 
@@ -343,15 +341,15 @@ class _Export:
 
     def _calls(self, table: str) -> None:
         for start, end, thread, name_id, link in self._rows(table):
-            # cudaLaunchKernel_v7000: the version of the interface is no part of the name.
+            # (without the version of the interface, as in cudaLaunchKernel_v7000)
             self._add(thread, start, end, RUNTIME, re.sub(r"_v\d+$", "", self._names.get(name_id, table)), link)
 
     def _device(self, table: str, kind: int) -> None:
-        for start, end, process, device, stream, what, link in self._rows(table):
+        for start, end, process, device, stream, name_id, link in self._rows(table):
             if kind == KERNEL:
-                name = self._names.get(what, "(kernel)")
+                name = self._names.get(name_id, "(kernel)")
             else:
-                name = "Memset" if kind == MEMSET else _COPIES.get(what, "Memcpy")
+                name = "Memset" if kind == MEMSET else _COPIES.get(name_id, "Memcpy")
             self._add(process, start, end, kind, name, link, (f"device {device}", f"stream {stream}"))
 
     def _add(
@@ -370,9 +368,9 @@ class _Export:
         columns = self._of_process.get(owner & _PROCESS)
         if columns is None:
             columns = self._of_process[owner & _PROCESS] = EventColumns(f"{self._path}!pid {owner >> 24 & 0xFFFFFF}")
-        its_track = track or (str(owner >> 24 & 0xFFFFFF), str(owner & 0xFFFFFF))
+        own_track = track or (str(owner >> 24 & 0xFFFFFF), str(owner & 0xFFFFFF))
         number = link if type(link) is int else -1
-        if not columns.add(start, end - start, kind, columns.name_ids[name], columns.track_id(*its_track), number):
+        if not columns.add(start, end - start, kind, columns.name_ids[name], columns.track_id(*own_track), number):
             self._broken += 1
 
     def _began_ns(self) -> int:
@@ -398,10 +396,7 @@ _FOREIGN = (
 
 
 def read_traces(path: Path) -> Iterator[Trace]:
-    """The traces of a file: one, or as many as an archive or an export holds.
-
-    Raises InputError, saying what the file is, and where and why it cannot be read.
-    """
+    """The traces of a file: one, or several from an archive or an export; raises InputError with place and reason."""
     return read_nsys(path) if _is_sqlite(path) else _documents(path)
 
 
@@ -417,9 +412,9 @@ def _is_sqlite(path: Path) -> bool:
         raise InputError(f"{path}: the file is empty")
     if head.startswith(_SQLITE):
         return True
-    for magic, what in _FOREIGN:
+    for magic, kind in _FOREIGN:
         if head.startswith(magic):
-            raise InputError(f"{path}: {what}, not a trace that can be read here")
+            raise InputError(f"{path}: {kind}, not a trace that can be read here")
     if path.name == SAMPLES_NAME:
         raise InputError(f"{path}: sampled stacks, not a trace: use `sftriage traces show`")
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
@@ -438,7 +433,7 @@ def _documents(path: Path) -> Iterator[Trace]:
                 return
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
-                    # A directory, a link or a device holds no trace; macOS puts a shadow beside each file.
+                    # (skip directories, links and devices, and the shadow files of macOS)
                     shadow = member.name.rpartition("/")[2].startswith(".")
                     content = archive.extractfile(member) if member.isfile() and not shadow else None
                     if content is not None:
@@ -450,7 +445,7 @@ def _documents(path: Path) -> Iterator[Trace]:
 
 
 class _Unpacked(io.RawIOBase):
-    """What is in a gzip file, member after member. What follows the last whole member is noted, and no error."""
+    """The content of a gzip file, member by member. Data after the last whole member is noted, but not an error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""Sampled Python stacks of a capture (`trainer.sampler`): their file, and where a stage's time was spent by them.
+"""Sampled Python stacks of a capture (`trainer.sampler`): reads their file, and finds where a stage spent its time.
 
-That is by function of the program, and in DataLoader workers. Axes: N samples of the training thread, W samples of a
+Places are functions of the program, also in DataLoader workers. Axes: N samples of the training thread, W samples of a
 worker.
 """
 
@@ -27,18 +27,18 @@ from sftriage.trainer.stacks import USED
 MAX_FILE_BYTES = 256 * 2**20
 
 _LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(trainer|integrations)/")
-"""Files that are not the program's own: the interpreter's, installed packages, and what records and captures steps."""
+"""Files that are not the program's own: of the interpreter, installed packages, and sftriage itself."""
 OURS = re.compile(r"/sftriage/trainer/(?!seams/)")
-"""Files of what records and captures the steps, and calls nothing of the program's."""
+"""Files of sftriage that record and capture steps, and call nothing of the program."""
 
 _PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/[^/]+/")
 _INLINE = re.compile(r"\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>$")
-"""What a function is called that stands in a line of another one, to whoever reads that line."""
+"""The part of a name that marks a function within a line of another, which readers of that line do not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A function of a stack, at a line with its ``source`` ("": unknown); ``main``: of the program's own package."""
+    """A function in a stack, at a line with its ``source`` ("": unknown); ``main``: of the program's own package."""
 
     function: str
     file: str
@@ -53,18 +53,18 @@ class Frame:
 
 Whole = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Stack = tuple[Annotated[int, Meta(ge=0)], ...]
-"""Numbers of frames, the outermost first."""
+"""Indices of frames, the outermost first."""
 
 
 class ThreadSamples(Struct, frozen=True):
     """One thread at each sample.
 
     Attributes:
-        stacks_N: its stack; empty where the thread was not there.
-        run_ns_N, waited_ns_N: how long it had run, and waited for a core, by then; -1 where unknown.
-        waits_in_N: the function of the kernel that it waited in, "" where unknown; empty where never read.
-        collected_ns, minor_faults, major_faults, system_ns: what was counted of the training thread, or of its process,
-            by then (`trainer.stacks.USED`).
+        stacks_N: its stack; empty if the thread did not exist.
+        run_ns_N, waited_ns_N: its total times of running, and of waiting for a core, by then; -1: unknown.
+        waits_in_N: the kernel function in which it waited, "" if unknown; empty if never read.
+        collected_ns, minor_faults, major_faults, system_ns: the counters of the training thread, or of its process, by
+            then (`trainer.stacks.USED`).
     """
 
     name: str = ""
@@ -83,9 +83,9 @@ class ThreadSamples(Struct, frozen=True):
 
 
 class WorkerSamples(Struct, frozen=True):
-    """A worker of the rank's DataLoader, which has sampled itself: its rows (W) have times of their own.
+    """A worker of the rank's DataLoader, which sampled itself: its rows (W) have times of their own.
 
-    ``number`` is its place in the loader. The first of ``threads`` makes the batches; the rest is as in `StackSamples`.
+    ``number`` is its index in the loader. The first of ``threads`` makes the batches; the rest is as in `StackSamples`.
     """
 
     number: Whole = msgspec.field(name="worker")
@@ -102,14 +102,14 @@ class WorkerSamples(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StackSamples:
-    """Samples of all threads of a rank, in the order of time.
+    """Samples of all threads of a rank, by time.
 
     Attributes:
-        period_ns: the time from one sample to the next, unless something keeps the sampler.
-        time_ns_N: when each was taken, on the host's monotonic clock.
-        step_N, stage_N: where the training thread was, since ``since_ns_N``.
-        sampler: the thread that samples, without its stack.
-        not_sampled: why workers beside ``workers`` have no samples.
+        period_ns: the time from one sample to the next, unless the sampler is held up.
+        time_ns_N: the times of the samples, on the host's monotonic clock.
+        step_N, stage_N: the step and stage of the training thread, since ``since_ns_N``.
+        sampler: the sampling thread, without its stack.
+        not_sampled: why workers other than ``workers`` have no samples.
     """
 
     frames: tuple[Frame, ...]
@@ -130,40 +130,40 @@ class StackSamples:
 
 
 def own_at(frames: Sequence[Frame], stack: Sequence[int]) -> int:
-    """Where in a stack the innermost function of the program itself is, or else the innermost one."""
+    """The index in a stack of the innermost function of the program itself, or else of the innermost one."""
     return next((at for at in range(len(stack) - 1, -1, -1) if frames[stack[at]].own), len(stack) - 1)
 
 
 def weights(
     samples: StackSamples, stage: str | None, steps: Collection[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The samples of a stage and of some steps (None: all): which of the N, and what it stands for, in nanoseconds.
+    """The samples of a stage and of some steps (None: all): the index of each, and its weight in nanoseconds.
 
-    That is the time since the one before, or since the stage began.
+    The weight is the time since the previous sample, or since the stage began.
     """
     for at, time_ns in enumerate(samples.time_ns_N):
         if stage in (None, samples.stage_N[at]) and (steps is None or samples.step_N[at] in steps):
             before_ns = samples.time_ns_N[at - 1] if at else time_ns - samples.period_ns
-            # (of all stages, whatever was between two samples)
+            # (without a stage, all time between two samples counts)
             since_ns = before_ns if stage is None else samples.since_ns_N[at]
             yield at, max(0, time_ns - max(before_ns, since_ns))
 
 
 def meanwhile(samples: StackSamples, worker: WorkerSamples) -> StackSamples:
-    """A worker's samples as if it were a rank, in the steps and stages that the training thread was in meanwhile."""
+    """A worker's samples as of a rank, in the steps and stages of the training thread at that time."""
     n = bisect_right(worker.time_ns_W, max(samples.time_ns_N, default=-1))
     at = [bisect_left(samples.time_ns_N, time_ns) for time_ns in worker.time_ns_W[:n]]
     training, *others, sampler = (
-        ThreadSamples(one.name, one.stacks_N[:n], one.run_ns_N[:n], one.waited_ns_N[:n])
-        for one in (*worker.threads, worker.sampler)
+        ThreadSamples(thread.name, thread.stacks_N[:n], thread.run_ns_N[:n], thread.waited_ns_N[:n])
+        for thread in (*worker.threads, worker.sampler)
     )
     return StackSamples(
         frames=samples.frames,
         period_ns=worker.period_ns,
         time_ns_N=worker.time_ns_W[:n],
-        step_N=tuple(samples.step_N[one] for one in at),
-        stage_N=tuple(samples.stage_N[one] for one in at),
-        since_ns_N=tuple(samples.since_ns_N[one] for one in at),
+        step_N=tuple(samples.step_N[index] for index in at),
+        stage_N=tuple(samples.stage_N[index] for index in at),
+        since_ns_N=tuple(samples.since_ns_N[index] for index in at),
         training=training,
         others=tuple(others),
         sampler=sampler,
@@ -173,14 +173,14 @@ def meanwhile(samples: StackSamples, worker: WorkerSamples) -> StackSamples:
 def collapsed(samples: StackSamples) -> Iterator[str]:
     """The samples as Brendan Gregg's collapsed stacks, in microseconds, for flamegraph.pl, inferno and speedscope."""
     by_stack: dict[tuple[str, str, tuple[int, ...]], int] = {}
-    workers = ((f"worker {one.number} ", meanwhile(samples, one)) for one in samples.workers)
+    workers = ((f"worker {worker.number} ", meanwhile(samples, worker)) for worker in samples.workers)
     for process, sampled in (("", samples), *workers):
         for at, weight_ns in weights(sampled, None):
             for thread in (sampled.training, *sampled.others):
                 if stack := thread.stacks_N[at]:
                     key = f"{process}{thread.name}", sampled.stage_N[at], stack
                     by_stack[key] = by_stack.get(key, 0) + weight_ns
-    names = [_plain(f"{one.function} ({PurePath(one.file).name}:{one.line})") for one in samples.frames]
+    names = [_plain(f"{frame.function} ({PurePath(frame.file).name}:{frame.line})") for frame in samples.frames]
     for (thread_name, stage, stack), ns in by_stack.items():
         if us := round(ns / 1000):
             yield f"{_plain(thread_name)};{_plain(stage)};{';'.join(names[number] for number in stack)} {us}"
@@ -191,7 +191,7 @@ def _plain(name: str) -> str:
 
 
 def read_samples(path: Path) -> StackSamples:
-    """The samples in a file; raises InputError where there are none."""
+    """The samples in a file; raises InputError if it has none."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -201,7 +201,7 @@ def read_samples(path: Path) -> StackSamples:
 
 
 def samples_in(data: bytes, source: str) -> StackSamples:
-    """The samples in a file's bytes, which ``source`` names; raises InputError where there are none, or too many."""
+    """The samples in the bytes of a file named ``source``; raises InputError if they are invalid, or too many."""
     if len(data) > MAX_FILE_BYTES:
         raise InputError(f"{source}: over {MAX_FILE_BYTES} bytes of stacks")
     try:
@@ -249,32 +249,34 @@ class _Document(Struct):
     sftriage: _Columns
 
     def samples(self) -> StackSamples:
-        """Raises ValueError where its parts do not fit each other."""
+        """The samples; raises ValueError if the parts of the document do not match."""
         columns, n_frames = self.sftriage, len(self.shared.frames)
         processes: tuple[_Columns | WorkerSamples, ...] = (columns, *columns.workers)
-        if sum(len(its.threads) for its in processes) != len(self.profiles):
+        if sum(len(process.threads) for process in processes) != len(self.profiles):
             raise ValueError("threads of other profiles")
         if len(columns.source) != n_frames:
             raise ValueError("lines of source for other frames")
-        if any(number >= n_frames for one in self.profiles for stack in one.samples for number in stack):
+        if any(number >= n_frames for profile in self.profiles for stack in profile.samples for number in stack):
             raise ValueError("a stack names a frame that is not there")
-        # (most are met again and again)
+        # (share equal stacks: most occur many times)
         stacks: dict[Stack, Stack] = {}
         named = (
-            (_clean(one.name), tuple(stacks.setdefault(stack, stack) for stack in one.samples)) for one in self.profiles
+            (_clean(profile.name), tuple(stacks.setdefault(stack, stack) for stack in profile.samples))
+            for profile in self.profiles
         )
         (training, *others), *theirs = (
             tuple(
-                msgspec.structs.replace(one, name=name, stacks_N=its)
-                for one, (name, its) in zip(process.threads, islice(named, len(process.threads)), strict=True)
+                msgspec.structs.replace(thread, name=name, stacks_N=stacks_N)
+                for thread, (name, stacks_N) in zip(process.threads, islice(named, len(process.threads)), strict=True)
             )
             for process in processes
         )
         workers = tuple(
-            msgspec.structs.replace(one, threads=its) for one, its in zip(columns.workers, theirs, strict=True)
+            msgspec.structs.replace(worker, threads=threads)
+            for worker, threads in zip(columns.workers, theirs, strict=True)
         )
         fit = _fit(columns.time_ns, (training, *others), columns.sampler, columns.step, columns.stage, columns.since_ns)
-        if not (fit and all(_fit(one.time_ns_W, one.threads, one.sampler) for one in workers)):
+        if not (fit and all(_fit(worker.time_ns_W, worker.threads, worker.sampler) for worker in workers)):
             raise ValueError("columns of unequal lengths")
         return StackSamples(
             frames=tuple(self._frames()),
@@ -287,27 +289,27 @@ class _Document(Struct):
             others=tuple(others),
             sampler=columns.sampler,
             workers=workers,
-            not_sampled=tuple(_clean(one.problem) for one in columns.not_sampled),
+            not_sampled=tuple(_clean(worker.problem) for worker in columns.not_sampled),
         )
 
     def _frames(self) -> Iterator[Frame]:
-        # An installed program is of the package in which the training thread began: below what runs a module
+        # An installed program is the package in which the training thread began: below the runner of a module
         # (``python -m``), or a script in ``bin``.
-        stack = next((one for one in self.profiles[0].samples if one), ())
+        stack = next((sample for sample in self.profiles[0].samples if sample), ())
         files = (self.shared.frames[number].file for number in stack)
         first = next((file for file in files if not re.search(r"^<|runpy\.py$|/bin/[^/]+$", file)), "")
         package = _PACKAGE.match(first)
-        for one, line in zip(self.shared.frames, self.sftriage.source, strict=True):
-            main = package is not None and one.file.startswith(package[0])
-            yield Frame(_clean(_INLINE.sub("", one.name)), _clean(one.file), one.line, _clean(line), main=main)
+        for frame, line in zip(self.shared.frames, self.sftriage.source, strict=True):
+            main = package is not None and frame.file.startswith(package[0])
+            yield Frame(_clean(_INLINE.sub("", frame.name)), _clean(frame.file), frame.line, _clean(line), main=main)
 
 
 def _fit(
     time_ns: Sequence[int], threads: Sequence[ThreadSamples], sampler: ThreadSamples, *more: Sequence[object]
 ) -> bool:
     """Whether all columns are of one length."""
-    each = (its for one in threads for its in (one.stacks_N, one.run_ns_N, one.waited_ns_N))
-    read = (its for one in threads for its in (one.waits_in_N, *one.used_N.values()) if its)
+    each = (column for thread in threads for column in (thread.stacks_N, thread.run_ns_N, thread.waited_ns_N))
+    read = (column for thread in threads for column in (thread.waits_in_N, *thread.used_N.values()) if column)
     return len(set(map(len, (time_ns, sampler.run_ns_N, sampler.waited_ns_N, *more, *each, *read)))) == 1
 
 
@@ -316,33 +318,33 @@ def _clean(text: str) -> str:
 
 
 _IDLE = re.compile(r"/(threading|queue|selectors|asyncio/[^/]*)\.py$")
-"""Where a thread stands that waits to be given something to do."""
+"""Where an idle thread waits for work."""
 
 
 LATE_PERIODS = 4
-"""A sampler late by as many periods, though it waited for no core, was kept from the interpreter by a thread that ran
-meanwhile; where none did, it was stopped with all else."""
+"""If the sampler is this many periods late without waiting for a core, a thread that ran then held the interpreter; if
+no thread ran, the whole process was stopped."""
 
 BUSY_FRACTION = 0.6
-"""Another thread that ran, or was ready to, for as much of the time keeps the training thread from the interpreter."""
+"""A thread that ran, or was ready to run, for this fraction of the time keeps others from the interpreter."""
 
 
 @dataclass(slots=True, eq=False)
 class Spot:
-    """A function of the program itself, and the samples of a stage that it stands for.
+    """A function of the program itself, with its samples in a stage.
 
     Attributes:
         frame: the function, at its most frequent line; ``line_fraction`` is that line's part of the time.
-        within: the most frequent stack below it, outermost first: the libraries' functions that it calls.
-        samples: number of samples there, in some ``steps``.
-        weight_ns: the time that they stand for; for ``known_ns`` of it the system says what the thread did.
-        spent_ns: of that, by name: ``run``; ``waited``, for a core; ``stopped``: the whole process stood still;
-            ``gil``: another thread kept even the sampler from the interpreter; ``beside``: none of this, nor a wait for
-            something that the kernel names, while another thread was busy.
-        used: what was counted meanwhile of the thread, or of its process, by name (`trainer.stacks.USED`).
+        within: the most frequent stack below it, outermost first: the library functions that it calls.
+        samples: the number of samples there, in ``steps``.
+        weight_ns: their time; for ``known_ns`` of it, the system reports what the thread did.
+        spent_ns: that time by state: ``run``; ``waited``, for a core; ``stopped``: the whole process was stopped;
+            ``gil``: another thread kept even the sampler from the interpreter; ``beside``: another thread was busy,
+            while this one was in none of these states, nor in a wait that the kernel names.
+        used: the counters of the thread, or of its process, during that time, by name (`trainer.stacks.USED`).
         others_ns: how long each other thread was busy.
         meanwhile: samples of other threads in the program, by thread and place.
-        waits_in: how long the thread waited in which function of the kernel.
+        waits_in: how long the thread waited in each kernel function.
     """
 
     sampled: StackSamples
@@ -360,11 +362,11 @@ class Spot:
     within: tuple[Frame, ...] = field(init=False)
     line_fraction: float = field(init=False)
 
-    def fraction(self, *what: str) -> float:
-        """Part of the time, by names of ``spent_ns`` or ``collected`` (garbage); 0 where the system does not say."""
-        if what == ("collected",):
+    def fraction(self, *states: str) -> float:
+        """The fraction of the time in states of ``spent_ns``, or ``collected`` (garbage); 0 if unknown."""
+        if states == ("collected",):
             return min(1.0, self.used["collected_ns"] / self.weight_ns) if self.weight_ns else 0.0
-        return min(1.0, sum(self.spent_ns[one] for one in what) / self.known_ns) if self.known_ns else 0.0
+        return min(1.0, sum(self.spent_ns[state] for state in states) / self.known_ns) if self.known_ns else 0.0
 
     @property
     def place(self) -> tuple[str, str]:
@@ -382,10 +384,10 @@ class Spot:
                 self.meanwhile[thread.name, samples.own_frame(stack)] += 1
         if samples.training.waits_in_N:
             self.waits_in[samples.training.waits_in_N[at]] += weight_ns
-        # What keeps the sampler from the interpreter may be met but once, and the stage began meanwhile.
+        # (a sampler that was held up may have only one sample, and the stage may have begun before it)
         if at and 2 * weight_ns >= samples.time_ns_N[at] - samples.time_ns_N[at - 1]:
             self._add_times(at)
-            self.used.update({name: its_N[at] - its_N[at - 1] for name, its_N in samples.training.used_N.items()})
+            self.used.update({name: used_N[at] - used_N[at - 1] for name, used_N in samples.training.used_N.items()})
 
     def _add_times(self, at: int) -> None:
         samples = self.sampled
@@ -395,8 +397,8 @@ class Spot:
             return
         self.known_ns += since_ns
         self.spent_ns.update(run=run_ns, waited=waited_ns)
-        # (a thread that waits for a core may hold the interpreter meanwhile)
-        busy_ns = [sum(one or 0 for one in _ran(thread, at)) for thread in samples.others]
+        # (a thread that waits for a core may hold the interpreter)
+        busy_ns = [sum(part or 0 for part in _ran(thread, at)) for thread in samples.others]
         self.others_ns.update(dict(enumerate(busy_ns)))
         own_ns, others_ns, waits_in_N = run_ns + waited_ns, max(busy_ns, default=0), samples.training.waits_in_N
         if not waits_in_N or not waits_in_N[at]:
@@ -407,14 +409,14 @@ class Spot:
             self.spent_ns["gil"] += max(0, min(late_ns, others_ns) - run_ns) if others_ns > own_ns else 0
 
     def settle(self) -> None:
-        """Say which line and which stack below it are the most frequent, once all samples are added."""
+        """Set the most frequent line and the most frequent stack below it, once all samples are added."""
         frames, lines = self.sampled.frames, Counter[int]()
         for stack, weight_ns in self._stacks_ns.items():
             lines[stack[own_at(frames, stack)]] += weight_ns
-        number = max(lines, key=lambda one: lines[one])
-        those = (one for one in self._stacks_ns if one[own_at(frames, one)] == number)
-        stack = max(those, key=lambda one: self._stacks_ns[one])
-        self.frame, self.within = frames[number], tuple(frames[one] for one in stack[own_at(frames, stack) + 1 :])
+        number = max(lines, key=lambda line: lines[line])
+        nested = (below for below in self._stacks_ns if below[own_at(frames, below)] == number)
+        stack = max(nested, key=lambda below: self._stacks_ns[below])
+        self.frame, self.within = frames[number], tuple(frames[frame] for frame in stack[own_at(frames, stack) + 1 :])
         self.line_fraction = lines[number] / self.weight_ns if self.weight_ns else 0.0
 
 
@@ -426,31 +428,31 @@ def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
 def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | None = None) -> list[Spot]:
     """Where a stage was spent in some steps (None: all), by function of the program, longest first.
 
-    Of a stack, the innermost function that is not a library's counts; where all are, the innermost.
+    A stack counts for its innermost function outside libraries, or else for its innermost function.
     """
     found: dict[tuple[str, str], Spot] = {}
     for at, weight_ns in weights(samples, stage, steps):
         stack = samples.training.stacks_N[at]
         below = stack[own_at(samples.frames, stack) + 1 :] if stack else ()
-        # (what was sampled in our own functions says nothing of the program)
-        if stack and not any(OURS.search(samples.frames[one].file) for one in below):
+        # (skip samples in our own functions)
+        if stack and not any(OURS.search(samples.frames[frame_number].file) for frame_number in below):
             frame = samples.own_frame(stack)
             found.setdefault((frame.function, frame.file), Spot(samples)).add(at, weight_ns)
     for spot in found.values():
         spot.settle()
-    return sorted(found.values(), key=lambda one: (-one.weight_ns, one.frame.file, one.frame.line))
+    return sorted(found.values(), key=lambda spot: (-spot.weight_ns, spot.frame.file, spot.frame.line))
 
 
-ONE_LINE_FRACTION = 0.8
-"""Of a function's time, what is of one line for that line to say what it does."""
+SINGLE_LINE_FRACTION = 0.8
+"""A line with this fraction of a function's time shows what the function does."""
 
 RUNS_FRACTION = 0.6
-"""A thread that runs, or could if it had a core, for as much of the time works; any other waits for something."""
+"""A thread that runs, or is ready to run, for this fraction of the time works; any other waits for something."""
 
-# By what the program had called, as ``FILE FUNCTION``: of several the first.
+# By the functions that the program had called, as ``FILE FUNCTION``; the first match counts.
 _CALLED: Mapping[CauseCode, str] = {
     "recompilation": r"torch/_(dynamo|inductor)/",
-    # (Python 3.10 does not say whose method it is)
+    # (Python 3.10 does not name the class of a method)
     "dataloader_workers": r" _MultiProcessingDataLoaderIter\.|/dataloader\.py _(try_)?get_data$",
     "checkpoint": r"torch/(serialization\.py (_?save|_legacy_save)|distributed/checkpoint/)",
     "collective": r"torch/distributed/distributed_c10d\.py",
@@ -460,7 +462,7 @@ _CALLED: Mapping[CauseCode, str] = {
     "network": r"/(socket|ssl)\.py |/(http|urllib|urllib3|requests|aiohttp|botocore|fsspec)/",
     "lock": r"/(threading|queue)\.py |/multiprocessing/(synchronize|queues|connection)\.py ",
 }
-# By the line at which the innermost function stood, which calls what has no Python of its own.
+# By the source line of the innermost function, which may call code without Python frames.
 _BY_SOURCE: Mapping[CauseCode, str] = {
     "sleep": r"\bsleep\(",
     "garbage_collection": r"\bgc\.collect\(",
@@ -472,7 +474,7 @@ _BY_SOURCE: Mapping[CauseCode, str] = {
     "lock": r"(?i)\b(acquire|join|flock|lockf)\(|^with\b.*(\b|_)(r?lock|mutex|semaphore|condition)\b",
     "checkpoint": r"\b(torch|dcp|checkpoint\w*)\.save\(",
 }
-# By the function of the kernel in which it waited.
+# By the kernel function in which it waited.
 _BY_KERNEL: Mapping[CauseCode, str] = {
     "sleep": r"nanosleep",
     "subprocess": r"^(do|kernel)_wait(4|id)?$",
@@ -486,15 +488,15 @@ _BY_KERNEL: Mapping[CauseCode, str] = {
 WORKS: frozenset[CauseCode] = frozenset(
     {"garbage_collection", "recompilation", "checkpoint", "disk", "subprocess", "output", "database"}
 )
-"""What a thread may well run for; of a thread that runs the others are not the cause."""
+"""Causes that fit a running thread; the others do not."""
 
 
 def code_of(spot: Spot) -> CauseCode:
-    """What is done at a place, by what had been called there and by whether the thread ran."""
+    """What a place does, by its calls and by whether the thread ran."""
     runs = spot.fraction("run", "waited") >= RUNS_FRACTION
-    waits_in = next((one for one, its_ns in spot.waits_in.most_common(1) if 2 * its_ns >= spot.weight_ns), "")
+    waits_in = next((name for name, ns in spot.waits_in.most_common(1) if 2 * ns >= spot.weight_ns), "")
     innermost = spot.within[-1] if spot.within else spot.frame
-    called = "\n".join(f"{one.file} {one.function}" for one in spot.within)
+    called = "\n".join(f"{frame.file} {frame.function}" for frame in spot.within)
     signs = ((_CALLED, called), (_BY_KERNEL, "" if runs else waits_in), (_BY_SOURCE, innermost.source))
     fits = (code for table, text in signs for code, pattern in table.items() if re.search(pattern, text, re.M))
     found = next((code for code in fits if not runs or code in WORKS), None)
@@ -506,14 +508,14 @@ def code_of(spot: Spot) -> CauseCode:
 
 
 _CLEAR_BY_CODE: frozenset[CauseCode] = frozenset({"dataloader_workers", "checkpoint", "collective", "recompilation"})
-"""What a library does by functions of its own, whose names say no more."""
+"""Activities of a library, whose function names add nothing."""
 
 
 def how(code: CauseCode, spot: Spot) -> str:
-    """By what a place does it: the library's function that it calls, and the thread that it waits for."""
+    """How a place does it: the library function that it calls, and the thread for which it waits."""
     called = "" if code in _CLEAR_BY_CODE else called_by(spot)
     if code == "python":
-        calls = _calls(spot.frame.source) if spot.line_fraction >= ONE_LINE_FRACTION else []
+        calls = _calls(spot.frame.source) if spot.line_fraction >= SINGLE_LINE_FRACTION else []
         return f" in {called}" if called else "" if calls else " in Python"
     shown = f"{called.rpartition('.')[2]}(" in spot.frame.source
     text = f" ({called})" if called and not shown else ""
@@ -525,18 +527,15 @@ def how(code: CauseCode, spot: Spot) -> str:
 
 
 def called_by(spot: Spot) -> str:
-    """What a place calls, as a program would name it: the first public library function below it; or "".
-
-    Where what it calls has no Python of its own, it is the only call in its only line.
-    """
-    public = (one for one in spot.within if not re.search(r"<|(^|\.)_", one.function))
+    """What a place calls: the first public library function below it, or else the only call in its only line; or ""."""
+    public = (frame for frame in spot.within if not re.search(r"<|(^|\.)_", frame.function))
     first = next(public, None)
     calls = _calls(spot.frame.source)
     if first is not None:
         name = first.function.rpartition(".")[2]
-        its = (one for one in calls if re.fullmatch(rf"[\w.]*\b{re.escape(name)}", one))
-        return next(its, f"{_module(first.file)}.{first.function}")
-    if spot.within or spot.line_fraction < ONE_LINE_FRACTION:
+        matching = (call for call in calls if re.fullmatch(rf"[\w.]*\b{re.escape(name)}", call))
+        return next(matching, f"{_module(first.file)}.{first.function}")
+    if spot.within or spot.line_fraction < SINGLE_LINE_FRACTION:
         return ""
     return calls[0] if len(calls) == 1 and re.fullmatch(r"[\w.]{1,100}", calls[0]) else ""
 
@@ -546,7 +545,7 @@ def _calls(source: str) -> list[str]:
         parsed = ast.parse(f"{source} pass" if source.endswith(":") else source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return ["?" for _ in re.finditer(r"\w\(", source)]
-    return [ast.unparse(one.func) for one in ast.walk(parsed) if isinstance(one, ast.Call)]
+    return [ast.unparse(node.func) for node in ast.walk(parsed) if isinstance(node, ast.Call)]
 
 
 def _module(file: str) -> str:
@@ -556,7 +555,7 @@ def _module(file: str) -> str:
 
 def place(frame: Frame) -> str:
     """A line of the program: function, file, number and source."""
-    # (what a comment behind it says is no part of what is done there)
+    # (without a trailing comment)
     line = frame.source.partition("  # ")[0]
     source = f": {line}" if line else ""
     return f"{frame.function[:100]} ({PurePath(frame.file).name}:{frame.line}{source})"

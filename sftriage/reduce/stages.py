@@ -46,16 +46,16 @@ from sftriage.traces.manifest import first_problem
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 
-# Before 2022 the engine's functions had no prefix.
+# (before 2022 the engine's functions had no prefix)
 _ENGINES = "autograd::engine::evaluate_function*", "torch::autograd::AccumulateGrad"
 ENGINE: Final = (*_ENGINES, "*Backward", "*Backward[0-9]")
 _BACKENDS = ("nccl", "gloo", "mpi", "ucc")
 COLLECTIVES: Final = (
-    *(f"{one}:*" for one in _BACKENDS),
+    *(f"{backend}:*" for backend in _BACKENDS),
     *("c10d::*", "record_param_comms", "ncclKernel*", "ncclDevKernel*"),
 )
 WAITS: Final = (*COLLECTIVES, "MPI_[BRW]*", "cuda*Synchronize*", "hip*Synchronize*", "*_MultiProcessingDataLoaderIter*")
-"""What waits for the device or for other processes, in whatever thread it does."""
+"""Waits for the device or for other processes; they count in any thread."""
 
 IDLES: Final = (
     *("*run_backward*", "<built-in * sleep>", "threading.py(*): wait*", "queue.py(*): get"),
@@ -64,37 +64,37 @@ IDLES: Final = (
     *("*sleep", "*poll", "epoll_wait*", "futex*", "select", "sem_*wait"),
     *("pthread_cond_*wait*", "pthread_mutex_lock", "pthread_join*"),
 )
-"""What waits for something of this process or of the system. Threads that have nothing to do spend their time so: it
-counts in the steps' own thread alone."""
+"""Waits for something in this process or in the system. Idle threads spend their time there, so they count only in the
+thread of the steps."""
 
 OURS: Final = ("*sftriage/trainer/*.py(*",)
-"""Python functions of what records and captures the steps, which have no part in what the program does."""
+"""Python functions of sftriage that record and capture steps, and are not part of the program."""
 
 COPIES: Final = ("aten::to", "aten::copy_", "aten::_to_copy")
 
 FIELD: Final[Mapping[str, tuple[str, ...]]] = {
     "data": ("enumerate(DataLoader)*", "## load_batch ##", "data", "dataloader", "data_loading"),
-    # TorchRec deals out the next batch's sparse features here.
+    # (TorchRec distributes the next batch's sparse features here)
     "input_dist": ("## sparse_data_dist ##", "## start_sparse_data_dist*"),
     "h2d": ("## copy_batch_to_gpu ##", "## wait_for_batch ##", "h2d"),
     "forward": ("## forward ##", "forward", "DistributedDataParallel.forward", "FullyShardedDataParallel.forward"),
     "backward": ("## backward ##", "backward", "torch/_tensor.py(*): backward"),
     "optimizer": ("## optimizer ##", "## zero_grad ##", "optimizer", "Optimizer.step#*", "Optimizer.zero_grad#*"),
 }
-"""Annotations that mark a stage wherever they stand; the innermost counts."""
+"""Annotations that mark a stage anywhere; the innermost counts."""
 
 LOOSE: Final[Mapping[str, tuple[str, ...]]] = {"forward": ("nn.Module: *",), "sync": COLLECTIVES}
-"""Names that mark a stage only where nothing else does: inside a stage they are part of it."""
+"""Names that mark a stage only outside other stages."""
 
 
 class Names(BaseModel):
     """How names mark steps and stages; patterns are those of a shell (``*``, ``?``, ``[abc]``).
 
     Attributes:
-        stages: for each stage the names that mark it; None for those of the field.
+        stages: for each stage the names that mark it; None for the usual names.
         sync: the sync stages; None for those with collectives in them.
         step: the names of steps; None for ``ProfilerStep#N``.
-        step_end: names that end a step, where steps have no range of their own.
+        step_end: names that end a step, if steps have no range of their own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,12 +106,12 @@ class Names(BaseModel):
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> NDArray[np.bool_]:
-    """Of each name whether it fits one of the patterns."""
+    """For each name, whether it matches a pattern."""
     return _fitting(names, _compiled(tuple(patterns)))
 
 
 def steplike(names: Sequence[str]) -> NDArray[np.bool_]:
-    """Of each name whether it is that of a step."""
+    """For each name, whether it is that of a step."""
     return _fitting(names, _STEP)
 
 
@@ -125,7 +125,7 @@ def _fitting(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_
 
 
 def load_names(path: Path) -> Names:
-    """Read `Names` from YAML; raises InputError where that is not possible."""
+    """Read `Names` from YAML; raises InputError."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         read = Names.model_validate(values if values is not None else {})
@@ -150,7 +150,7 @@ MAX_STEPS = 250_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedSteps:
-    """N steps of one thread in order of time: their numbers, starts and ends; none begins before the last has ended."""
+    """N steps of one thread, by time: their numbers, starts and ends; they do not overlap."""
 
     track: int
     number_N: Ints
@@ -160,10 +160,7 @@ class TracedSteps:
 
 
 def find_steps(trace: Trace, names: Names) -> TracedSteps:
-    """The steps of a trace, by the host's events alone: a step's mark on a device is a copy.
-
-    Raises InputError where no steps can be told apart, with what could mark them instead.
-    """
+    """The steps of a trace, by the host's events only; InputError, with names that could mark them, if it has none."""
     marks = _step_marks(trace, names)
     if not len(marks):
         raise InputError(f"{trace.source}: {_no_steps_words(trace, names)}")
@@ -179,7 +176,7 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
     else:
         start_N, end_N, number_N = marks.start_E, marks.end_E, _numbers(trace, marks.name_E, names)
     several = "several threads mark steps: using the one that marks the most"
-    # Clocks of whole microseconds may let a step begin in the last one's end.
+    # (on a clock of whole microseconds, a step may begin before the previous one ends)
     start_N = np.maximum(start_N, np.concatenate([start_N[:1], np.maximum.accumulate(end_N)[:-1]]))
     real = end_N > start_N
     if not real.any():
@@ -192,11 +189,11 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
 
 def _step_marks(trace: Trace, names: Names) -> Events:
     if names.step is not None or names.step_end is not None:
-        wanted = EventQuery(ON_HOST, matching(trace.names, [str(names.step or names.step_end)]))
+        query = EventQuery(ON_HOST, matching(trace.names, [str(names.step or names.step_end)]))
     else:
-        # In 2021 they were operators.
-        wanted = EventQuery((ANNOTATION, OPERATOR), steplike(trace.names))
-    return gathered(trace.parts(wanted), MAX_STEPS, f"{trace.source}: more than {MAX_STEPS} marks of steps")
+        # (in 2021 they were operators)
+        query = EventQuery((ANNOTATION, OPERATOR), steplike(trace.names))
+    return gathered(trace.parts(query), MAX_STEPS, f"{trace.source}: more than {MAX_STEPS} marks of steps")
 
 
 def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
@@ -217,7 +214,7 @@ def _no_steps_words(trace: Trace, names: Names) -> str:
     order = np.argsort(-counts, kind="stable").tolist()
     counted = ((trace.names[name], int(counts[name])) for name in order if 2 <= counts[name] <= MAX_STEPS)
     repeated = [(name, n) for name, n in counted if not name.startswith(OWN)]
-    # What an optimiser does ends a step of training.
+    # (an optimizer's step ends a training step)
     repeated.sort(key=lambda named: not named[0].startswith("Optimizer.step"))
     words = "no steps in it (no ProfilerStep#N)"
     if not repeated:
@@ -227,17 +224,17 @@ def _no_steps_words(trace: Trace, names: Names) -> str:
 
 
 MAX_CALLS = 4_000_000
-"""Calls of the autograd engine with something between them, which are put together to a few runs."""
+"""Maximum number of separate calls of the autograd engine, which are joined into a few runs."""
 
 _NEVER = np.iinfo(np.int64).max
 
 
 def copies_to_device(trace: Trace, steps: TracedSteps, taken: Intervals) -> Intervals:
-    """Copies that the steps' thread makes, in no stage, and that bring something to the device."""
+    """Copies to the device that the steps' thread makes outside the stages."""
     links = Links(part.link_E for part in trace.parts(EventQuery((MEMCPY,), matching(trace.names, ("Memcpy HtoD*",)))))
     if not links:
         return NOTHING
-    # Calls into the driver may carry another name for their thread: they are placed by their time.
+    # (calls into the driver may have another name for their thread, so place them by time)
     calls = [part.start_E[links.have(part.link_E)] for part in trace.parts(EventQuery((RUNTIME,)))]
     called = np.sort(np.concatenate(calls)) if calls else NOTHING.start_K
     copies = IntervalCollector(trace.source)
@@ -248,10 +245,10 @@ def copies_to_device(trace: Trace, steps: TracedSteps, taken: Intervals) -> Inte
 
 
 def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
-    """From the first to the last function of the autograd engine, with nothing of the training thread's own between.
+    """Runs of functions of the autograd engine, without other work of the training thread in between.
 
-    The engine may run in a thread of its own. A run lasts until the collectives that began in it are over, as far as
-    the host can see, unless the training thread went on before that.
+    The engine may have a thread of its own. A run lasts until the collectives that began in it are over, as far as the
+    host can see, unless the training thread continues before that.
     """
     same = trace.process(steps.track)
     engine = IntervalCollector(trace.source, MAX_CALLS)
@@ -260,7 +257,7 @@ def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
     runs = engine.spans()
     if not len(runs.start_K):
         return NOTHING
-    # A run goes on over a gap in which nothing else begins.
+    # (a run continues over a gap in which nothing else begins)
     split_K = np.minimum(_next_own(trace, steps, runs.end_K), _first_from(steps.start_N, runs.end_K))
     until_next = split_K[:-1] < runs.start_K[1:]
     opens = np.concatenate([[True], until_next])
@@ -277,7 +274,7 @@ def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
 
 
 def forward_before(trace: Trace, steps: TracedSteps, backward: Intervals, ends: Ints, taken: Intervals) -> Intervals:
-    """What the training thread did, in no stage, from the last batch, copy or backward up to the next backward."""
+    """What the training thread did outside stages from the last batch, copy or backward to the next backward."""
     marks = np.sort(np.concatenate([ends, steps.start_N]))
     last = np.searchsorted(marks, backward.start_K, side="right") - 1
     begin = np.where(last >= 0, marks[last], backward.start_K)
@@ -285,9 +282,9 @@ def forward_before(trace: Trace, steps: TracedSteps, backward: Intervals, ends: 
 
 
 def _next_own(trace: Trace, steps: TracedSteps, moments: Ints, outside: Intervals = NOTHING) -> Ints:
-    """For each moment, when the training thread next begins something of its own; or never.
+    """For each moment, when the training thread next begins work of its own; or never.
 
-    That is an operator other than the engine's, collectives and steps, and one that does not begin in ``outside``.
+    That is an operator, other than the engine's, collectives and steps, that does not begin in ``outside``.
     """
     beside = (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*")
     names = ~(steplike(trace.names) | matching(trace.names, beside))
@@ -299,7 +296,7 @@ def _next_own(trace: Trace, steps: TracedSteps, moments: Ints, outside: Interval
 
 
 def _first_from(begun: Ints, moments: Ints) -> Ints:
-    """For each moment the first of some others, which are in order, that is not before it; or never."""
+    """For each moment, the first of some sorted others that is not before it; or never."""
     return np.append(begun, _NEVER)[np.searchsorted(begun, moments, side="left")]
 
 
@@ -312,10 +309,10 @@ class Reduction:
 
     Attributes:
         schema: the stages in the order of the step, ``other`` last.
-        origin: who marked the stages: sftriage, a map of names, or names that the field uses.
+        origin: the source of the stages: sftriage, a map of names, or the usual names.
         spans: the time of each stage but ``other`` in the trace.
-        durations_ns_NS: each stage's share of each step; a step's sum to it exactly.
-        notes: what a reader should know about the reduction.
+        durations_ns_NS: each stage's share of each step; they sum exactly to the step.
+        notes: remarks for the reader.
     """
 
     trace: Trace
@@ -328,29 +325,29 @@ class Reduction:
     has_collectives: bool = True
 
     def without_events(self) -> Reduction:
-        """The same without the events it was made from, which take nearly all of its memory."""
+        """The reduction without its events, which take nearly all of its memory."""
         return replace(self, trace=replace(self.trace, blocks=(), names=()))
 
     @property
     def mean_s(self) -> dict[str, float]:
-        """What each stage took in the mean of the steps, in seconds."""
+        """The mean time of each stage, in seconds."""
         return dict(zip(self.schema.stages, (self.durations_ns_NS.mean(axis=0) * 1e-9).tolist(), strict=True))
 
     @property
     def between_ns_N(self) -> Ints:
-        """From the end of each step's predecessor to its start; of the first, or after a hole, 0."""
+        """The time from the end of the previous step to each step's start; 0 for the first, and after a gap."""
         gaps = self.steps.start_N[1:] - self.steps.end_N[:-1]
         follows = np.diff(self.steps.number_N) == 1
         return np.concatenate([np.zeros(1, np.int64), np.where(follows, gaps, 0)])
 
 
 def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
-    """Reduce a trace to the stages of its steps; raises InputError where it has none."""
+    """Reduce a trace to the stages of its steps; raises InputError if it has no steps."""
     names = names or Names()
     steps = find_steps(trace, names)
     origin, spans = _stages(trace, steps, names)
     inside = Intervals(steps.start_N, steps.end_N)
-    spans = {stage: clipped for stage, its in spans.items() if (clipped := its.clipped(inside)).total_ns}
+    spans = {stage: clipped for stage, found in spans.items() if (clipped := found.clipped(inside)).total_ns}
     stages = tuple(sorted(spans, key=lambda stage: _centre(spans[stage], steps)))
     sync = _sync(trace, steps, spans, names)
     schema = StageSchema.closed(stages, tuple(stage for stage in stages if stage in sync))
@@ -385,7 +382,7 @@ def _stages(trace: Trace, steps: TracedSteps, names: Names) -> tuple[Origin, dic
 
 
 def _may_be(name: str) -> bool:
-    """Whether an annotation of ours names a stage: anybody may have written it."""
+    """Whether an annotation with our prefix is a valid name of a stage: any program may write one."""
     try:
         StageSchema((name.removeprefix(OWN),))
     except SchemaError:
@@ -394,17 +391,17 @@ def _may_be(name: str) -> bool:
 
 
 def _marked(trace: Trace, steps: TracedSteps, stages: Mapping[str, Sequence[str]]) -> dict[str, Intervals]:
-    """Stages by what is marked on the steps' own thread; where marks nest, the inner one counts."""
+    """Stages by the marks on the steps' own thread; of nested marks the inner one counts."""
     label = np.full(len(trace.names), -1, dtype=np.int64)
     for number, patterns in enumerate(stages.values()):
         label[(label < 0) & matching(trace.names, patterns)] = number
     found = [IntervalCollector(trace.source) for _ in stages]
-    wanted = EventQuery((ANNOTATION, OPERATOR, PYTHON), label >= 0, trace.thread(steps.track))
-    for _, marks, pieces in self_time_slices(trace, wanted):
+    query = EventQuery((ANNOTATION, OPERATOR, PYTHON), label >= 0, trace.thread(steps.track))
+    for _, marks, pieces in self_time_slices(trace, query):
         label_P = label[marks.name_E][pieces.owner_P]
-        for number, its in enumerate(found):
-            its.add(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
-    all_spans = {stage: its.spans() for stage, its in zip(stages, found, strict=True)}
+        for number, spans in enumerate(found):
+            spans.add(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
+    all_spans = {stage: collector.spans() for stage, collector in zip(stages, found, strict=True)}
     return {stage: spans for stage, spans in all_spans.items() if spans.total_ns}
 
 
@@ -437,7 +434,7 @@ def _centre(spans: Intervals, steps: TracedSteps) -> float:
 
 
 def _sync(trace: Trace, steps: TracedSteps, spans: Mapping[str, Intervals], names: Names) -> frozenset[str]:
-    """The stages that end in a blocking exchange: as named, or those in which most steps end a collective."""
+    """The stages that end in a blocking exchange: as in ``names``, or those in which most steps end a collective."""
     if names.sync is not None:
         return frozenset(names.sync)
     if trace.world_size == 1:
@@ -445,25 +442,25 @@ def _sync(trace: Trace, steps: TracedSteps, spans: Mapping[str, Intervals], name
     ended: dict[str, set[int]] = {stage: set() for stage in spans}
     for part in trace.parts(EventQuery((ANNOTATION, OPERATOR), matching(trace.names, COLLECTIVES))):
         ends = np.unique(part.end_E)
-        for stage, its in spans.items():
-            during = ends[its.hold(ends - 1)]
+        for stage, own in spans.items():
+            during = ends[own.hold(ends - 1)]
             step = np.unique(np.searchsorted(steps.start_N, during, side="right") - 1)
             ended[stage].update(step[step >= 0].tolist())
-    return frozenset(stage for stage, its_steps in ended.items() if 2 * len(its_steps) >= len(steps.number_N))
+    return frozenset(stage for stage, own_steps in ended.items() if 2 * len(own_steps) >= len(steps.number_N))
 
 
 def outside_ns(steps: TracedSteps, spans: Mapping[str, Intervals], schema: StageSchema) -> Ints:
-    """Of ``other``, what lies before the end of each sync stage and after that of the one before (N × G)."""
+    """The part of ``other`` before the end of each sync stage and after the end of the previous one (N × G)."""
     rest = Intervals(steps.start_N, steps.end_N).without(both(*spans.values()))
     claimed_N = np.zeros(len(steps.number_N), dtype=np.int64)
     outside = []
     for stage in schema.sync_in_order:
-        its = spans.get(stage, NOTHING)
-        if not its.total_ns:
+        own = spans.get(stage, NOTHING)
+        if not own.total_ns:
             outside.append(np.zeros_like(claimed_N))
             continue
-        last = np.searchsorted(its.start_K, steps.end_N, side="left") - 1
-        left_N = np.where(last >= 0, np.minimum(its.end_K[last], steps.end_N), steps.start_N)
+        last = np.searchsorted(own.start_K, steps.end_N, side="left") - 1
+        left_N = np.where(last >= 0, np.minimum(own.end_K[last], steps.end_N), steps.start_N)
         before_N = np.maximum(rest.within(steps.start_N, np.maximum(left_N, steps.start_N)) - claimed_N, 0)
         outside.append(before_N)
         claimed_N = claimed_N + before_N

@@ -1,8 +1,8 @@
-"""The traces of all ranks: read and reduced, as one window, and whether it agrees with the signal of the same steps."""
+"""Reads and reduces the traces of all ranks, joins them into a window, and compares them with the recorded signal."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,17 +20,17 @@ from sftriage.words.verdicts import lasted
 
 APART_S = 5.0
 APART_STEPS = 3.0
-"""Ranks that begin the same step further apart than both are not of one run: waiting for one another they would differ
-by a part of a step, and their hosts' clocks by less than seconds."""
+"""Ranks that begin the same step further apart than both limits are not of one run: ranks that wait for each other
+differ by part of a step, and their hosts' clocks by less than seconds."""
 
 MAX_WINDOW_STEPS = 100_000
 
 
 def together(reductions: Sequence[Reduction]) -> Window:
-    """One window of the traces of all ranks, in the order of the ranks.
+    """Join the traces of all ranks into one window, in the order of the ranks.
 
-    Where their clocks have a date, how much later than the first a rank began its first step counts as time before it.
-    Raises InputError where the traces are not one of each rank, of one job and one time, with steps in common.
+    If their clocks are absolute, the time between the first rank's first step and a rank's own counts as before it.
+    Raises InputError unless the traces are one per rank, of one job and one time, with steps in common.
     """
     by_rank = _by_rank(reductions)
     schema = _schema(by_rank)
@@ -38,22 +38,21 @@ def together(reductions: Sequence[Reduction]) -> Window:
     for reduction in by_rank[1:]:
         common = np.intersect1d(common, reduction.steps.number_N)
     if not len(common):
-        had = "; ".join(
-            f"rank {one.trace.rank} steps {one.steps.number_N[0]} to {one.steps.number_N[-1]}" for one in by_rank[:4]
-        )
+        ranges = ((each.trace.rank, each.steps.number_N) for each in by_rank[:4])
+        had = "; ".join(f"rank {rank} steps {number_N[0]} to {number_N[-1]}" for rank, number_N in ranges)
         raise InputError(f"the traces have no step in common: {had}")
     _check_times(by_rank, common)
-    first = min(int(one.steps.number_N.min()) for one in by_rank)
-    last = max(int(one.steps.number_N.max()) for one in by_rank)
+    first = min(int(each.steps.number_N.min()) for each in by_rank)
+    last = max(int(each.steps.number_N.max()) for each in by_rank)
     if last - first >= MAX_WINDOW_STEPS:
         raise InputError(f"steps {first} to {last} are more than {MAX_WINDOW_STEPS}")
     shape = (last - first + 1, len(by_rank))
     durations_NRS = np.full((*shape, len(schema.stages)), np.nan)
     outside_NRG = np.full((*shape, len(schema.sync)), np.nan)
     between_NR = np.full(shape, np.nan)
-    dated = all(one.trace.absolute for one in by_rank)
+    dated = all(each.trace.absolute for each in by_rank)
     opening = int(common[0])
-    earliest_ns = min(_start(one.steps, opening) for one in by_rank)
+    earliest_ns = min(_start(each.steps, opening) for each in by_rank)
     for rank, reduction in enumerate(by_rank):
         at = reduction.steps.number_N - first
         durations_NRS[at, rank] = 0.0
@@ -67,21 +66,19 @@ def together(reductions: Sequence[Reduction]) -> Window:
 
 
 def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
-    sizes = sorted({one.trace.world_size for one in reductions if one.trace.world_size is not None})
-    ranks = {one.trace.rank for one in reductions}
+    sizes = sorted({each.trace.world_size for each in reductions if each.trace.world_size is not None})
+    ranks = {each.trace.rank for each in reductions}
     missing = sorted(set(range(sizes[-1])) - ranks) if sizes and None not in ranks else []
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         raise InputError(f"{len(missing)} ranks have no trace here ({shown})")
     of_rank: dict[int, Reduction] = {}
     for reduction in reductions:
-        rank = reduction.trace.rank
-        if rank is None:
-            raise InputError(f"{reduction.trace.source}: it does not name its rank; give it with --rank FILE=RANK")
+        rank = reduction.trace.check_rank()
         if rank in of_rank:
             raise InputError(f"two traces of rank {rank}: {of_rank[rank].trace.source} and {reduction.trace.source}")
         of_rank[rank] = reduction
-    jobs = sorted({one.trace.job for one in reductions if one.trace.job is not None})
+    jobs = sorted({each.trace.job for each in reductions if each.trace.job is not None})
     if len(sizes) > 1:
         raise InputError(f"the traces are of different jobs: their world sizes are {', '.join(map(str, sizes))}")
     if len(jobs) > 1:
@@ -97,16 +94,18 @@ def _schema(reductions: Sequence[Reduction]) -> StageSchema:
         for place, stage in enumerate(reduction.schema.stages[:-1]):
             places[stage].append(place / len(reduction.schema.stages))
     stages = tuple(sorted(places, key=lambda stage: float(np.mean(places[stage]))))
-    sync = tuple(stage for stage in stages if 2 * sum(stage in one.schema.sync for one in reductions) > len(reductions))
+    ended = Counter(stage for reduction in reductions for stage in reduction.schema.sync)
+    sync = tuple(stage for stage in stages if 2 * ended[stage] > len(reductions))
     return StageSchema.closed(stages, sync)
 
 
 def _check_times(reductions: Sequence[Reduction], common: Ints) -> None:
-    dated = [one for one in reductions if one.trace.absolute]
+    dated = [reduction for reduction in reductions if reduction.trace.absolute]
     if len(dated) < len(reductions):
         return
-    starts_RN = np.array([one.steps.start_N[np.isin(one.steps.number_N, common)] for one in dated])
-    lasts_s = float(np.median(np.concatenate([one.steps.end_N - one.steps.start_N for one in dated]))) * 1e-9
+    starts_RN = np.array([reduction.steps.start_N[np.isin(reduction.steps.number_N, common)] for reduction in dated])
+    lengths_ns = np.concatenate([reduction.steps.end_N - reduction.steps.start_N for reduction in dated])
+    lasts_s = float(np.median(lengths_ns)) * 1e-9
     apart_s = float((starts_RN.max(axis=0) - starts_RN.min(axis=0)).max()) * 1e-9
     if apart_s > max(APART_S, APART_STEPS * lasts_s):
         early, late = int(starts_RN[:, 0].argmin()), int(starts_RN[:, 0].argmax())
@@ -125,12 +124,12 @@ Agrees = Literal["yes", "partly", "no"]
 STAGE_FRACTION = 0.10
 STEP_FRACTION = 0.02
 """A stage agrees within a tenth of itself or a fiftieth of the step, whichever is more: marking a stage for the
-profiler takes some microseconds, and a stage that names mark begins and ends a little elsewhere."""
+profiler takes some microseconds, and names of events mark a stage with slightly different ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageAgreement:
-    """One stage in the trace and in the signal, seconds a step."""
+    """One stage in the trace and in the signal, in seconds per step."""
 
     stage: str
     trace_s: float
@@ -142,7 +141,7 @@ class StageAgreement:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Trace against signal, over the steps of one rank that both have: ``no`` if the stage in question disagrees."""
+    """Trace and signal compared, over the common steps of a rank: ``no`` if the stage in question disagrees."""
 
     agrees: Agrees
     rank: int
@@ -161,10 +160,7 @@ def compare(
     rank: int,
     numbers: tuple[int, ...],
 ) -> Agreement:
-    """Compare what stages took in the mean of some steps (``numbers``) of a rank, by the trace and by the signal.
-
-    ``stage`` is the stage in question; None for the longest of the signal.
-    """
+    """Compare a rank's mean stage times over some steps; ``stage`` is in question (None: the signal's longest)."""
     step_s = sum(signal_s.values())
     stages = []
     for name in dict.fromkeys((*signal_s, *trace_s)):
@@ -174,14 +170,14 @@ def compare(
         stages.append(StageAgreement(name, heavy_s, coarse_s, difference_s, allowed_s, abs(difference_s) <= allowed_s))
     in_question = stage if stage is not None and stage in signal_s else max(signal_s, key=lambda name: signal_s[name])
     agrees: Agrees = "yes"
-    if not all(one.agrees for one in stages):
-        agrees = "partly" if next(one for one in stages if one.stage == in_question).agrees else "no"
+    if not all(row.agrees for row in stages):
+        agrees = "partly" if next(row for row in stages if row.stage == in_question).agrees else "no"
     return Agreement(agrees, rank, len(numbers), min(numbers), max(numbers), in_question, tuple(stages))
 
 
 def overall(agreements: tuple[Agreement, ...], *, verdicts_agree: bool | None = None) -> Agrees:
-    """Of several ranks: ``yes`` if all of them agree, and the verdicts do where there are two; ``no`` if none does."""
-    words = {one.agrees for one in agreements}
+    """Over several ranks: ``yes`` if all of them and any verdicts agree, ``no`` if no rank agrees, else ``partly``."""
+    words = {agreement.agrees for agreement in agreements}
     if words == {"yes"} and verdicts_agree is not False:
         return "yes"
     return "no" if words == {"no"} else "partly"
@@ -197,26 +193,26 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The traces that could be reduced, each with the file it came from, and those that could not."""
+    """The reduced traces, each with its file, and those that could not be reduced."""
 
     reductions: tuple[Reduction, ...]
     files: tuple[Path, ...]
     refused: tuple[Refusal, ...]
 
     def whole(self, rank: int, names: Names, ranks: Mapping[str, int]) -> Reduction:
-        """The reduction of one rank with its events, which are read again where they were let go."""
-        at = next(index for index, one in enumerate(self.reductions) if one.trace.rank == rank)
-        wanted = self.reductions[at]
-        if wanted.trace.blocks:
-            return wanted
+        """The reduction of one rank with its events, read again if they were dropped."""
+        at = next(index for index, reduction in enumerate(self.reductions) if reduction.trace.rank == rank)
+        known = self.reductions[at]
+        if known.trace.blocks:
+            return known
         for trace in read_traces(self.files[at]):
-            if trace.source == wanted.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
+            if trace.source == known.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
                 return reduce_trace(again, names)
-        raise InputError(f"{wanted.trace.source}: the file changed while being read")
+        raise InputError(f"{known.trace.source}: the file changed while being read")
 
 
 def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> Reduced:
-    """Read and reduce traces, one after the other; of several, only the stages stay in memory."""
+    """Read and reduce traces one by one; with several, only the stages stay in memory."""
     reductions: list[Reduction] = []
     files: list[Path] = []
     refused: list[Refusal] = []
@@ -239,7 +235,7 @@ def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> R
 
 
 def _described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
-    """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
+    """The trace with the user's rank for it, and with fields of the manifest beside it that the trace lacks."""
     manifest = manifest_beside(path, trace)
     if manifest is not None:
         capture = manifest.capture
@@ -258,7 +254,7 @@ def _described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
 
 
 def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
-    """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
+    """The manifest in the directory of a trace, unless it is of another capture."""
     beside = path.parent / MANIFEST_NAME
     try:
         manifest = Manifest.from_json(beside.read_bytes(), str(beside))
