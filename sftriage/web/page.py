@@ -33,10 +33,11 @@ from starlette.types import Send
 
 from sftriage import __version__
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
+from sftriage.runs.summary import RunSummary
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store
 from sftriage.web.serving import Access, application
-from sftriage.words import run as words
+from sftriage.words import run
 from sftriage.words.decisions import CONTROL_PART, caused, choice_words, stage_suspected
 from sftriage.words.verdicts import ago, clock_time, lasted, moment, size
 
@@ -232,7 +233,8 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         choice_words=choice_words,
         stage_suspected=stage_suspected,
         caused=caused,
-        event_sentence=words.event_sentence,
+        event_sentence=run.event_sentence,
+        sentence=sentence,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(
@@ -243,18 +245,24 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         label_words=LABEL_WORDS,
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
-        disk_now=words.disk_now,
-        triage_off=words.triage_off,
-        questions=words.QUESTIONS,
-        label_meanings=words.LABEL_MEANINGS,
-        outcome_meanings=words.OUTCOME_MEANINGS,
+        disk_now=run.disk_now,
+        triage_off=run.triage_off,
+        questions=run.QUESTIONS,
+        label_meanings=run.LABEL_MEANINGS,
+        outcome_meanings=run.OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),
     )
     return environment
 
 
+def sentence(summary: RunSummary) -> str:
+    """The sentence of a run below its headline, without the headline's word at its beginning."""
+    words = summary.sentence.removeprefix(f"{summary.headline}: ")
+    return words[:1].upper() + words[1:]
+
+
 def milliseconds(seconds: float) -> str:
-    """A duration, with three figures that count."""
+    """A duration with three significant figures."""
     ms = seconds * 1e3
     if ms >= 1e4:
         return f"{seconds:.1f} s"
