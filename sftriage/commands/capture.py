@@ -22,7 +22,7 @@ from sftriage.words.verdicts import place
 INTERRUPTED = 128 + 2
 """Exit status of a command that Ctrl-C ended."""
 NOTED_S = 30.0
-"""How long a capture may take to be written and stored, after its time-box."""
+"""Time for a capture to be written and stored, after its time-box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,14 @@ class ProfilerFlags:
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
         """The set options, by profiler; UsageError for those that ``profiler`` does not have."""
-        given: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        fields: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for name, value in arguments(self).items():
             of_stacks = name in ("--native", "--flight-recorder")
-            given["nsys" if name.startswith("--nsys-") else "stacks" if of_stacks else "torch"][name] = value
-        for of, its in given.items():
+            owner = "nsys" if name.startswith("--nsys-") else "stacks" if of_stacks else "torch"
             # (auto takes a snapshot from outside only if it must)
-            if profiler != of and (profiler != "auto" or of == "stacks"):
-                raise UsageError(f"{', '.join(its)}: add --profiler {of}")
-        fields = {
-            of: {name.removeprefix("--").removeprefix("nsys-").replace("-", "_"): value for name, value in its.items()}
-            for of, its in given.items()
-        }
+            if profiler != owner and (profiler != "auto" or owner == "stacks"):
+                raise UsageError(f"{name}: add --profiler {owner}")
+            fields[owner][name.removeprefix("--").removeprefix("nsys-").replace("-", "_")] = value
         if self.nsys_trace is not None:
             fields["nsys"]["trace"] = self.nsys_trace.split(",")
         return fields
@@ -94,7 +90,7 @@ def capture(
     """
     from sftriage.policy.fields import size_bytes
 
-    most_bytes = meant("--max-bytes", size_bytes, max_bytes)
+    limit_bytes = meant("--max-bytes", size_bytes, max_bytes)
     options = flags.of(profiler)
     directory = find_run(run)
     _refuse_ended(directory)
@@ -102,36 +98,35 @@ def capture(
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "unknown"
-    ask = ManualRequest(
+    request = ManualRequest(
         *(secrets.token_hex(8), tuple(dict.fromkeys(rank)), user, reason),
         profiler=profiler,
         steps=steps,
         warmup_steps=warmup_steps,
         max_seconds=max_seconds,
-        max_bytes=most_bytes,
+        max_bytes=limit_bytes,
         samples_per_second=samples_per_second,
         options=options,
     )
-    _leave_and_wait(directory, ask, as_json=as_json)
+    _send_and_wait(directory, request, as_json=as_json)
 
 
-def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: bool) -> None:
-    # Import before leaving the request: if Ctrl-C comes while a dataclass is created, CPython ends as if by SIGINT,
-    # despite handlers.
+def _send_and_wait(directory: RunDirectory, request: ManualRequest, *, as_json: bool) -> None:
+    # Import before sending the request: on Ctrl-C while a dataclass is created, CPython ignores handlers and exits.
     from sftriage.agent.agent import ANSWER_GRACE_S
     from sftriage.runs import requests
 
     try:
         with notices().status("requesting") as status:
-            # Inside the try: the run may take up the request before this returns.
-            requests.leave(directory, ask)
-            decision = requests.answer(directory, ask)
-            status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-            grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
-            ended = requests.ended(directory, decision, ask.max_seconds + grace_s + NOTED_S, status.update)
+            # Inside the try: the run may accept the request before this returns.
+            requests.leave(directory, request)
+            decision = requests.answer(directory, request)
+            status.update(f"capturing {', '.join(f'rank {rank}' for rank in request.ranks)}")
+            grace_s = max(ANSWER_GRACE_S[capture["profiler"]] for capture in decision["requests"])
+            ended = requests.ended(directory, decision, request.max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
-        requests.withdraw(directory, ask)
-        say(requests.left_alone(directory, ask))
+        requests.withdraw(directory, request)
+        say(requests.left_alone(directory, request))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json({"decision": decision, "results": ended})
@@ -139,26 +134,22 @@ def _leave_and_wait(directory: RunDirectory, ask: ManualRequest, *, as_json: boo
         if result["state"] == "stored":
             where = directory.path / "captures" / result["capture_id"]
             write(f"rank {result['rank']}: {place(where)}")
-    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
-    bad += [f"capture {capture_id} shows where it hung" for capture_id in requests.follow_ups(directory, ended)]
+    failed = [result for result in ended if result["state"] != "stored"]
+    problems = [f"rank {result['rank']} {result['state']}: {result['detail']}" for result in failed]
+    problems += [f"capture {capture_id} shows where it hung" for capture_id in requests.follow_ups(directory, ended)]
     if not ended:
-        bad = ["the captures have not ended; see `sftriage decisions` later for their outcome"]
-    if bad:
-        raise CaptureError("; ".join(bad))
+        problems = ["the captures have not ended; see `sftriage decisions` later for their outcome"]
+    if problems:
+        raise CaptureError("; ".join(problems))
 
 
 def _refuse_ended(directory: RunDirectory) -> None:
-    info = read_info(directory)
-    rings = Path(info.rings)
-    if rings.is_dir():
-        return
     from sftriage.runs.liveness import is_watched, watcher_of
 
+    info, where = read_info(directory), place(directory.path)
+    rings = Path(info.rings)
     # (if another host watches the job and shares this directory, the rings are in that host's memory)
-    if is_watched(watcher_of(directory, rings)):
-        return
-    where = place(directory.path)
-    if info.ended_at == "":
-        # Its sftriage was killed, and another run has removed its rings.
-        raise UsageError(f"the job of {where} has ended, and no sftriage watches it")
-    raise UsageError(f"the run {where} has ended")
+    if not rings.is_dir() and not is_watched(watcher_of(directory, rings)):
+        killed = info.ended_at == ""  # (and another run has removed the rings)
+        unwatched = f"the job of {where} has ended, and no sftriage watches it"
+        raise UsageError(unwatched if killed else f"the run {where} has ended")

@@ -242,7 +242,7 @@ whatif  analyze:whatif  Estimate how fast a job would run without stragglers.
     sftriage whatif rank*.json.gz
 advise  analyze:advise  Estimate what would help against a straggler that stays.
     sftriage advise sftriage-runs/RUN --gradients 500Mi --bandwidth 12.5 --json
-reduce  analyze:reduce  Reduce heavy traces to stages, and show what they contain.
+reduce  reduce:reduce  Reduce heavy traces to stages, and show what they contain.
     sftriage reduce rank*.json.gz
     sftriage reduce trace.json.gz --against sftriage-runs/RUN
 decisions  decisions:decisions  List the decision about each window, with its reason.

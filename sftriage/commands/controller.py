@@ -53,7 +53,7 @@ def controller(
     from sftriage.base.process import LET_GO
     from sftriage.runtime.launcher import Notes
 
-    # (a signal to the job, as before it is preempted, does not end this process)
+    # (signals to the job, such as before a preemption, do not end this process)
     notes = Notes((signal.SIGINT, signal.SIGTERM, LET_GO))
     from sftriage.policy.in_force import find
     from sftriage.runtime.controlling import JobController, job_of
@@ -71,7 +71,7 @@ def controller(
         held.callback(server.close)
         server.keep()
         if run is not None:
-            # (the host of this run's controller may have gone too, and its agents with it)
+            # (if the whole host of the run's controller failed, its agents failed too)
             info = read_info(RunDirectory(directory))
             held.enter_context(start_agents(options, info.store, drop_local=info.drop_local))
     elif hub.hub is not None and options.leads and not options.secret.exists():
@@ -83,7 +83,7 @@ def controller(
     begin: dict[str, Any] = {}
     if run is None:
         name = bounded_text(job or options.job_id)
-        paths = [find(one) for one in policy or ["default"]]
+        paths = [find(file) for file in policy or ["default"]]
         begin = {"job": name, "policies": paths, "keeping": keep.of(name), "nsys": nsys}
     about = directory, options, output.sinks
     with contextlib.nullcontext() if run is None else notices().status(WAITS):
@@ -91,7 +91,7 @@ def controller(
     output.say_begun("watching" if run is None else "took over the job, watching", watched)
     _watch(watched, output, options, server, notes)
     if server is not None:
-        # (the process that started the job would do this, and is gone)
+        # (the process that started the job would do this, but it has ended)
         held.close()
         options.forget(server)
 
@@ -102,7 +102,7 @@ def _watch(
     with contextlib.closing(watched):
         if not watched.watch(output.say, lambda: notes.told):
             if server is not None and "SLURM_JOB_ID" in os.environ:
-                # (the job is over, though not all hosts have reported it)
+                # (the job has ended, but not all hosts have reported it)
                 atexit.register(options.forget, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             output.say(f"stopped watching, the job continues; resume with: sftriage controller {again}")
@@ -111,9 +111,9 @@ def _watch(
 
 
 SHOWN_S = 10.0
-"""How long showing the end in the cluster may take."""
+"""Time to write the final state into the cluster."""
 KEPT_RUNS = 3
-"""The steps of this many runs of a job are kept."""
+"""The runs of a job that keep their steps."""
 
 
 def of_cluster(
@@ -141,36 +141,36 @@ def of_cluster(
     from sftriage.kube.jobs import JobRef
     from sftriage.kube.mirror import Mirror
     from sftriage.runtime.controlling import JobController
-    from sftriage.runtime.hub_server import HubOptions
+    from sftriage.runtime.hub_server import HubOptions, HubServer
     from sftriage.runtime.launcher import Notes
     from sftriage.sinks.metering import Metering
 
     job = shared.meant("--job-id", JobRef.of_id, job_id)
-    name = f"{job.namespace}/{job.name}"  # (jobs of two namespaces may share a name, and their stores)
+    name = f"{job.namespace}/{job.name}"  # (two namespaces may have jobs of the same name, and share a store)
     keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)
     mirror = Mirror(ClusterObjects.connect(), job)
-    # (a signal to this pod does not end the job)
-    notes = Notes()
+    notes = Notes()  # (a signal to this pod does not end the job)
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     shown = metrics_port if os.environ.get(shared.TOKEN_VARIABLE) else None
     listen = None if shown is None else partial(shared.metrics_endpoint, everywhere, shown, None)
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats is None:
-            held.callback(_hub_in_pod((everywhere, port), run, creds, tls).close)
+            server = HubServer((everywhere, port), (run / "hub").absolute(), creds, tls)
+            server.keep()
+            held.callback(server.close)
             nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
         options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
         while notes.told is None:
-            # (each run of the job has metrics of its own)
+            # (each run of the job has its own metrics)
             output = JobOutput(Metering(listen), mirror)
             directory, resumes = _directory(run)
-            about = directory, options, output.sinks, None if resumes else name
-            watched = JobController(*about, policies=[policies], keeping=keeping)
+            job_name = None if resumes else name
+            watched = JobController(directory, options, output.sinks, job_name, policies=[policies], keeping=keeping)
             mirror.follow(watched.directory)
-            names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
-            output.say(f"{'took over' if resumes else 'waiting for'} the job under policy {names}; {place(directory)}")
+            output.say_begun("took over the job" if resumes else "waiting for the job", watched)
             with contextlib.closing(watched):
                 if not watched.watch(output.say, lambda: notes.told):
                     break
@@ -178,18 +178,10 @@ def of_cluster(
         mirror.finish(SHOWN_S)
 
 
-def _hub_in_pod(address: tuple[str, int], run: Path, creds: Path, tls: Path | None) -> HubServer:
-    from sftriage.runtime.hub_server import HubServer
-
-    server = HubServer(address, (run / "hub").absolute(), creds, tls)
-    server.keep()
-    return server
-
-
 def _directory(root: Path) -> tuple[Path, bool]:
     """The directory of the run that has not ended, or of a new one; and whether to resume it.
 
-    Removes the steps of all but the last few runs: a job that starts again and again would fill its volume.
+    Removes the steps of all but the last few runs, so that a job that restarts often does not fill its volume.
     """
     from sftriage.runtime.hosting import free, numbered
 

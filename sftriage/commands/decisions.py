@@ -31,7 +31,7 @@ def decisions(run: RunOption = None, as_json: bool = option("--json", "Print one
 
 
 def explain_decision(
-    what: Annotated[str, argument("WINDOW|CAPTURE", "A step in the window, its FIRST-LAST, or a capture's id.")],
+    target: Annotated[str, argument("WINDOW|CAPTURE", "A step in the window, its FIRST-LAST, or a capture's id.")],
     run: RunOption = None,
     as_json: bool = option("--json", "Print one JSON object."),
 ) -> None:
@@ -48,12 +48,12 @@ def explain_decision(
     from sftriage.words.verdicts import explain
 
     directory = find_run(run)
-    event = window_of(directory, what)
+    event = window_of(directory, target)
     remedies = remedies_by(directory, event)
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
-        described = [{"says": event_sentence(one), **msgspec.to_builtins(one)} for one in remedies]
-        print_json({**values, "resolves": resolves(verdict, decision), "remedies": described})
+        tried = [{"says": event_sentence(remedy), **msgspec.to_builtins(remedy)} for remedy in remedies]
+        print_json({**values, "resolves": resolves(verdict, decision), "remedies": tried})
         return
     write(*explanation_lines(event, remedies))

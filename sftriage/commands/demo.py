@@ -60,8 +60,7 @@ def demo(
     from sftriage.sinks.terminal import Progress
 
     if cause == ["list"]:
-        for name, one in CAUSES.items():
-            write(f"{name:16} {one.says}")
+        write(*(f"{name:16} {known.says}" for name, known in CAUSES.items()))
         return
     faults = _faults(cause, fault, ranks)
     if find_spec("torch") is None:
@@ -72,7 +71,7 @@ def demo(
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"Training {steps} steps on {ranks} ranks; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):
-        # Gloo resolves its own host's name, for which the demo, on this host only, needs no network.
+        # (on the loopback interface, Gloo need not resolve the name of this host)
         environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}
         status = local.execute(environment, output=log_file.fileno())
     if status:
@@ -113,8 +112,6 @@ _PARTS = {
     "in_capture": "during the capture",
     "after_capture": "after it",
 }
-
-
 _FOUND = {
     "right": "correct (rank, cause and line)",
     "wrong": "wrong (the injected fault is another one)",
@@ -123,7 +120,7 @@ _FOUND = {
 
 
 def print_outcome(outcome: DemoOutcome, console: Console) -> None:
-    """Print what happened."""
+    """Print the verdict, the captures with the commands that show them, and whether the fault was found."""
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
@@ -147,8 +144,8 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
         if (cost := manifest.cost) is not None:
-            what = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
-            say(f"Cost        {what}")
+            sentence = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
+            say(f"Cost        {sentence}")
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
         say(f"Open it     sftriage traces open {manifest.capture_id} {run}")
@@ -158,9 +155,9 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
         say(f"No capture was started. For the reasons, run: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
     say(f"Step time   median {', '.join(times)}")
-    injected = "; ".join(f"{one} ({one.cause.says})" for one in outcome.faults) or "none"
+    injected = "; ".join(f"{fault} ({fault.cause.says})" for fault in outcome.faults) or "none"
     say(f"Injected    {injected}")
     for _, cause in outcome.causes():
         say(f"Why         {caused(cause)}")
-    if (judged := outcome.found) is not None:
-        say(f"Result      {_FOUND[judged]}")
+    if (found := outcome.found) is not None:
+        say(f"Result      {_FOUND[found]}")

@@ -45,29 +45,29 @@ def doctor(
     if as_json:
         print_json(findings)
     else:
-        results().print(bare_table((one.what, Text(one.state, _STYLES[one.state]), one.detail) for one in findings))
-    if any(one.what == "rings" and one.state == "missing" for one in findings):
+        results().print(bare_table((row.what, Text(row.state, _STYLES[row.state]), row.detail) for row in findings))
+    if any(row.what == "rings" and row.state == "missing" for row in findings):
         raise typer.Exit(1)
 
 
 def _show(found: JobFound) -> None:
-    shares = {one.name: "" if one.share is None else f"{one.share:.0%}" for one in found.seams}
-    seams = [(one.name, f"{one.fired}", shares[one.name]) for one in found.seams]
+    seams = [(seam.name, f"{seam.fired}", "" if seam.share is None else f"{seam.share:.0%}") for seam in found.seams]
     results().print(table(("seam", "calls", "share"), seams, ("calls", "share"), box=None, padding=(0, 2, 0, 0)))
-    others = [f"{name} {share:.0%}" for name, share in found.stages.items() if name not in shares]
+    known = {seam.name for seam in found.seams}
+    others = [f"{name} {share:.0%}" for name, share in found.stages.items() if name not in known]
     lines = {
         "steps": f"{counted(found.steps, 'step')} of {counted(found.ranks, 'rank')}",
         "by hand": "the script creates a Monitor, which is used" if found.by_hand else "",
         "other stages": ", ".join(others),
         "models": ", ".join(found.models),
         "sync stages": ", ".join(found.sync) or "none",
-        "collectives": ", ".join(f"{what} ({n})" for what, n in found.collectives.items()),
+        "collectives": ", ".join(f"{name} ({calls})" for name, calls in found.collectives.items()),
         "cohorts": ", ".join(f"{name or 'all alike'}: {ranks}" for name, ranks in found.cohorts.items()),
         "writer": found.writer and f"in {found.writer}",
     }
-    for one in found.captures:
-        lines[f"capture: {one.profiler}"] = "works" if one.works else f"does not work: {one.why_not}"
-    results().print("", bare_table((what, text) for what, text in lines.items() if text))
+    for capture in found.captures:
+        lines[f"capture: {capture.profiler}"] = "works" if capture.works else f"does not work: {capture.why_not}"
+    results().print("", bare_table((title, text) for title, text in lines.items() if text))
     for gap in found.missing:
         write("", f"missing: {gap.what}", *(f"    {line}" for line in gap.lines))
 

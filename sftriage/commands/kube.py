@@ -86,13 +86,13 @@ def _row(body: dict[str, Any]) -> dict[str, Any]:
     row = {"namespace": metadata["namespace"], "policy": metadata["name"], "rules": status.get("rules")}
     for kind in ("Accepted", "Conflicted"):
         found = condition(body, kind)
-        answered = found is not None and found.observedGeneration == metadata.get("generation")
-        current = {} if found is None or not answered else found.plain()
-        row[kind.lower()] = {word: current.get(word, none) for word, none in _UNANSWERED.items()}
+        is_current = found is not None and found.observedGeneration == metadata.get("generation")
+        current = found.plain() if found is not None and is_current else {}
+        row[kind.lower()] = {word: current.get(word, unknown) for word, unknown in _UNCHECKED.items()}
     return row
 
 
-_UNANSWERED = {"status": "Unknown", "reason": "NotLookedAt", "message": "Not checked since it changed."}
+_UNCHECKED = {"status": "Unknown", "reason": "NotLookedAt", "message": "Not checked since it changed."}
 
 
 def definitions() -> None:
@@ -208,7 +208,7 @@ def _job_cells(row: dict[str, Any]) -> Iterable[str]:
     return map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"]))
 
 
-LOOK_S = 1.0
+POLL_S = 1.0
 ANSWER_S = 60.0
 """How long to wait for an answer before warning."""
 
@@ -242,8 +242,8 @@ def capture(
     request, wrong = capture_of(body)
     if request is None:
         raise UsageError(wrong.replace("\n", "; "))
-    made = objects.create(CAPTURES, namespace, body)
-    name = made["metadata"]["name"]
+    created = objects.create(CAPTURES, namespace, body)
+    name = created["metadata"]["name"]
     if not wait:
         if as_json:
             print_json({"name": name, "namespace": namespace})
@@ -252,17 +252,24 @@ def capture(
         return
     try:
         with notices().status(f"{name}: requested") as status:
-            patience_s = float(request.max_seconds) + STORING_S if timeout is None else timeout
-            latest, state, over, words = _ended(objects, namespace, made, patience_s, status.update)
+            timeout_s = float(request.max_seconds) + STORING_S if timeout is None else timeout
+            latest, state, over, detail = _ended(objects, namespace, created, timeout_s, status.update)
     except KeyboardInterrupt:
         say(f"{name} continues; cancel it with `kubectl delete tcap {name} -n {namespace}`")
         raise typer.Exit(INTERRUPTED) from None
-    _tell(latest, state, over, words, as_json=as_json)
+    row = listing.trace_row(latest)
+    if as_json:
+        print_json({**plain(row), "detail": detail})
+    if state != "stored":
+        raise CaptureError(f"{name} is {state}{'' if over else ' (timed out waiting)'}: {detail}")
+    if not as_json:
+        write(name)
+        say(f"sftriage traces get {name} --cluster -n {namespace}" if row.store else "the controller has its trace")
 
 
 def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
-    reports = [one for one in objects.list(REPORTS, namespace) if listing.is_of(one, job)]
-    names = sorted({str(one["spec"]["job"]) for one in reports})
+    reports = [body for body in objects.list(REPORTS, namespace) if listing.is_of(body, job)]
+    names = sorted({str(body["spec"]["job"]) for body in reports})
     if not names:
         say(f"no report on job {job} {_within(namespace)}; the capture waits for the job")
     if len(names) > 1:
@@ -271,41 +278,26 @@ def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
 
 
 def _ended(
-    objects: ClusterObjects, namespace: str, made: Body, patience_s: float, show: Any
+    objects: ClusterObjects, namespace: str, body: Body, timeout_s: float, show: Any
 ) -> tuple[Body, str, bool, str]:
-    name, begun_s, warned, body = made["metadata"]["name"], time.monotonic(), False, made
+    """The capture once it has ended or the time is up: object, state, whether it has ended, and the detail."""
+    name, begun_s, warned = body["metadata"]["name"], time.monotonic(), False
     while True:
         try:
             body = objects.read(CAPTURES, namespace, name)
-            state, over, words = listing.progress_of(body)
+            state, over, detail = listing.progress_of(body)
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 raise
             return body, "deleted", True, "The TraceCapture was deleted."
         show(f"{name}: {state}")
         waited_s = time.monotonic() - begun_s
-        if over or waited_s > patience_s:
-            return body, state, over, words
+        if over or waited_s > timeout_s:
+            return body, state, over, detail
         if state == "requested" and waited_s > ANSWER_S and not warned:
             warned = True
             say(f"no answer to {name} for {ANSWER_S:.0f} s; try `sftriage kube doctor`")
-        time.sleep(LOOK_S)
-
-
-def _tell(body: Body, state: str, over: bool, words: str, *, as_json: bool) -> None:
-    row = listing.trace_row(body)
-    if as_json:
-        print_json({**plain(row), "detail": words})
-    if state != "stored":
-        unended = "" if over else " (timed out waiting)"
-        raise CaptureError(f"{row.name} is {state}{unended}: {words}")
-    if not as_json:
-        write(row.name)
-        say(
-            f"sftriage traces get {row.name} --cluster -n {row.namespace}"
-            if row.store
-            else "the controller has its trace"
-        )
+        time.sleep(POLL_S)
 
 
 _STYLES = {"ok": "green", "wrong": "red", "unknown": "yellow"}
@@ -331,10 +323,10 @@ def doctor(
         print_json(findings)
     else:
         results().print(bare_table(map(_finding_cells, findings)))
-    if any(one.state == "wrong" for one in findings):
+    if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)
 
 
-def _finding_cells(one: Finding) -> tuple[str, Text, Text]:
-    do = ("\n", ("do:", "bold"), f" {clean(one.do)}") if one.do else ()
-    return one.code, Text(one.state, _STYLES[one.state]), Text.assemble(clean(one.says), *do)
+def _finding_cells(finding: Finding) -> tuple[str, Text, Text]:
+    do = ("\n", ("do:", "bold"), f" {clean(finding.do)}") if finding.do else ()
+    return finding.code, Text(finding.state, _STYLES[finding.state]), Text.assemble(clean(finding.says), *do)

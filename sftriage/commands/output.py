@@ -81,10 +81,11 @@ def notices() -> Console:
 
 def table(titles: Sequence[str], rows: Iterable[Iterable[Any]], right: Sequence[str] = (), **options: Any) -> Table:
     """A table of these rows, in which the columns of ``right`` are numbers."""
-    made = Table(*(Column(title, justify="right" if title in right else "left") for title in titles), **options)
+    columns = (Column(title, justify="right" if title in right else "left") for title in titles)
+    filled = Table(*columns, **options)
     for row in rows:
-        made.add_row(*row)
-    return made
+        filled.add_row(*row)
+    return filled
 
 
 def bare_table(rows: Iterable[Iterable[Any]]) -> Table:
@@ -98,20 +99,20 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show progress in items on a terminal, until the block ends."""
     from rich.progress import MofNCompleteColumn
 
     with _bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
-def copying(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+def copying(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show progress in bytes on a terminal, until the block ends."""
     with _byte_bar() as bar:
-        task = bar.add_task(what, total=total_bytes)
+        task = bar.add_task(title, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
 
 
@@ -137,12 +138,12 @@ def uploading() -> Iterator[Callable[[UploadProgress], None]]:
     with _byte_bar() as bar:
         task = bar.add_task("Waiting for the store", total=None)
 
-        def show(standing: UploadProgress) -> None:
-            current = standing.current
+        def show(progress: UploadProgress) -> None:
+            current = progress.current
             if current is not None:
-                what = f"{_DOING[current.doing]} {current.capture_id}"
-                bar.update(task, description=what, completed=current.done_bytes, total=current.total_bytes)
-            elif failed := sum(bool(reason) for reason in standing.left.values()):
+                title = f"{_DOING[current.doing]} {current.capture_id}"
+                bar.update(task, description=title, completed=current.done_bytes, total=current.total_bytes)
+            elif failed := sum(bool(reason) for reason in progress.left.values()):
                 bar.update(task, description=f"Waiting for the store ({failed} failed, retrying)")
 
         yield show
@@ -150,7 +151,7 @@ def uploading() -> Iterator[Callable[[UploadProgress], None]]:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exit that runs `finally` blocks, so that no copy of a trace is left behind."""
+    """Turn SIGTERM into an exit that runs `finally` blocks, which remove unfinished copies of traces."""
 
     def end(_signum: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + signal.SIGTERM)
@@ -163,7 +164,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 class JobOutput:
-    """Prints what happens to a job; its `sinks` are also metrics, spans, copies in a store, rows in a ``catalogue``."""
+    """Prints the events of a job, and sends them to its other sinks: metrics, spans, a store, a ``catalogue``."""
 
     def __init__(self, metering: Metering, *more: Sink, catalogue: str | None = None) -> None:
         from sftriage.sinks.terminal import Reporter
@@ -182,7 +183,7 @@ class JobOutput:
 
     def say_begun(self, how: str, watched: WatchedRun) -> None:
         """Print the policies of a job, its run directory, and the address of its metrics."""
-        names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+        names = ", ".join(policy.policy.metadata.name for policy in watched.files.current.loaded)
         self.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
         if self._metering.url is not None:
             self.say(f"metrics are at {self._metering.url}")
@@ -191,8 +192,7 @@ class JobOutput:
         """Print the number of windows and captures, and the command that explains them."""
         self._reporter.finish()
         windows, captures = counted(self._reporter.windows, "window"), counted(self._reporter.captures, "capture")
-        why = f"sftriage decisions --run {place(watched.directory.path)}"
-        self.say(f"{windows} judged, {captures} stored; why: {why}")
+        self.say(f"{windows} judged, {captures} stored; why: sftriage decisions --run {place(watched.directory.path)}")
 
     def finish(
         self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf"), *, summary: bool = True

@@ -14,7 +14,7 @@ import yaml
 
 from sftriage.base.files import refusing
 from sftriage.commands.options import argument, option
-from sftriage.commands.output import print_json, results, tell, write
+from sftriage.commands.output import print_json, tell, write
 from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import ReplayedDecision, replay
 from sftriage.errors import InputError, UsageError
@@ -36,13 +36,13 @@ def validate(files: Files, as_json: bool = option("--json", "Print one JSON arra
     checked = [_checked(name) for name in files]
     if as_json:
         print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
-    mistaken = [outcome for outcome in checked if not isinstance(outcome, LoadedPolicy)]
-    for outcome in () if as_json else mistaken:
-        tell(str(outcome))
-    if mistaken:
+    mistakes = [str(outcome) for outcome in checked if not isinstance(outcome, LoadedPolicy)]
+    if not as_json:
+        tell(*mistakes)
+    if mistakes:
         raise typer.Exit(2)
     if not as_json:
-        results().print(f"{len(files)} valid")
+        write(f"{len(files)} valid")
 
 
 def show(
@@ -87,7 +87,8 @@ def try_out(
         raise UsageError("give either --expect or --save")
     tried = load_set(files)
     name, start_s, replayed = _replayed(tried, on, start)
-    report = ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
+    names = tuple(loaded.policy.metadata.name for loaded in tried.loaded)
+    report = ReplayReport(names, name, start_s, replayed)
     text = report.text()
     if expect is not None and (difference := _difference(expect, text)):
         sys.stdout.write(difference)
@@ -112,10 +113,12 @@ def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) ->
     if isinstance(outcome, LoadedPolicy):
         policy = outcome.policy.metadata.name
         return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
-    found = [(0, 0, "", str(outcome))]
+    problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
     if isinstance(outcome, PolicyError):
-        found = [(one.line, one.column, one.path, one.message) for one in outcome.problems]
-    problems = [dict(zip(("line", "column", "field", "message"), one, strict=True)) for one in found]
+        problems = [
+            {"line": each.line, "column": each.column, "field": each.path, "message": each.message}
+            for each in outcome.problems
+        ]
     return {"file": name, "valid": False, "problems": problems}
 
 
@@ -134,7 +137,7 @@ _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
 def _replayed(tried: PolicySet, on: Path, start: datetime | None) -> tuple[str, float, list[ReplayedDecision]]:
-    """A recording's name, its start, and what policies would have done about every window and stall."""
+    """A recording's name, its start, and the policies' decision about each window and stall."""
     recording, shape = load_recording(on), shape_of(tried.detection)
     name, began, stalls = on.name, _EPOCH_2000, list[Verdict]()
     if on.is_dir():

@@ -21,7 +21,7 @@ from sftriage.words.verdicts import clock_time, place
 
 
 def report(
-    what: str = argument(
+    target: str = argument(
         "RUN|CAPTURE",
         "A run directory, or the id of a capture (or its beginning).",
         "the newest run started here",
@@ -29,7 +29,7 @@ def report(
         default="",
     ),
     *,
-    of: CapturesChoice,
+    choice: CapturesChoice,
     out: Path | None = option("--out -o FILE", "File to write.", "stdout"),
     form: Literal["html", "md"] | None = option("--format", "HTML (one file), or Markdown.", "by FILE's name, or md"),
     force: bool = option("--force", "Overwrite an existing file."),
@@ -43,14 +43,14 @@ def report(
     if out is not None and out.exists() and not force:
         raise UsageError(f"{out} exists already; --force overwrites it")
     made = f"Made by sftriage {__version__}, {clock_time(time.time())} UTC."
-    if what and not Path(what).is_dir():
-        text = _of_capture(what, of, form, made)
-    elif of.store is not None or of.catalogue is not None:
+    if target and not Path(target).is_dir():
+        text = _of_capture(target, choice, form, made)
+    elif choice.store is not None or choice.catalogue is not None:
         raise UsageError("a store has captures, not runs: give a capture, or a run directory")
-    elif what and of.run is not None:
+    elif target and choice.run is not None:
         raise UsageError("give the run directory only once")
     else:
-        text = _of_run(find_run(Path(what) if what else of.run), form, made)
+        text = _of_run(find_run(Path(target) if target else choice.run), form, made)
     if out is None:
         results().print(text, soft_wrap=True, end="")
         return
@@ -71,23 +71,24 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
     from sftriage.web.run_page import charts_of
 
     charts = charts_of(source, view, StepRange())
-    flames = flames_of(source.store, [one.manifest for one in found.captures if one.manifest.capture.role == "suspect"])
+    suspects = [row.manifest for row in found.captures if row.manifest.capture.role == "suspect"]
+    flames = flames_of(source.store, suspects)
     return html(found, made, time.time, charts.timeline, charts.heat, flames=flames)
 
 
-def _of_capture(what: str, meant: CapturesChoice, form: str, made: str) -> str:
-    captures = captures_of(meant)
-    its_store, reference = captures.one(what)
-    manifest, _ = its_store.look(reference)
+def _of_capture(target: str, choice: CapturesChoice, form: str, made: str) -> str:
+    captures = captures_of(choice)
+    store, reference = captures.one(target)
+    manifest, _ = store.look(reference)
     of_run = captures.run
     source = None if of_run is None else RunSource(lambda: of_run)
     view = None if source is None else source.view()
-    where = f"--store {its_store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
+    where = f"--store {store.place}" if of_run is None else f"--run {shlex.quote(run_named(of_run.path))}"
     found: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
         return markdown(found, made)
     lanes = None
     if source is not None and view is not None:
-        asked = view.request_behind(manifest.capture_id)
-        lanes = source.beside(manifest, asked.attempt if asked else 0, control_of(manifest))
-    return html(found, made, time.time, lanes=lanes, flames=flames_of(its_store, [manifest]))
+        row = view.request_behind(manifest.capture_id)
+        lanes = source.beside(manifest, row.attempt if row else 0, control_of(manifest))
+    return html(found, made, time.time, lanes=lanes, flames=flames_of(store, [manifest]))

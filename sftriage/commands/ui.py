@@ -31,7 +31,7 @@ FOUND_EVERY_S = 1.0
 
 def ui(
     *,
-    of: CapturesChoice,
+    choice: CapturesChoice,
     host: str = option(
         "ADDRESS", "Address to listen on. Any non-loopback address requires a token.", default="127.0.0.1"
     ),
@@ -52,17 +52,17 @@ def ui(
     from sftriage.web.serving import Access, token_of
     from sftriage.web.store_page import StorePage
 
-    run, of_store = of.run, of.store is not None or of.catalogue is not None
+    run, of_store = choice.run, choice.store is not None or choice.catalogue is not None
     if run is not None and of_store:
         raise UsageError("give either a run or a store")
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
-    given = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
-    access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), given, allow_host or ())
+    advice = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
+    access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice, allow_host or ())
     stopping, about = threading.Event(), dict[str, Any]()
     name = next(iter(allow_host or ()), None)
     if of_store:
-        captures = _captures(of.store, of.catalogue)
+        captures = _captures(choice.store, choice.catalogue)
         about = {"run_dir": None, "store": captures.place}
         app = StorePage(captures, access, stopping=stopping).app
         serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=captures.place, name=name)
@@ -70,18 +70,18 @@ def ui(
     app, found = _runs(access, stopping) if run is None else _run(run, access, stopping)
     shown = found()
 
-    def say_what_is_shown(before: Path | None) -> None:
+    def announce(before: Path | None) -> None:
         while not stopping.wait(FOUND_EVERY_S):
             if (now := found()) is not None and now != before:
                 tell(f"now shows {place(now)}" + (", the newest run" if before else ""))
                 before = now
 
-    start_thread("shown", say_what_is_shown, shown)
+    start_thread("shown", announce, shown)
     about = {"run_dir": None if shown is None else str(shown)}
-    waits = "waiting for the first run" if run is None else f"waiting for a run in {run}"
-    said = place(shown) if shown else waits
+    waiting = "waiting for the first run" if run is None else f"waiting for a run in {run}"
+    title = place(shown) if shown else waiting
     try:
-        serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=said, name=name)
+        serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=title, name=name)
     finally:
         stopping.set()
 
@@ -103,8 +103,8 @@ def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp
     from sftriage.runs.source import RunSource
     from sftriage.web.run_page import RunPage
 
-    waits_for = f"No run in {path} yet. This page shows it as soon as it starts (sftriage run --out {path})."
-    source = RunSource(lambda: RunDirectory(path), waits_for)
+    waiting = f"No run in {path} yet. This page shows it as soon as it starts (sftriage run --out {path})."
+    source = RunSource(lambda: RunDirectory(path), waiting)
 
     def found() -> Path | None:
         source.view()
@@ -152,7 +152,7 @@ def serve_page(
             with ending_on_sigterm(), contextlib.suppress(KeyboardInterrupt):
                 threading.Event().wait()
         finally:
-            # Event streams would not end by themselves.
+            # (this ends the event streams of open pages)
             stopping.set()
             server.close()
 
@@ -163,12 +163,12 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     from sftriage.traces.remote import RemoteStore, catalogue_url
     from sftriage.web.store_page import StoreSource
 
-    meant = None if store is None else RemoteStore.open(store)
+    remote = None if store is None else RemoteStore.open(store)
     at: str | Path | None = catalogue_url(catalogue)
     if at is None:
-        assert meant is not None, "a store or a catalogue is named"
-        at = own_catalogue(None, meant)
-    return StoreSource(Catalogue(at, meant), meant, store_of)
+        assert remote is not None, "the options name a store or a catalogue"
+        at = own_catalogue(None, remote)
+    return StoreSource(Catalogue(at, remote), remote, store_of)
 
 
 def mcp(

@@ -37,8 +37,8 @@ def watch(
     """
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
-    made = run is not None and (RunDirectory(run).info_file.exists() or RunDirectory(run).steps.is_dir())
-    if run is not None and run.is_dir() and not made and any(run.iterdir()):
+    is_run = run is not None and (RunDirectory(run).info_file.exists() or RunDirectory(run).steps.is_dir())
+    if run is not None and run.is_dir() and not is_run and any(run.iterdir()):
         raise UsageError(f"{run} is not a run directory: it has no run.json")
     watched = FollowedRun(run)
     if once:
@@ -91,14 +91,14 @@ def _in_lines(watched: FollowedRun, console: Console) -> None:
     if view.has_ended():
         _print(console, watched, view)
         return
-    said = view.info is not None
+    has_begun = view.info is not None
     write(opening(view, watched.place))
     news = RunNews(view)
     while not view.has_ended():
         time.sleep(POLL_S)
         view = watched.look()
-        if view.info is not None and not said:
-            said = True
+        if view.info is not None and not has_begun:
+            has_begun = True
             write(opening(view, watched.place))
             news = RunNews()
         write(*news.lines(view, time.time()))

@@ -77,7 +77,7 @@ def certificates(
 
     objects = ClusterObjects.connect()
     try:
-        import cryptography  # noqa: F401  # for one clear message
+        import cryptography  # noqa: F401  # (for a clear message)
     except ImportError:
         raise UsageError("certificates need the package cryptography; install sftriage[k8s]") from None
     path = path_of("v1", "secrets", namespace, secret)
@@ -102,19 +102,17 @@ def inject(
     """
     server = _version(server_version) or SIDECARS_SINCE
     kept = kept_settings(settings)()
-    bodies = [one for name in file for one in _objects(name)]
-    found = [injected(body, namespace, kept, server) for body in bodies]
-    if not any(one.templates or one.warnings for one in found):
+    results = [injected(body, namespace, kept, server) for name in file for body in _objects(name)]
+    if not any(result.templates or result.warnings for result in results):
         say("nothing injected: no object has training pods without sftriage")
-    for warning in dict.fromkeys(line for one in found for line in one.warnings):
-        say(warning)
-    yaml.safe_dump_all([one.body for one in found], sys.stdout, sort_keys=False, allow_unicode=True)
+    say(*dict.fromkeys(line for result in results for line in result.warnings))
+    yaml.safe_dump_all([result.body for result in results], sys.stdout, sort_keys=False, allow_unicode=True)
 
 
 def _objects(name: str) -> Iterator[dict[str, Any]]:
     try:
-        words = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-        for body in yaml.safe_load_all(words):
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        for body in yaml.safe_load_all(text):
             if body is None:
                 continue
             if not isinstance(body, dict):
@@ -142,7 +140,7 @@ def carry(
     if spool is not None:
         with refusing(f"cannot create {spool}"):
             spool.mkdir(parents=True, exist_ok=True)
-            # (trainers may run as another user; the pod is the boundary)
+            # (trainers may run as another user, and nothing outside the pod sees it)
             spool.chmod(0o777)
     if spool is not None and nsys is not None and nsys_armed is not None:
         from sftriage.kube.injecting import NSYS_SESSION, NSYS_TRACES
