@@ -75,6 +75,14 @@ def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, env
         assert ring.info.writer == moments.FORM.name
 
 
+def test_the_folder_of_an_installed_sftriage_records_trainers_of_any_launcher(tmp_path, environment):
+    # GIVEN the folder that docs/slurm.md puts on the PYTHONPATH of trainers that `sftriage run` does not start
+    environment["PYTHONPATH"] = output([sys.executable, "-m", "sftriage.trainer.seams"], environment).strip()
+    output([sys.executable, "-c", TRAIN], environment)
+    with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
+        assert [one.step for one in ring.read().steps.records()] == [2, 3, 4, 5]
+
+
 def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment, site):
     # GIVEN an earlier version in a job's Python
     (earlier := tmp_path / "earlier" / "sftriage").mkdir(parents=True)
