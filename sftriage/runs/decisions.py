@@ -585,7 +585,7 @@ def kept_no_longer(directory: RunDirectory, step: int) -> str | None:
     from sftriage.windows.logs import StepLogs  # not above: most runs keep all steps and need no numpy
 
     logs = StepLogs(directory.steps)
-    logs.look()
+    logs.refresh()
     thinned = logs.thinning(max(logs.attempts, default=0))
     return None if thinned is None or thinned.leaves(step) else str(thinned)
 

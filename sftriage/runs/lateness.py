@@ -197,7 +197,7 @@ class HeatSource:
 
         A column holds ``each`` steps, a power of two: columns of a longer run are made of those of a shorter one.
         """
-        self.logs.look()
+        self.logs.refresh()
         ranks = self.logs.of(attempt)
         if not ranks or last_step < first_step:
             return None
@@ -415,7 +415,7 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
     """
     capture = manifest.capture
     n_steps = min(capture.steps, MAX_RECORDED_STEPS)
-    source.logs.look()
+    source.logs.refresh()
     ranks = sorted(source.logs.attempts.get(attempt, ()))
     if not ranks:
         return None
@@ -443,7 +443,7 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
     capture, why = manifest.capture, manifest.trigger
     first = min(capture.first_step, why.window.first_step if why.label == "suspect" else capture.first_step)
     first = max(first, why.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
-    source.logs.look()
+    source.logs.refresh()
     peers = peers_of(manifest, sorted(source.logs.attempts.get(attempt, ())), PEERS_COUNTED)
     files = source.logs.of(attempt, [capture.rank, *peers])
     if capture.rank not in files or len(files) == 1:
@@ -457,7 +457,7 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
 def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int, dict[str, float]]:
     """What each stage of each captured step took, in seconds, by the step's number; of those that are on record."""
     capture = manifest.capture
-    logs.look()
+    logs.refresh()
     file = logs.of(attempt, [capture.rank]).get(capture.rank)
     if file is None:
         return {}

@@ -1,5 +1,5 @@
-"""Recorded steps put together to windows, of a live job and of a recording alike.
+"""Recorded steps assembled into windows, of a live job and of a recording alike.
 
-`rings` reads what ranks record and has what agents send, `decoding` makes columns of it, `gather` cuts windows;
-`steplog` keeps steps on disk, and `logs` finds them there.
+`rings` reads the ranks' rings, `decoding` converts them to columns, `gather` cuts windows; `steplog` writes steps to
+disk, and `logs` reads them. Agents, the controller and `runs.recordings` call it.
 """

@@ -1,19 +1,23 @@
-"""The one decoder: slots of a log, and moments of a ring, to columns of steps. A slot is one step of one rank on disk.
+"""The only decoder: slots of a log, and moments of a ring, to columns of steps. A slot is one step of one rank on disk.
 
-``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.trainer.layout`) and slots in a line, ``.device-steps`` the
+``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.trainer.layout`) and consecutive slots, ``.device-steps`` the
 same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
 
-seq           1 for the first step that this writer published, and one more for each one after it step          the
-job's own number of the step start_ns      start, monotonic clock between_ns    from the end of the previous step to
-this start; 0 where that is not known flags         1: the step was left half-way; 2: a heavy profiler touched it kind
-what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one work          how much
-of it: tokens or samples, as the job counts them; 0 where unknown ready_ns      of the split sync stage's own time,
-until the last gradient was ready; -1 where that is not known durations_ns  S words outside_ns    G words, sync stages
-in the order of the step crc           CRC-32 of all the bytes before it
+    seq           1 for the first step that this writer published, and one more for each step after it
+    step          the job's own number of the step
+    start_ns      start, monotonic clock
+    between_ns    from the end of the previous step to this start; 0 if unknown
+    flags         1: the step was left half-way; 2: a heavy profiler touched it
+    kind          16 bytes of UTF-8 in two words, padded with zeros; all zeros: an ordinary step
+    work          tokens or samples, as the job counts them; 0 if unknown
+    ready_ns      the split sync stage's own time, until the last gradient was ready; -1 if unknown
+    durations_ns  S words
+    outside_ns    G words, sync stages in the order of the step
+    crc           CRC-32 of all bytes before it
 
-Steps in which stages were left that were not open, or not in their order, are gone through one by one; all others at
-once. Axes: B steps of single ranks, S stages, G sync stages, W words of a slot, M words of a ring, C cuts (moments at
-which another stage begins to run). Times of moments are nanoseconds since the ring's start.
+Steps whose stages were not closed in order are decoded one by one, all others at once. Axes: B steps of single ranks, S
+stages, G sync stages, W words of a slot, M words of a ring, C cuts (moments at which another stage begins to run).
+Times of moments are nanoseconds since the ring's start.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ def slot_bytes(schema: StageSchema) -> int:
 
 @lru_cache(maxsize=64)
 def slot_bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
-    """The least and the most that each word of a slot but its checksum can be (W, 1); times are below `MAX_NS`."""
+    """Minimum and maximum of each word of a slot but its checksum (W, 1); times are below `MAX_NS`."""
     least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
     least_W[SEQ], least_W[READY] = 1, UNKNOWN
     least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
@@ -68,7 +72,7 @@ def slot_bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
 
 
 def kind_of(first: int, rest: int) -> str:
-    """The kind that two words of a slot hold; what is no text is shown as such, never an error."""
+    """The kind that two words of a slot hold; invalid text shows replacement characters, and is no error."""
     return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
 
 
@@ -90,10 +94,10 @@ class StepArrays:
     """Steps of any ranks in any order. Columns are views, of 64-bit integers; see `StepRecord` for what they mean.
 
     Attributes:
-        rank_B: whose steps they are.
-        slots_BW: the slots as they were written; ask the columns.
-        counted_BC: what the kernel counted of each (see `sftriage.model.windows`), NaN where that is not known (see
-            `windows.logs`); None where nothing was read.
+        rank_B: each step's rank.
+        slots_BW: the slots as written; read them through the columns.
+        counted_BC: the kernel's counters (see `sftriage.model.windows`), NaN if unknown (see `windows.logs`); None if
+            none were read.
     """
 
     schema: StageSchema
@@ -109,19 +113,19 @@ class StepArrays:
         return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows], counted_BC)
 
     seq_B = _Column(SEQ)
-    """How many steps the rank had published with this one."""
+    """The number of steps that the rank had published, this one included."""
     step_B = _Column(STEP)
     start_ns_B = _Column(START)
     between_ns_B = _Column(BETWEEN)
-    """The time before them, from the end of the step before."""
+    """The time from the end of the previous step."""
     times_ns_BV = _Column(slice(DURATIONS, -1))
-    """What each stage took, and beside it the time outside the stages before each sync stage ended."""
+    """The durations of the stages, then the times outside the stages before each sync stage ended."""
     ready_ns_B = _Column(READY)
-    """Until the last gradient was ready; negative where that is not known."""
+    """The time until the last gradient was ready; negative if unknown."""
     work_B = _Column(WORK)
-    """How much work they were; 0 where unknown."""
+    """The amount of work; 0 if unknown."""
     kind_B2 = _Column(slice(KIND, KIND_REST + 1))
-    """What sort of step they are, each in two numbers (`kind_of` makes a text of them): 0, 0 is an ordinary one."""
+    """The kind of step in two words (`kind_of` converts them to text); 0, 0 is an ordinary step."""
 
     @property
     def durations_ns_BS(self) -> IntArray:
@@ -139,7 +143,7 @@ class StepArrays:
         return self[np.argsort(self.step_B, kind="stable")]
 
     def records(self) -> list[StepRecord]:
-        """The steps one by one: for a few of them."""
+        """The steps as records; slow for many."""
         columns: tuple[Iterable[Any], ...] = (
             self.rank_B.tolist(),
             self.step_B.tolist(),
@@ -157,7 +161,7 @@ class StepArrays:
 
 
 def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepArrays:
-    """The steps in whole slots of some ranks, which the reader has checked (see `checked`)."""
+    """The steps in whole slots of some ranks, which the caller has checked (see `checked`)."""
     ranks, raws = zip(*of_ranks, strict=True)
     width = slot_words(schema)
     lengths = [len(raw) // (width * WORD_BYTES) for raw in raws]
@@ -166,7 +170,7 @@ def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepAr
 
 
 def records(raw: bytes, width: int) -> tuple[IntArray, BoolArray]:
-    """The words of whole records of ``width`` words, and which of them (B) have their checksum."""
+    """The words of whole records of ``width`` words, and which records (B) match their checksum."""
     size = width * WORD_BYTES
     view = memoryview(raw)[: len(raw) // size * size]
     words_BW = np.frombuffer(view, dtype=np.int64).reshape(-1, width)
@@ -175,11 +179,11 @@ def records(raw: bytes, width: int) -> tuple[IntArray, BoolArray]:
 
 
 def checked(rank: int, raw: bytes, schema: StageSchema) -> tuple[StepArrays, BoolArray]:
-    """The steps in slots of one rank, and which of them (B) were written whole and hold what can be."""
+    """The steps in slots of one rank, and which of them (B) were written whole and have possible values."""
     slots_BW, sound_B = records(raw, slot_words(schema))
     steps = StepArrays(schema, np.full(len(slots_BW), rank, dtype=np.int64), slots_BW)
     sound_B &= (steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)
-    # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
+    # A valid checksum does not prove a correct writer: later arithmetic must not meet a negative time.
     sound_B &= (steps.between_ns_B >= 0) & (steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)
     return steps, np.asarray(sound_B & (steps.times_ns_BV >= 0).all(axis=1))
 
@@ -195,7 +199,7 @@ def sealed(steps: StepArrays) -> bytes:
 
 
 def together(parts: Sequence[StepArrays]) -> StepArrays:
-    """Steps of one schema, at least one lot, as one."""
+    """Steps of one schema joined; at least one part is required."""
     if len(parts) == 1:
         return parts[0]
     slots_BW = np.concatenate([part.slots_BW for part in parts])
@@ -208,7 +212,7 @@ def together(parts: Sequence[StepArrays]) -> StepArrays:
 
 
 _STEP_BITS = 44
-"""Of a number that orders moments of all steps: four hours of a step, and half a million steps."""
+"""Low bits of a number that orders moments of all steps: four hours per step, and half a million steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,11 +220,11 @@ class Copied:
     """The words of consecutive steps of one rank, copied from its ring.
 
     Attributes:
-        info: who wrote them, with the stages that are known by now.
-        first_seq: number of the first of them, as the index counts.
-        words_M: the words; before the first step perhaps that which ends the one before it.
+        info: the writer, with the stages known so far.
+        first_seq: the first step's number in the index.
+        words_M: the words, possibly preceded by the word that ends the previous step.
         bounds: where each step begins, and the last one ends (B + 1).
-        tail: the last one is none, but what a ring that is closed holds after its last step.
+        tail: the last part is no step, but the end of a closed ring after its last step.
         missed: steps that were overwritten before they were copied.
     """
 
@@ -239,13 +243,13 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What a read found. ``len(steps) + missed + torn`` is the number of steps published since the last read.
+    """The result of a read. ``len(steps) + missed + torn`` is the number of steps published since the last read.
 
     Attributes:
-        device: device times of any steps, where the rank records them.
+        device: device times of any steps, if the rank records them.
         missed: steps that were overwritten before they were read.
-        torn: steps that make no sense, and are skipped.
-        misuse: how many stages were left that were not open, or not in their order.
+        torn: invalid steps, which are skipped.
+        misuse: the number of stages that were left without being open, or out of order.
     """
 
     steps: StepArrays
@@ -259,8 +263,8 @@ class Batch:
 class _Cuts:
     """Moments at which another stage begins to run, in order, of whole steps: step (``of_C``), time and stage.
 
-    ``visit_C`` counts the visits to the split sync stage up to here, of all steps; ``left_C`` says whether the stage
-    that ran before was left for good; ``last_C``, whether the step ends here.
+    ``visit_C`` counts the visits to the split sync stage so far, in all steps; ``left_C`` is whether the stage that ran
+    before was left for good, ``last_C`` whether the step ends here.
     """
 
     of_C: IntArray
@@ -278,12 +282,12 @@ class _Cuts:
 
 
 def batches(copied: Sequence[Copied]) -> list[Batch]:
-    """Decode what was copied from some rings: those of the same stages at once."""
-    found: dict[int, Batch] = {}
-    for schema in dict.fromkeys(one.info.schema for one in copied):
-        places = [at for at, one in enumerate(copied) if one.info.schema == schema]
-        found.update(zip(places, _decoded([copied[at] for at in places], schema), strict=True))
-    return [found[at] for at in range(len(copied))]
+    """Decode copies from some rings, those with the same stages at once."""
+    by_place: dict[int, Batch] = {}
+    for schema in dict.fromkeys(part.info.schema for part in copied):
+        places = [at for at, part in enumerate(copied) if part.info.schema == schema]
+        by_place.update(zip(places, _decoded([copied[at] for at in places], schema), strict=True))
+    return [by_place[at] for at in range(len(copied))]
 
 
 def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
@@ -315,11 +319,11 @@ def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
     device, of_device = _device(values, schema, begun_ns_B)
     torn_B = ~whole_B
     torn_B[(begins + counts - 1)[[part.tail for part in parts]]] = False
-    answer = []
+    decoded = []
     for part, first, count in zip(parts, begins.tolist(), counts.tolist(), strict=True):
         of = slice(first, first + count)
         device_BW = device[(of_device >= first) & (of_device < first + count)]
-        answer.append(
+        decoded.append(
             Batch(
                 _of_rank(part.info.rank, schema, slots_BW[of][whole_B[of]]),
                 _of_rank(part.info.rank, schema, device_BW),
@@ -328,7 +332,7 @@ def _decoded(parts: Sequence[Copied], schema: StageSchema) -> list[Batch]:
                 int(misuse_B[of].sum()),
             )
         )
-    return answer
+    return decoded
 
 
 def _of_rank(rank: int, schema: StageSchema, slots_BW: IntArray) -> StepArrays:
@@ -337,7 +341,7 @@ def _of_rank(rank: int, schema: StageSchema, slots_BW: IntArray) -> StepArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """Moments as codes with values, and the steps they belong to. ``codes``: how many have each code."""
+    """Moments as codes with values, and their steps. ``codes``: the number of moments with each code."""
 
     code_M: IntArray
     value_M: IntArray
@@ -362,7 +366,7 @@ class _Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Boundaries:
-    """Where steps and stages begin and end, in the order of time: to which steps (C) these belong, codes and times."""
+    """The moments at which steps and stages begin and end, in order of time: their steps, codes and times (C each)."""
 
     of_C: IntArray
     code_C: IntArray
@@ -380,11 +384,11 @@ def _boundaries(values: _Values, schema: StageSchema) -> tuple[_Boundaries, Bool
     whole_B &= values.count(code_M == layout.NUMBER) == 1
     stage_M, number_M = code_M < layout.ON_STREAM, code_M >> 1
     whole_B[of_M[stage_M & (number_M == 0)]] = False
-    # A stage that is not among these, because it was declared later: its time stays with what is around it.
+    # The time of a stage that was declared later stays with the stage around it.
     stage_M = stage_M & ((number_M < len(schema.stages)) | (number_M == layout.OTHER_STAGE))
     at_M = np.flatnonzero(stage_M | (code_M == layout.BEGIN) | end_M)
     of_C, code_C, at_ns_C = of_M[at_M], code_M[at_M], values.value_M[at_M]
-    # From its BEGIN to its end, and time does not go back.
+    # A whole step runs from its BEGIN to its end, and its time never goes back.
     first_C, last_C = np.diff(of_C, prepend=-1) > 0, np.diff(of_C, append=values.n_steps) > 0
     whole_B[of_C[(first_C != (code_C == layout.BEGIN)) | (last_C != end_M[at_M])]] = False
     whole_B[of_C[~first_C & (np.diff(at_ns_C, prepend=0) < 0)]] = False
@@ -393,7 +397,7 @@ def _boundaries(values: _Values, schema: StageSchema) -> tuple[_Boundaries, Bool
 
 
 def _followed(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts, BoolArray]:
-    """Which stage runs from each boundary on, and in which steps (B) that cannot be followed in this way."""
+    """The stage that runs from each boundary on, and the steps (B) for which this method fails."""
     of_C, code_C = found.of_C, found.code_C
     other = len(schema.stages) - 1
     stage_C = np.where(code_C >> 1 == layout.OTHER_STAGE, other, (code_C >> 1) - 1)
@@ -405,7 +409,7 @@ def _followed(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_C
     runs_C = np.where(entered_C, stage_C, other)
     places_C = np.arange(len(of_C))
     for depth in range(1, int(depth_C[left_C].max(initial=0)) + 1):
-        # After a stage inside another one, that runs again which was entered last at its depth.
+        # After a nested stage, the stage around it runs again: the last one entered at its depth.
         outer_C = np.maximum.accumulate(np.where(entered_C & (depth_C == depth), places_C, 0))
         inner_C = left_C & (depth_C == depth)
         runs_C[inner_C] = stage_C[outer_C[inner_C]]
@@ -418,9 +422,9 @@ def _followed(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_C
 
 
 def _durations(cuts: _Cuts, schema: StageSchema, n_steps: int) -> tuple[IntArray, IntArray]:
-    """What each stage took (B × S), and what passed in ``other`` before the end of each sync stage (B × G).
+    """Each stage's duration (B × S), and the time in ``other`` before the end of each sync stage (B × G).
 
-    The latter without what has passed before the end of the one before it.
+    The latter counts from the end of the previous sync stage.
     """
     n_stages = len(schema.stages)
     took_ns_C = cuts.took_ns_C
@@ -434,21 +438,21 @@ def _durations(cuts: _Cuts, schema: StageSchema, n_steps: int) -> tuple[IntArray
     passed_ns_BG = np.zeros((n_steps, len(schema.sync)), dtype=np.int64)
     for g, name in enumerate(schema.sync_in_order):
         ends_C = cuts.left_C & (before_C == schema.stages.index(name))
-        # Of several in a step the last one stays.
+        # Of several visits in a step, the last one counts.
         passed_ns_BG[cuts.of_C[ends_C], g] = so_far_C[ends_C]
     return sums.astype(np.int64).reshape(n_steps, n_stages), _split(passed_ns_BG)
 
 
 def _split(passed_ns_BG: IntArray) -> IntArray:
-    """Take from what passed until the end of each sync stage what had passed until that of an earlier one."""
+    """Subtract from the time until the end of each sync stage the time until the end of the previous one."""
     return np.asarray(np.diff(np.maximum.accumulate(passed_ns_BG, axis=1), axis=1, prepend=0))
 
 
 def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArray, n_steps: int) -> IntArray:
-    """The part (B) of each step's split sync stage until its last gradient was ready, by the moments (X) of its visits.
+    """The part (B) of each step's split sync stage until its last gradient was ready, from the ready moments (X).
 
-    In each visit what came after its last gradient is a wait, and so is all of one that has none. Unknown for a step
-    without any.
+    In each visit, the time after the last gradient is a wait; a visit without any gradient is all wait. Unknown for a
+    step without any gradient.
     """
     ready_ns_B = np.full(n_steps, UNKNOWN, dtype=np.int64)
     known_B = np.bincount(of_X, minlength=n_steps) > 0
@@ -471,16 +475,16 @@ def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArra
 
 
 def _within(at_ns_X: IntArray, of_X: IntArray, cuts: _Cuts) -> IntArray:
-    """Times since the beginning of their steps, as far as `_STEP_BITS` go."""
+    """Times since the start of their steps, limited to `_STEP_BITS`."""
     begin_ns_B = np.zeros(int(cuts.of_C[-1]) + 1, dtype=np.int64)
     begin_ns_B[cuts.of_C[::-1]] = cuts.at_ns_C[::-1]
     return np.asarray(np.clip(at_ns_X - begin_ns_B[of_X], 0, (1 << _STEP_BITS) - 1))
 
 
 def _one_by_one(found: _Boundaries, schema: StageSchema) -> tuple[list[int], list[int], int]:
-    """One step in which stages were not left as they were entered: what `_durations` says of it, and its misuse.
+    """One step whose stages were not closed in order: its `_durations`, and its misuse.
 
-    A stage that is not open is not left. One that is open further out closes those inside it.
+    Leaving a stage that is not open does nothing. Leaving an outer stage closes those inside it.
     """
     other = len(schema.stages) - 1
     sync = [schema.stages.index(name) for name in schema.sync_in_order]
@@ -526,12 +530,12 @@ def _kinds(values: _Values) -> IntArray:
     low, middle, high = (values.last(code).astype(np.uint64) for code in range(layout.KIND, layout.KIND + 3))
     bits, byte = np.uint64(8 * layout.KIND_BYTES_A_WORD), np.uint64(8)
     first, rest = low | middle << bits, middle >> byte | high << (bits - byte)
-    # Their bytes are the text's, in order, on any machine.
+    # The words have the bytes of the text, in order, on any machine.
     return np.asarray(np.stack([first, rest], axis=1).astype("<u8").view(np.int64))
 
 
 def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple[IntArray, IntArray]:
-    """The device times that stand between steps, as slots, and before the end of which steps."""
+    """The device times recorded between steps, as slots, and the step before whose end each was recorded."""
     code_M = values.code_M
     if not values.codes[layout.DEVICE_STEP]:
         return np.zeros((0, slot_words(schema)), dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -557,7 +561,7 @@ def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple
     whole_B[of_C[~first_C & (np.diff(at_ns_C, prepend=0) < 0)]] = False
     whole_B[of_C[last_C != (np.diff(of_C, append=n_found) > 0)]] = False
     keep_C = whole_B[of_C]
-    of_C, stage_C, at_ns_C, last_C, first_C = (one[keep_C] for one in (of_C, stage_C, at_ns_C, last_C, first_C))
+    of_C, stage_C, at_ns_C, last_C, first_C = (column[keep_C] for column in (of_C, stage_C, at_ns_C, last_C, first_C))
     changed_C = ~first_C & (np.roll(stage_C, 1) != stage_C)
     split = schema.stages.index(schema.split_sync) if schema.split_sync else -1
     visit_C = np.cumsum((stage_C == split) & (changed_C | first_C))

@@ -1,6 +1,6 @@
-"""Gathering the ranks' steps into windows: the store of the newest steps, and how windows are cut out of it.
+"""Gathers the ranks' steps into windows: a store of the newest steps, and the cutting of windows from it.
 
-The same code serves a running job and a recording of one.
+The controller uses it for a running job, `runs.recordings` for a recorded one.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 
 
 class StepRows:
-    """A ring of rows, one a step: all ranks' values in seconds, NaN where nothing has come.
+    """A ring of rows, one per step: all ranks' values in seconds, NaN if not received yet.
 
     A step's row is its number modulo the number of rows (``n_rows``): steps in the store lie within this many of each
     other. Axes: C rows, V values (a duration for each stage, an outside time for each sync stage, and the time
-    between), R ranks, B steps of single ranks that come together.
+    between), R ranks, B steps of single ranks that arrive together.
     """
 
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
         self._n_stages, self._n_ranks, self.n_rows = len(schema.stages), world_size, capacity_steps
         self._values_VCR = np.full((len(schema.stages) + len(schema.sync) + 1, capacity_steps, world_size), np.nan)
-        # Device times, ready moments, work and counters: made when anybody says any, and most jobs do without some.
+        # Device times, ready moments, work and counters: allocated on first use, as most jobs lack some.
         self._refined: dict[str, RefinedArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
-        # Made when anybody notes any: the two words of each.
+        # Allocated on first use: the two words of each kind.
         self._kind_CR2: IntArray = np.zeros((0, world_size, 2), dtype=np.int64)
 
     def grow(self, first_step: int, capacity_steps: int) -> None:
-        """Add rows; the store then has the steps from ``first_step``."""
+        """Add rows; the store then begins at ``first_step``."""
         step_C = np.arange(first_step, first_step + self.n_rows)
         before, after = step_C % self.n_rows, step_C % capacity_steps
 
@@ -66,7 +66,7 @@ class StepRows:
         self.n_rows = capacity_steps
 
     def put(self, steps: StepArrays, step_B: IntArray | None = None) -> None:
-        """Take steps, numbered ``step_B`` where that is not None; those left half-way have a kind and no times."""
+        """Store steps, numbered ``step_B`` if given; those left half-way have a kind and no times."""
         row_B = (steps.step_B if step_B is None else step_B) % self.n_rows
         self._capturing_C[row_B[steps.capturing_B]] = True
         noted_B = steps.kind_B2.any(axis=1)
@@ -83,13 +83,13 @@ class StepRows:
         self._refine("ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
         self._refine("work", at_B, steps.work_B, steps.work_B > 0)
         if steps.counted_BC is not None:
-            # (to seven digits, with which no verdict is another one: they are more than all other values together)
+            # (seven digits change no verdict, and counters take more memory than all other values together)
             counted_VCR = self._refinement("counted", len(COUNTERS), np.float32)
             for values_CR, column_B in zip(counted_VCR, steps.counted_BC.T, strict=True):
                 values_CR.reshape(-1)[at_B] = column_B
 
     def put_device(self, steps: StepArrays) -> None:
-        """Take the device times of steps (see `sftriage.trainer.recording`)."""
+        """Store the device times of steps (see `sftriage.trainer.recording`)."""
         at_B = steps.step_B % self.n_rows * self._n_ranks + steps.rank_B
         _put_times(self._refinement("device", len(self._values_VCR)), at_B, steps)
         self._refine("device_ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
@@ -110,22 +110,22 @@ class StepRows:
         return values_VNR.transpose(1, 2, 0)
 
     def window(self, first_step: int, n_steps: int) -> dict[str, Any]:
-        """What these steps give a `Window`: copies, with the ranks of one value side by side."""
+        """The arrays of a `Window` of these steps: copies, with the ranks of one value side by side."""
         rows = self._rows(first_step, n_steps)
-        found: dict[str, Any] = {"capturing_N": self._capturing_C[rows]}
-        found |= self._times(_HOST, self._values_VCR.take(rows, axis=1))
-        found |= self._kinds(rows)
+        arrays: dict[str, Any] = {"capturing_N": self._capturing_C[rows]}
+        arrays |= self._times(_HOST, self._values_VCR.take(rows, axis=1))
+        arrays |= self._kinds(rows)
         for name, values_VCR in self._refined.items():
             values_VNR = values_VCR.take(rows, axis=1)
             if np.isnan(values_VNR if name == "counted" else values_VNR[-1]).all():
                 continue
             if name == "device":
-                found |= self._times(_DEVICE, values_VNR)
+                arrays |= self._times(_DEVICE, values_VNR)
             elif name == "counted":
-                found["counted_NRC"] = values_VNR.transpose(1, 2, 0)
+                arrays["counted_NRC"] = values_VNR.transpose(1, 2, 0)
             else:
-                found[f"{name}_NR"] = np.nan_to_num(values_VNR[0], nan=0.0) if name == "work" else values_VNR[0]
-        return found
+                arrays[f"{name}_NR"] = np.nan_to_num(values_VNR[0], nan=0.0) if name == "work" else values_VNR[0]
+        return arrays
 
     def _times(self, names: tuple[str, ...], values_VNR: FloatArray) -> dict[str, FloatArray | None]:
         values_NRV = values_VNR.transpose(1, 2, 0)
@@ -133,10 +133,10 @@ class StepRows:
         return dict(zip(names, (values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]), strict=True))
 
     def _refine(
-        self, name: str, at_B: IntArray, values_B: IntArray | FloatArray, said_B: BoolArray, unit: float = 1.0
+        self, name: str, at_B: IntArray, values_B: IntArray | FloatArray, known_B: BoolArray, unit: float = 1.0
     ) -> None:
-        if said_B.any():
-            self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
+        if known_B.any():
+            self._refinement(name, 1).reshape(-1)[at_B[known_B]] = values_B[known_B] * unit
 
     def _refinement(self, name: str, n_values: int, kind: type[np.floating[Any]] = np.float64) -> RefinedArray:
         if name not in self._refined:
@@ -144,9 +144,9 @@ class StepRows:
         return self._refined[name]
 
     def _kinds(self, rows: IntArray) -> dict[str, Any]:
-        """The kinds of steps on which the ranks agree, and what only some of them note.
+        """The kinds of steps on which the ranks agree, and those that only some of them note.
 
-        A step is of the kind that its lowest rank notes, if `AGREE_FRACTION` of the ranks that have it note any.
+        A step has the kind that its lowest rank notes, if `AGREE_FRACTION` of its ranks note any kind.
         """
         kind_NR2 = self._kind_CR2[rows] if len(self._kind_CR2) else self._kind_CR2
         noted_NR = kind_NR2.any(axis=2)
@@ -157,13 +157,13 @@ class StepRows:
         words_NR = np.full(noted_NR.shape, "", dtype="U16")
         for kind_2 in np.unique(kind_NR2[noted_NR], axis=0):
             words_NR[(kind_NR2 == kind_2).all(axis=2)] = kind_of(int(kind_2[0]), int(kind_2[1]))
-        found: dict[str, Any] = {}
+        kinds: dict[str, Any] = {}
         if agree_N.any():
             lowest_N = words_NR[np.arange(len(rows)), noted_NR.argmax(axis=1)]
-            found["kinds"] = tuple(np.where(agree_N, lowest_N, "").tolist())
+            kinds["kinds"] = tuple(np.where(agree_N, lowest_N, "").tolist())
         if (noted_NR & ~agree_N[:, None]).any():
-            found["noted_NR"] = np.where(agree_N[:, None], "", words_NR)
-        return found
+            kinds["noted_NR"] = np.where(agree_N[:, None], "", words_NR)
+        return kinds
 
     def _rows(self, first_step: int, n_steps: int) -> IntArray:
         return np.arange(first_step, first_step + n_steps) % self.n_rows
@@ -171,7 +171,7 @@ class StepRows:
 
 def _put_times(values_VCR: RefinedArray, at_B: IntArray, steps: StepArrays) -> None:
     columns = (*steps.times_ns_BV.T, steps.between_ns_B)
-    # One assignment a value: four times as fast as one for all, which numpy would make element by element.
+    # One assignment per value: four times as fast as one for all, which numpy does element by element.
     for values_CR, column_ns_B in zip(values_VCR, columns, strict=True):
         values_CR.reshape(-1)[at_B] = column_ns_B * NS
 
@@ -180,25 +180,24 @@ MAX_GAP_STEPS = 10_000
 """Longest gap of unrecorded steps; after a longer one, gathering starts again."""
 
 DEVICE_LAG_STEPS = 96
-"""Steps (or as many as the window has) that a window waits for a device's times, which come after the host's; then it
-goes without them."""
+"""Maximum steps (or a window's) for which a window waits for a device's times, which come after the host's."""
 
 _NEVER = int(np.iinfo(np.int64).min)
 
 
 LONG_WINDOW_S, LEAST_WINDOW_STEPS = 6.0, 10
-"""A window need not last longer than this, nor have fewer steps than this: long steps are judged after fewer."""
+"""Maximum duration of a window, and minimum steps: windows of long steps have fewer of them."""
 QUICK_WINDOW_S, MOST_WINDOW_STEPS = 0.5, 2000
 """Minimum duration of a window, up to the maximum of steps; such windows lie end to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How windows are cut: N steps, one every so many steps, after the job's own warm-up steps.
+    """How windows are cut: ``window_steps`` each, one every ``stride_steps``, after the job's ``warmup_steps``.
 
-    The numbers in ``shrinks`` are for steps that are neither long nor quick. Where a whole window would last longer
-    than `LONG_WINDOW_S`, they shrink in proportion, down to windows of `LEAST_WINDOW_STEPS`. Where steps are quick,
-    windows grow until they last `QUICK_WINDOW_S`, and lie end to end.
+    The numbers in ``shrinks`` are for steps that are neither long nor quick. If a whole window would last longer than
+    `LONG_WINDOW_S`, they shrink in proportion, down to windows of `LEAST_WINDOW_STEPS`. If steps are quick, windows
+    grow until they last `QUICK_WINDOW_S`, and do not overlap.
     """
 
     window_steps: int
@@ -207,9 +206,9 @@ class Shape:
     shrinks: frozenset[str] = frozenset()
 
     def at(self, step_s: float, step: int = 0) -> Shape:
-        """The numbers for steps that take ``step_s``, from ``step`` on, and no other ones.
+        """The fixed numbers for steps that take ``step_s``, from ``step`` on.
 
-        No window of quick steps is larger than ``step``: a job that has just begun is judged sooner.
+        A window of quick steps has at most ``step`` steps: a job that has just begun is judged sooner.
         """
         least = LEAST_WINDOW_STEPS / self.window_steps
         part = min(1.0, max(least, LONG_WINDOW_S / max(self.window_steps * step_s, LONG_WINDOW_S)))
@@ -224,7 +223,7 @@ class Shape:
         return Shape(max(window, stride), stride, warmup)
 
     def first_verdict_step(self, first_step: int, step_s: float) -> int:
-        """The step with which the first verdict comes, in a job whose steps take ``step_s`` from ``first_step`` on."""
+        """The step of the first verdict, in a job whose steps take ``step_s`` from ``first_step`` on."""
         cut = self.at(step_s)
         return first_step + cut.warmup_steps + cut.window_steps - 1
 
@@ -238,22 +237,22 @@ class Shape:
 
 
 def pace_s(durations_NRS: RefinedArray) -> float:
-    """What one of a few steps takes when nothing holds it up: the lower quartile; 0 where none is complete."""
+    """The duration of an undelayed step, from a few steps: the lower quartile; 0 if none is complete."""
     step_N = np.fmax.reduce(durations_NRS.sum(axis=2), axis=1, initial=0.0)
     taken_N = np.sort(step_N[step_N > 0.0])
     return float(taken_N[(len(taken_N) - 1) // 4]) if len(taken_N) else 0.0
 
 
 class Gatherer:
-    """Windows of one attempt of a job from its ranks' steps, in whatever order they come.
+    """Makes windows of one attempt of a job from its ranks' steps, which may arrive in any order.
 
-    A window is ready when every rank has passed its last step, or another rank is a whole window further: then it goes
-    out with missing vectors. What comes for it later counts in the windows after it, or not at all. Nothing that was
-    handed out changes, and the store holds two windows' steps at most.
+    A window is ready when every rank has passed its last step, or one rank is a whole window further: then it has
+    missing vectors. Steps that arrive later count in the next windows, or not at all. Returned windows never change,
+    and the store holds at most two windows' steps.
 
-    Of a resumed attempt, ``due`` is the first step of the window after those that were judged: windows begin where they
-    would have. The time of a window's first steps says how many it has (`Shape.at`), that of the job's how many are
-    warm-up: the same windows, in whatever pieces the steps come.
+    In a resumed attempt, ``due`` is the first step of the window after those that were judged: windows begin where they
+    would have begun. The duration of a window's first steps decides its length (`Shape.at`), that of the job's first
+    steps the warm-up: the windows do not depend on how the steps arrive.
     """
 
     def __init__(
@@ -261,32 +260,32 @@ class Gatherer:
     ) -> None:
         self.schema = schema
         self._shape = shape
-        # As the last window was cut; and whether the job's warm-up is yet to be left out.
+        # The cut of the last window, and whether the job's warm-up is still to be skipped.
         self._cut, self._warms_up = replace(shape, shrinks=frozenset()), True
         self._attempt, self._due = attempt, due
         self.world_size = world_size
-        # Until the first step of the job is known, steps are kept as they came.
+        # Until the job's first step is known, steps are kept as received.
         self._started = False
         self._early: list[StepArrays] = []
         self._earliest = MAX_COUNT
-        self._seen_R = np.zeros(world_size, dtype=np.bool_)
+        self._observed_R = np.zeros(world_size, dtype=np.bool_)
         self._latest_R = np.full(world_size, _NEVER)
         self._away_R = np.zeros(world_size, dtype=np.bool_)
-        # Of ranks that have shown any device time: the last step of it.
+        # The last step with device times of each rank that has shown any.
         self._latest_device_R = np.full(world_size, MAX_COUNT)
         self._early_device: list[StepArrays] = []
         self.on_device = False
         self._fastest = _NEVER
         self._next_first = _NEVER
-        # A window is given up when a rank is one window past it: no step further than that is ever in the store.
+        # The store never has a step further ahead: once a rank is one window past a window, that is complete.
         self._capacity_steps = 2 * shape.window_steps
-        # (mostly ranks lie closer together, and of a large job that is much memory)
+        # (usually ranks lie closer together, and a large job would take much memory)
         self._rows = StepRows(schema, world_size, min(shape.window_steps + shape.stride_steps, self._capacity_steps))
         self._complete: list[Window] = []
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
 
     def add(self, steps: StepArrays) -> None:
-        """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing."""
+        """Add steps of any ranks in any order. Incomplete steps, and ranks beyond the world size, count as missing."""
         steps = self._usable(steps)
         if not len(steps):
             return
@@ -294,20 +293,20 @@ class Gatherer:
             self._take(steps)
             return
         self._early.append(steps)
-        self._seen_R[steps.rank_B] = True
+        self._observed_R[steps.rank_B] = True
         self._earliest = min(self._earliest, int(steps.step_B.min()))
         self._fastest = max(self._fastest, int(steps.step_B.max()))
         n_steps = self._fastest - self._earliest
-        if not self._seen_R.all() and LEAST_WINDOW_STEPS <= n_steps < self._cut.window_steps:
-            # A rank stays away.
+        if not self._observed_R.all() and LEAST_WINDOW_STEPS <= n_steps < self._cut.window_steps:
+            # A rank is missing.
             self._cut = self._shape.at(pace_s(together(self._early).durations_ns_BS[:, None] * NS))
-        if self._seen_R.all() or n_steps >= self._cut.window_steps:
+        if self._observed_R.all() or n_steps >= self._cut.window_steps:
             self._start()
 
     def add_device(self, steps: StepArrays) -> None:
-        """Take device times of steps, from the ranks' rings of them. Those of windows that have gone out are dropped.
+        """Add device times of steps. Those of windows that were returned are dropped.
 
-        Call it after `add` with what was read before that: a step's host time is always published first.
+        Call it after `add`, with times that were read before: a step's host time is always published first.
         """
         steps = self._usable(steps)
         if not len(steps):
@@ -316,19 +315,19 @@ class Gatherer:
             self._early_device.append(steps)
             return
         rank_B, step_B = steps.rank_B, steps.step_B
-        # From now on these ranks are waited for; what is too far ahead for the store is dropped, but has been shown.
+        # From now on windows wait for these ranks. Steps too far ahead for the store are dropped, but count as shown.
         self._latest_device_R[rank_B[self._latest_device_R[rank_B] == MAX_COUNT]] = _NEVER
         np.maximum.at(self._latest_device_R, rank_B, step_B)
         held_B = (step_B >= self._next_first) & (step_B < self._next_first + self._capacity_steps)
         if held_B.any():
-            self._have_room(int(step_B[held_B].max()))
+            self._make_space(int(step_B[held_B].max()))
             self._rows.put_device(steps[held_B])
 
     def take(self, sent: Sequence[Rows]) -> StepArrays:
-        """Take rows of all hosts at once, so that of many steps, too, every window has both times; their host steps.
+        """Add rows of all hosts at once, so that every window has both times; returns their host steps.
 
-        No more than a window's steps at a time, after the device times of all steps before, so that no window is given
-        up for steps that are there. Away ranks do not hold windows up until steps of theirs come.
+        A window's steps at a time, after the device times of all steps before, so that no window is cut without steps
+        that have arrived. Windows do not wait for away ranks until their steps arrive.
         """
         for rows in sent:
             for rank, ring in rows.ranks.items():
@@ -342,21 +341,21 @@ class Gatherer:
             return steps
         self.on_device = True
         host, device = steps.in_order(), together(of_devices).in_order()
-        done = given = 0
-        while done < len(host):
-            step = host.step_B[done]
+        n_host = n_device = 0
+        while n_host < len(host):
+            step = host.step_B[n_host]
             until = int(np.searchsorted(device.step_B, step))
-            self.add_device(device[given:until])
+            self.add_device(device[n_device:until])
             end = int(np.searchsorted(host.step_B, step + self._cut.window_steps))
-            self.add(host[done:end])
-            done, given = end, until
-        self.add_device(device[given:])
+            self.add(host[n_host:end])
+            n_host, n_device = end, until
+        self.add_device(device[n_device:])
         over = (rank for rows in sent for rank in rows.device_over)
         self._latest_device_R[[rank for rank in over if 0 <= rank < self.world_size]] = MAX_COUNT
         return steps
 
     def ready(self, *, ended: bool = False) -> list[Window]:
-        """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
+        """The complete windows, oldest first; with ``ended``, also those that no more steps will complete."""
         if ended and self._early:
             self._start()
         if self._started:
@@ -365,15 +364,15 @@ class Gatherer:
         return windows
 
     def cut(self, first_step: int, last_step: int) -> Window | None:
-        """Some of the newest steps, whether or not they are all there; None where they are not in the store."""
+        """Some of the newest steps, complete or not; None if they are not in the store."""
         n_steps = last_step - first_step + 1
-        if not self._started or n_steps < 1 or not self._next_first <= first_step <= last_step < self._room():
+        if not self._started or n_steps < 1 or not self._next_first <= first_step <= last_step < self._first_beyond():
             return None
-        self._have_room(last_step)
+        self._make_space(last_step)
         return self._window(first_step, n_steps) if self._rows.any_known(first_step, n_steps) else None
 
     def _start(self) -> None:
-        """The job's first step is the earliest anybody has shown; what comes before the windows is warm-up."""
+        """Begin with the earliest step of any rank as the job's first; steps before the first window are warm-up."""
         early, self._early = together(self._early), []
         self._started = True
         self._fastest = self._earliest
@@ -390,12 +389,12 @@ class Gatherer:
         first = self._next_first + cut.warmup_steps
         if self._due is not None:
             stride, due = cut.stride_steps, self._due
-            # (what is to be judged next is not put off for a warm-up, which was long ago)
+            # (the next window to judge does not wait for a warm-up, which was long ago)
             first = min(first + (due - first) % stride, due)
             first = max(first, self._earliest + (due - self._earliest) % stride)
-        self._go_on(first)
+        self._move_to(first)
 
-    def _go_on(self, first_step: int) -> None:
+    def _move_to(self, first_step: int) -> None:
         self._rows.clear(self._next_first, first_step - self._next_first)
         self._next_first = first_step
 
@@ -405,14 +404,14 @@ class Gatherer:
         return steps if usable_B.all() else steps[usable_B]
 
     def _take(self, steps: StepArrays) -> None:
-        """Put steps into the store in order, cutting windows in between if it cannot hold all of them."""
+        """Store steps in order, and cut windows in between if it cannot hold all of them."""
         back = int(steps.step_B.max()) < self._next_first - MAX_GAP_STEPS
         if back and 2 * len(np.unique(steps.rank_B)) > self.world_size:
-            # Some rank had shown a step that the job has not come to.
+            # A rank had shown a step that the job has not reached.
             self._start_over(int(steps.step_B.min()))
             self._fastest = self._next_first
             self._latest_R[:] = _NEVER
-        if int(steps.step_B.max()) < self._room():
+        if int(steps.step_B.max()) < self._first_beyond():
             self._put(steps)
             return
         steps = steps.in_order()
@@ -424,20 +423,20 @@ class Gatherer:
                 self._start_over(step)
             self._fastest = max(self._fastest, step)
             self._advance()
-            end = int(np.searchsorted(step_B, self._room()))
+            end = int(np.searchsorted(step_B, self._first_beyond()))
             self._put(steps[done:end])
             done = end
 
-    def _room(self) -> int:
-        """The first step that cannot be put into the store as things are."""
+    def _first_beyond(self) -> int:
+        """The first step that is too far ahead for the store."""
         return min(self._next_first + self._capacity_steps, self._fastest + MAX_GAP_STEPS + 1)
 
-    def _have_room(self, step: int) -> None:
+    def _make_space(self, step: int) -> None:
         if step >= self._next_first + self._rows.n_rows:
             self._rows.grow(self._next_first, self._capacity_steps)
 
     def _start_over(self, step: int) -> None:
-        """What is in the store belongs to a part of the job that is over."""
+        """Cut what is in the store, which belongs to an ended part of the job, and begin at ``step``."""
         self._advance(ended=True)
         self._rows.clear(self._next_first, self._capacity_steps)
         self._next_first = step
@@ -448,7 +447,7 @@ class Gatherer:
         self._away_R[steps.rank_B] = False
         self._fastest = max(self._fastest, int(step_B.max()))
         late_B = step_B < self._next_first
-        self._have_room(int(step_B.max()))
+        self._make_space(int(step_B.max()))
         self._rows.put(steps[~late_B] if late_B.any() else steps)
 
     def _advance(self, *, ended: bool = False) -> None:
@@ -464,10 +463,10 @@ class Gatherer:
             if self._rows.any_known(self._next_first, n_steps):
                 self._complete.append(self._window(self._next_first, n_steps))
             elif not self._rows.any_known(self._next_first, self._capacity_steps):
-                # A gap in the numbering: none of its windows holds anything.
+                # A gap in the numbering: all of its windows are empty.
                 strides += (through - last) // stride
             first, due = self._next_first + strides * stride, self._due
-            self._go_on(due if due is not None and self._next_first < due < first else first)
+            self._move_to(due if due is not None and self._next_first < due < first else first)
 
     def _shaped(self, through: int, *, ended: bool) -> bool:
         """Whether the cut of the next window is known: all ranks have its first steps."""
@@ -475,7 +474,7 @@ class Gatherer:
             return True
         while through >= self._next_first + LEAST_WINDOW_STEPS - 1:
             step_s = pace_s(self._rows.durations_NRS(self._next_first, LEAST_WINDOW_STEPS))
-            # (at the end no larger than what is left, and otherwise as if it were not the end)
+            # (at the end, no larger than the remaining steps)
             left = through + 1 - self._next_first if ended else self._next_first
             self._cut = self._shape.at(step_s, min(left, self._next_first))
             self._capacity_steps = max(self._capacity_steps, 2 * self._cut.window_steps)
@@ -497,7 +496,7 @@ class Gatherer:
 
 
 KEPT_STEPS = 4096
-"""Steps that are remembered at least: ranks are read one after the other, each with all that it has."""
+"""Minimum steps that are kept: ranks are read one after the other, each with all its new steps."""
 
 
 class StepTimes:
@@ -509,7 +508,7 @@ class StepTimes:
         self._spans: dict[int, Span] = {}
 
     def note(self, attempt: int, steps: StepArrays, wall_ns_B: int | IntArray = 0) -> None:
-        """Take steps that have been read; ``wall_ns_B`` is what their clocks lag behind nanoseconds since the epoch."""
+        """Add steps; ``wall_ns_B`` is the offset from their clocks to nanoseconds since the epoch."""
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
@@ -521,8 +520,8 @@ class StepTimes:
         end_ns_B = start_ns_B + steps.durations_ns_BS.sum(axis=1)[order_B]
         first_X = np.flatnonzero(np.diff(step_B, prepend=step_B[0] - 1))
         start_X, end_X = np.minimum.reduceat(start_ns_B, first_X), np.maximum.reduceat(end_ns_B, first_X)
-        found_X = zip(step_B[first_X].tolist(), start_X.tolist(), end_X.tolist(), strict=True)
-        for step, start_ns, end_ns in found_X:
+        spans = zip(step_B[first_X].tolist(), start_X.tolist(), end_X.tolist(), strict=True)
+        for step, start_ns, end_ns in spans:
             known = self._spans.get(step)
             if known is not None:
                 start_ns, end_ns = min(start_ns, known.start_ns), max(end_ns, known.end_ns)
@@ -531,6 +530,6 @@ class StepTimes:
             del self._spans[step]
 
     def of(self, attempt: int, first_step: int, last_step: int) -> dict[int, Span]:
-        """The spans of the steps from one to another, by number, as far as they are known."""
+        """The spans of the steps from ``first_step`` to ``last_step``, by number, as far as known."""
         steps = range(first_step, last_step + 1) if attempt == self._attempt else ()
         return {step: self._spans[step] for step in steps if step in self._spans}

@@ -1,7 +1,7 @@
-"""The files of logs on disk, by their names. Free of numpy: commands that only look at names start without it.
+"""The files of logs on disk, by their names. Without numpy, so that commands that only list files start quickly.
 
-A log is ``rank-<rank>.<attempt>.<kind>``, and after it, once that is full, ``rank-<rank>.<attempt>.<first>.<kind>``:
-segments in the order of ``first``, the first word of their first record.
+A log is ``rank-<rank>.<attempt>.<kind>`` and, once that is full, ``rank-<rank>.<attempt>.<first>.<kind>``: segments in
+the order of ``first``, the first word of their first record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})(?:\.(\d{1,19}))?\.([a-z-]+)")
 
 
 class SegmentName(NamedTuple):
-    """The parts of a segment's name. The first segment of a log is number 0, whatever its first record is."""
+    """The parts of a segment's name. ``first`` is 0 in the first segment of a log, whatever its first record is."""
 
     rank: int
     attempt: int
@@ -27,13 +27,13 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(file_name: str) -> SegmentName | None:
-    """A file by its name; None if it is not a segment of a log."""
+    """Parse a file name; None if it is not a segment of a log."""
     found = _NAME.fullmatch(file_name)
     return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
 
 
 def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list[tuple[SegmentName, Path]]:
-    """The files in a directory that are segments by their names, of all ranks or some, in the order of these.
+    """The files in a directory whose names are those of segments, of all ranks or some, sorted by name.
 
     Raises:
         OSError: the directory cannot be read.
@@ -46,15 +46,15 @@ def find_segments(directory: Path, ranks: Collection[int] | None = None) -> list
 
 
 def thinned_kind(kind: str) -> str:
-    """What logs are called that hold what is left of older steps."""
+    """The kind of logs with the thinned, older steps."""
     return f"thinned-{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
+    """The segments of one rank's log, oldest first; the first ``n_thinned`` keep only some steps.
 
-    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
+    ``oldest_seq`` is the sequence number at which the oldest one begins, or 0 for a log's very first one.
     """
 
     rank: int

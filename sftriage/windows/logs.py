@@ -1,11 +1,11 @@
-"""A run's step logs as they are read: from beginning to end, or by number, some steps of some ranks.
+"""Reads a run's step logs: from beginning to end, or some steps of some ranks by number.
 
-A log that is written to meanwhile, has gaps, or is damaged in places gives the steps that are whole. Axes: N steps, R
-ranks, B slots, X runs of steps.
+A log that is still written to, has gaps, or is damaged in places yields its whole steps. Axes: N steps, R ranks, B
+slots, X runs of steps.
 
-What passed between two readings of counters is spread evenly over the time between them: over all steps the sum is
-exact, and a wait is known about as exactly as readings lie apart (a quarter of a second to a second, or a step where
-that is longer). A counter that is read less often counts late by up to some seconds.
+The difference between two readings of counters is spread evenly over the time between them: over all steps the sum is
+exact, and a wait is known to about the distance between readings (a quarter of a second to a second, or a step if that
+is longer). A counter that is read less often counts late by up to some seconds.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from sftriage.windows.steplog import BLOCK_STEPS, COUNTERS_KIND, MAGICS, PERIOD_
 from sftriage.words.run import thinning
 
 MAX_APART_NS = 2_000_000_000
-"""Readings around a step may lie so much further apart than the step is long. Of more, it is unknown where it was."""
+"""Maximum distance between the readings around a step, less the step's length. Beyond it, counts are unknown."""
 _UNITS, _N_OF_THREAD = np.array(UNITS), len(OF_THREAD)
 
 
 def none_taken(count: int) -> IntArray:
-    """So many readings (T × K) in place of those that were not taken: further from any step than they may lie apart."""
+    """Placeholders for ``count`` readings that were not taken (T × K), too far from any step to count."""
     found_TK = np.zeros((count, 1 + len(COUNTERS)), dtype=np.int64)
     found_TK[:, 0] = np.arange(count) - 2**60
     return found_TK
 
 
 def laid_over(readings_TK: IntArray, steps: StepArrays) -> StepArrays:
-    """The steps of one rank with what each has of what passed between readings, which are in order of time."""
+    """The steps of one rank with their counters, from readings in order of time."""
     return _with(steps, spread(readings_TK, *_times_ns(steps)))
 
 
 def of_ranks_laid_over(readings_RTK: IntArray, row_B: IntArray, steps: StepArrays) -> StepArrays:
-    """The same for steps of several ranks at once, with for each the row of its rank's last few readings.
+    """The steps of several ranks with their counters; ``row_B`` is each step's row of its rank's last few readings.
 
-    A rank of which there are fewer has some of `none_taken` before them.
+    A rank with fewer readings has some of `none_taken` before them.
     """
     times_ns_X, row_X = np.concatenate(_times_ns(steps)), np.concatenate([row_B, row_B])
     after_X = (readings_RTK[row_X, :, 0] < times_ns_X[:, None]).sum(axis=1).clip(1, readings_RTK.shape[1] - 1)
@@ -68,10 +68,10 @@ def of_ranks_laid_over(readings_RTK: IntArray, row_B: IntArray, steps: StepArray
 
 
 def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> FloatArray:
-    """What was counted from some times to others, in seconds or as counts (B × C).
+    """The counters' differences between times, in seconds or as counts (B × C).
 
-    NaN where no reading was taken before or after it, or none near enough; and for the counters of a thread that did
-    not run meanwhile: then it is another one that trains.
+    NaN without a reading before and after it that is near enough; and for the counters of a thread that did not run
+    meanwhile: then another thread trains.
     """
     if len(readings_TK) < 2:
         return np.full((len(begin_ns_B), len(COUNTERS)), np.nan)
@@ -81,11 +81,11 @@ def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> F
 
 
 def _passed(low_XK: IntArray, high_XK: IntArray, times_ns_X: IntArray) -> FloatArray:
-    """What passed (B × C) from the first half of the times to the second, each between a reading and the next one."""
+    """The differences (B × C) from the first half of the times to the second, each between a reading and the next."""
     n_steps = len(times_ns_X) // 2
     begin_ns_B, end_ns_B = times_ns_X[:n_steps], times_ns_X[n_steps:]
     part_X1 = ((times_ns_X - low_XK[:, 0]) / (high_XK[:, 0] - low_XK[:, 0]))[:, None]
-    # Differences of whole numbers first: a count since the machine started may be more than a float holds exactly.
+    # Subtract integers first: a count since boot may exceed the exact range of a float.
     counted_XC = part_X1 * (high_XK[:, 1:] - low_XK[:, 1:])
     counted_XC[n_steps:] += low_XK[n_steps:, 1:] - low_XK[:n_steps, 1:]
     found_BC = (counted_XC[n_steps:] - counted_XC[:n_steps]) * _UNITS
@@ -108,21 +108,21 @@ def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
 
 @dataclass(frozen=True, slots=True)
 class KeptReadings:
-    """A rank's log of readings, by its files, oldest first. None is open in between."""
+    """A rank's log of readings: its files, oldest first, each open only while it is read."""
 
     segments: Sequence[Path]
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
-        """Steps of the rank with what each has of what passed between readings.
+        """Steps of the rank with their counters.
 
         Raises:
-            RingError: a file has gone, or the file system answered with an error.
+            RingError: a file was removed, or the file system failed.
         """
         if not len(steps):
             return steps
         begin_ns_B, end_ns_B = _times_ns(steps)
         begin_ns, end_ns = int(begin_ns_B.min()), int(end_ns_B.max())
-        # Of each file the time of its first reading: from the last one before the steps to the first one after.
+        # From the last file that starts before the steps to the first one that starts after them.
         firsts_ns = [name.first if (name := segment_name(path.name)) else 0 for path in self.segments]
         before, after = max(0, bisect_right(firsts_ns, begin_ns) - 1), bisect_left(firsts_ns, end_ns)
         found = [_between(path, begin_ns, end_ns) for path in self.segments[before : after + 1]]
@@ -130,9 +130,9 @@ class KeptReadings:
 
 
 def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
-    """The readings of the process that has recorded a rank's steps, by the log of them; None where none are kept.
+    """The readings, from their log, of the process that recorded a rank's steps; None if none are kept.
 
-    A file that cannot be read is no reason not to judge its steps.
+    If a file cannot be read, its steps are judged without counters.
     """
     with contextlib.suppress(RingError):
         if log is not None:
@@ -143,7 +143,7 @@ def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
 
 
 def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
-    """The readings of a segment from the last one before a time to the first one after another."""
+    """The readings of a segment, from the last one before ``begin_ns`` to the first one after ``end_ns``."""
     with OpenFile(path, os.O_RDONLY) as file:
 
         def at_ns(index: int) -> int:
@@ -157,37 +157,36 @@ def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
         raw = file.read_at(max(0, last - first) * READING_BYTES, HEADER_BYTES + first * READING_BYTES)
     words_TW, whole_T = records(raw, READING_BYTES // WORD_BYTES)
     whole_TW = words_TW[whole_T]
-    # What an agent that took over has read again, or a damaged clock, is passed over.
+    # Readings that a second agent repeated, and those of a damaged clock, are skipped.
     latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
     return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :-1])
 
 
 Run = tuple[int, int]
-"""Steps one after the other: the first, and how many."""
+"""Consecutive steps: the first, and their number."""
 
 STEPS_AT_A_TIME = 4096
 
-LOOKED_AT = 16
+SLOTS_READ = 16
 """Slots of a segment to read for its first step: some may be damaged."""
 
 LOG_KIND = "device-steps"
-"""What logs of device times are called."""
+"""The kind of logs of device times."""
 
 
 class LogReader:
     """Reads one rank's step log: from its beginning to its end, or some of its steps by number.
 
-    A bounded number of steps is read at a time, and no file is open in between: the logs of a job's every rank can be
-    read side by side.
+    A bounded number of steps is read at a time, and no file stays open: the logs of all ranks can be read side by side.
 
     Args:
-        log: its files, or the only one. One that has gone since is no longer kept, and passed over.
-        kind: what it holds.
+        log: its files, or the only one. A file that was removed is skipped.
+        kind: its kind.
 
     Attributes:
-        info: who wrote the ring that it was taken from.
+        info: the writer of the ring from which the log comes.
         files: the files.
-        skipped: slots so far that `read` has found damaged, half-written or out of order.
+        skipped: the number of damaged, half-written or unordered slots that `read` has found so far.
 
     Raises:
         RingError: a header cannot be read: foreign, truncated, of another version or byte order, or damaged.
@@ -203,15 +202,15 @@ class LogReader:
         self._first_steps: dict[Path, int] = {}
 
     def read(self, n_steps: int = STEPS_AT_A_TIME) -> StepArrays:
-        """The next steps, at most so many; none once all have been read.
+        """The next steps, at most ``n_steps``; empty once all have been read.
 
         Raises:
-            RingError: the file has gone, or the file system answered with an error.
+            RingError: the file was removed, or the file system failed.
         """
         while self._unread:
             data = self._next(n_steps * self._slot_bytes)
             steps, sound_B = checked(self.info.rank, data, self.info.schema)
-            # What comes twice, or late, is not taken again: only what is beyond all before it.
+            # Repeated or late steps are skipped: the sequence number must exceed all before it.
             seq_B = np.concatenate([[self._last_seq], np.where(sound_B, steps.seq_B, 0)])
             highest_B = np.maximum.accumulate(seq_B)
             self._last_seq = int(highest_B[-1])
@@ -222,7 +221,7 @@ class LogReader:
         return decode([(self.info.rank, b"")], self.info.schema)
 
     def _next(self, wanted: int) -> bytes:
-        """The next bytes, at most so many, of the oldest segment that has not been read to its end."""
+        """The next bytes, at most ``wanted``, of the oldest segment that has not been read to its end."""
         path = self._unread[0]
         try:
             with OpenFile(path, os.O_RDONLY) as file:
@@ -238,31 +237,31 @@ class LogReader:
         return data
 
     def steps(self, runs: Sequence[Run]) -> tuple[IntArray, StepArrays]:
-        """The complete steps of some runs of them that are there whole.
+        """The complete steps of some runs.
 
         Returns:
-            Their places (B) in the runs laid end to end, and the steps (B).
+            Their places (B) in the concatenated runs, and the steps (B).
         """
         runs_X2 = np.array(runs, dtype=np.int64).reshape(-1, 2)
         bases_X = np.cumsum(runs_X2[:, 1]) - runs_X2[:, 1]
-        places, found = [np.zeros(0, dtype=np.int64)], [decode([(self.info.rank, b"")], self.info.schema)]
+        places, parts = [np.zeros(0, dtype=np.int64)], [decode([(self.info.rank, b"")], self.info.schema)]
         firsts = [(path, first) for path in self.files.segments if (first := self.first_step(path)) is not None]
         for (path, first), end in zip(firsts, [*(first for _, first in firsts[1:]), MAX_COUNT], strict=False):
-            # What of each run lies in this segment.
+            # The part of each run in this segment.
             starts_X = np.maximum(runs_X2[:, 0], first)
             lengths_X = np.minimum(runs_X2.sum(axis=1), end) - starts_X
             here_X = lengths_X > 0
             if here_X.any():
                 bases_here_X = (bases_X + starts_X - runs_X2[:, 0])[here_X]
-                # (a segment that has gone is passed over)
+                # (a segment that was removed is skipped)
                 with contextlib.suppress(RingError), OpenFile(path, os.O_RDONLY) as file:
                     places_B, steps = self._find(file, first, starts_X[here_X], lengths_X[here_X], bases_here_X)
                     places.append(places_B)
-                    found.append(steps)
-        return np.concatenate(places), together(found)
+                    parts.append(steps)
+        return np.concatenate(places), together(parts)
 
     def whole_from_step(self) -> int | None:
-        """The step from which none has been removed; None if there is no such step."""
+        """The step from which all are kept; None if there is no such step."""
         firsts = map(self.first_step, self.files.segments[self.files.n_thinned :])
         return next((first for first in firsts if first is not None), None)
 
@@ -270,13 +269,13 @@ class LogReader:
         """The number of the first step in a segment; None if it is empty or gone."""
         if path not in self._first_steps:
             with contextlib.suppress(RingError), OpenFile(path, os.O_RDONLY) as file:
-                steps, whole_B = self._slots(file, [(0, LOOKED_AT)])
+                steps, whole_B = self._slots(file, [(0, SLOTS_READ)])
                 if whole_B.any():
                     self._first_steps[path] = int(steps.step_B[whole_B.argmax()])
         return self._first_steps.get(path)
 
     def _slots(self, file: OpenFile, runs: Iterable[Run]) -> tuple[StepArrays, BoolArray]:
-        """The slots of runs of them, by their places in a segment, and which of them (B) were written whole."""
+        """Runs of slots, by their places in a segment, and which slots (B) were written whole."""
         size = self._slot_bytes
         raw = b"".join(file.read_at(count * size, HEADER_BYTES + at * size) for at, count in runs)
         return checked(self.info.rank, raw, self.info.schema)
@@ -286,8 +285,8 @@ class LogReader:
     ) -> tuple[IntArray, StepArrays]:
         """The complete steps of runs in a segment, and their places (B); the places of a run begin at its base.
 
-        Mostly no step is missing, so that its place follows from its number: all runs are read and checked at once.
-        What is not there is searched for.
+        Usually no step is missing, and a step's place follows from its number: all runs are read and checked at once.
+        Runs that are not at their place are searched for.
         """
         n_slots = (file.length_bytes() - HEADER_BYTES) // self._slot_bytes
         at_X = starts_X - first_step
@@ -300,13 +299,13 @@ class LogReader:
         runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
         ends_B = np.cumsum(lengths_X[right_X])
         within_B = np.arange(len(steps)) - np.repeat(ends_B - lengths_X[right_X], lengths_X[right_X])
-        # What is damaged says nothing of where the others are.
+        # A damaged slot does not show where the others are.
         right_X[runs_B[whole_B & (steps.step_B != starts_X[runs_B] + within_B)]] = False
         keep_B = whole_B & right_X[runs_B]
         places_B = bases_X[runs_B] + within_B
         if keep_B.all() and right_X.all():
             return places_B, steps
-        places, found = [places_B[keep_B]], [steps[keep_B]]
+        places, parts = [places_B[keep_B]], [steps[keep_B]]
 
         def step_at(index: int) -> int:
             return int(next(iter(self._slots(file, [(index, 1)])[0].step_B), MAX_COUNT))
@@ -316,8 +315,8 @@ class LogReader:
             steps, whole_B = self._slots(file, [(at, int(count))])
             steps = steps[whole_B & steps.complete_B & (steps.step_B >= first) & (steps.step_B < first + count)]
             places.append(base + steps.step_B - first)
-            found.append(steps)
-        return np.concatenate(places), together(found)
+            parts.append(steps)
+        return np.concatenate(places), together(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +324,15 @@ class Thinning:
     """The removed steps of an attempt.
 
     Attributes:
-        whole_from_step: from this one on all are kept; before it those that thinning leaves.
-        first_step: before this one none is; 0 where none has been removed altogether.
+        whole_from_step: from this step on, all are kept; before it, those that thinning leaves.
+        first_step: before this step, none is kept; 0 if thinning alone removed steps.
     """
 
     whole_from_step: int
     first_step: int
 
     def leaves(self, step: int) -> bool:
-        """Whether a step is kept, if it was recorded. One near a capture may be where this says that it is not."""
+        """Whether a recorded step is kept. Steps near a capture may be kept although the result is False."""
         return step >= self.whole_from_step or (step >= self.first_step and bool(stay(np.array([step])).all()))
 
     def __str__(self) -> str:
@@ -341,37 +340,37 @@ class Thinning:
 
 
 def thinning_of(thinned: Sequence[LogReader]) -> Thinning | None:
-    """What is no longer there of the steps of an attempt, by the logs that are not all there; None where all are."""
-    wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
-    # (0 where some of the first ones are there)
-    firsts = [(one.first_step(one.files.segments[0]) or 0) if one.files.oldest_seq else 0 for one in thinned]
+    """The removed steps of an attempt, by its incomplete logs; None if there are none."""
+    wholes = [step for log in thinned if (step := log.whole_from_step()) is not None]
+    # (0 if some of the first steps are kept)
+    firsts = [(log.first_step(log.files.segments[0]) or 0) if log.files.oldest_seq else 0 for log in thinned]
     return Thinning(max(wholes), max(firsts)) if wholes else None
 
 
 @dataclass(slots=True)
 class StepLogs:
-    """The logs of a run, by attempt and rank. A large job has many: each is opened when it is first needed.
+    """The logs of a run, by attempt and rank. A large job has many: each is opened when first needed.
 
     Attributes:
         kind: ``steps``, or `LOG_KIND` for device times.
-        attempts: those that were there at the last look, by rank.
+        attempts: the logs at the last `refresh`, by attempt and rank.
     """
 
     directory: Path
     kind: str = "steps"
     attempts: dict[int, dict[int, LogFiles]] = field(default_factory=dict)
     _opened: dict[tuple[int, int], LogReader] = field(default_factory=dict)
-    _seen: frozenset[str] = frozenset()
+    _names: frozenset[str] = frozenset()
 
-    def look(self) -> None:
-        """Take up logs, and segments of them, that have come."""
+    def refresh(self) -> None:
+        """Add new logs, and new segments of known ones."""
         try:
             names = frozenset(entry.name for entry in os.scandir(self.directory))
-            found = find_logs(self.directory, self.kind) if names != self._seen else []
+            logs = find_logs(self.directory, self.kind) if names != self._names else []
         except OSError:
             return
-        self._seen = names
-        for log in found:
+        self._names = names
+        for log in logs:
             self.attempts.setdefault(log.attempt, {})[log.rank] = log
 
     def thinning(self, attempt: int) -> Thinning | None:
@@ -379,9 +378,9 @@ class StepLogs:
         return thinning_of([log for rank in thinned if (log := self._file(attempt, rank)) is not None])
 
     def of(self, attempt: int, ranks: Collection[int] | None = None) -> Mapping[int, LogReader]:
-        """The logs of one attempt's ranks, or some of them, that recorded the same stages as the lowest of all.
+        """The logs of one attempt's ranks, or some of them, that recorded the same stages as the lowest rank.
 
-        One that cannot be read is left out, and looked at again the next time.
+        A log that cannot be read is left out, and tried again at the next call.
         """
         there = sorted(self.attempts.get(attempt, {}))
         lowest = next(filter(None, (self._file(attempt, rank) for rank in there)), None)
@@ -401,9 +400,9 @@ class StepLogs:
 
 
 def windows(ranks: Mapping[int, LogReader], runs: Sequence[Run], max_vectors: int) -> Iterator[Window]:
-    """Runs of steps of the ranks as windows, in order; few at a time, so that memory stays bounded.
+    """Runs of steps as windows, in order; at most ``max_vectors`` at a time, so that memory stays bounded.
 
-    A step that a rank does not have is NaN.
+    A rank's missing step is NaN.
     """
     logs = list(ranks.values())
     schema, cohorts = logs[0].info.schema, tuple(log.info.cohort for log in logs)
@@ -411,21 +410,21 @@ def windows(ranks: Mapping[int, LogReader], runs: Sequence[Run], max_vectors: in
     at_a_time = max(1, max_vectors // (longest * len(logs)))
     for start in range(0, len(runs), at_a_time):
         some = runs[start : start + at_a_time]
-        # Laid end to end, as if they were one.
+        # Concatenated into one.
         rows = StepRows(schema, len(logs), sum(n_steps for _, n_steps in some))
         for r, log in enumerate(logs):
             places_B, steps = log.steps(some)
             rows.put(replace(steps, rank_B=np.full(len(steps), r)), places_B)
         base = 0
         for first, n_steps in some:
-            found = rows.window(base, n_steps)
-            yield Window(schema, first, cohorts=cohorts if any(cohorts) else None, **found)
+            arrays = rows.window(base, n_steps)
+            yield Window(schema, first, cohorts=cohorts if any(cohorts) else None, **arrays)
             base += n_steps
 
 
 def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) -> Window | None:
-    """Some steps of one attempt of a job by the host's clock, from its logs; None where none of them has any."""
-    logs.look()
+    """Some steps of one attempt of a job by the host's clock, from its logs; None if no log has any."""
+    logs.refresh()
     of_attempt = list(logs.of(attempt).values())
     if not of_attempt:
         return None
@@ -435,25 +434,22 @@ def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) ->
 
 
 def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> Window | None:
-    """Steps of some ranks, numbered anew from 0, with what the kernel counted of them, from the first there is on.
-
-    None where none is there.
-    """
+    """Kept steps of some ranks, renumbered from 0, with their counters; None if there are none."""
     of_attempt = logs.of(attempt, ranks)
     readings = {log.rank: log for log in find_logs(logs.directory, COUNTERS_KIND, of_attempt) if log.attempt == attempt}
-    infos, found = [of_attempt[rank].info for rank in ranks], []
+    infos, parts = [of_attempt[rank].info for rank in ranks], []
     for row, info in enumerate(infos):
         steps = of_attempt[info.rank].steps([(first_step, last_step - first_step + 1)])[1]
         kept = kept_readings(readings.get(info.rank), info)
         steps = steps if kept is None else kept.laid_over(steps)
-        found.append(replace(steps, rank_B=np.full(len(steps), row)))
+        parts.append(replace(steps, rank_B=np.full(len(steps), row)))
     hosts, cohorts = tuple(info.host for info in infos), tuple(info.cohort for info in infos)
     places = {"hosts": hosts if any(hosts) else None, "cohorts": cohorts if any(cohorts) else None}
-    return _window_of(together(found), len(ranks), last_step, attempt=attempt, **places)
+    return _window_of(together(parts), len(ranks), last_step, attempt=attempt, **places)
 
 
 def _window_of(steps: StepArrays, n_ranks: int, last_step: int, **about: Any) -> Window | None:
-    """The window from the first of these steps to the last one; None where no rank has that."""
+    """The window from the first of these steps to ``last_step``; None if no rank has that one."""
     if not len(steps) or int(steps.step_B.max()) < last_step:
         return None
     first_step = int(steps.step_B.min())

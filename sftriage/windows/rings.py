@@ -1,6 +1,6 @@
-"""Reading rings from outside: their new steps, what their ranks are doing now, and what agents send of both.
+"""Reading rings from outside: their new steps, what their ranks are doing now, and the records that agents send.
 
-Nothing found in a ring is trusted.
+Agents and `runs.recordings` call it. Everything in a ring is checked before use.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from sftriage.windows.decoding import Batch, BoolArray, Copied, IntArray, StepAr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """New steps of some ranks of one agent; without steps, that the ranks are there.
+    """New steps of some ranks of one agent; without steps, a sign that the ranks exist.
 
     Attributes:
-        generation: which start of the job the ranks are of.
+        generation: the start of the job to which the ranks belong.
         schema: the stages of every rank.
-        world_size: how many ranks the job says it has.
-        ranks: the ring that each of the agent's ranks writes.
+        world_size: the job's number of ranks, by its own account.
+        ranks: the ring of each of the agent's ranks.
         steps: by the clocks of the hosts.
-        device_steps: the same steps, or earlier ones, by the clocks of the devices; None where none of the ranks runs
-            on a device that its host does not wait for.
-        device_over: the ranks that will have no device times any more.
-        away: silent ranks, which windows do not wait for until they report again.
-        wall_ns: added to the times of these steps, it makes nanoseconds since the epoch.
-        agent, position: whose stream of rows they are of, and where that has got to with these.
+        device_steps: the same steps, or earlier ones, by the clocks of the devices; None if no rank runs on a device
+            for which its host does not wait.
+        device_over: the ranks that will have no more device times.
+        away: silent ranks; windows do not wait for them until they report again.
+        wall_ns: the offset from the times of these steps to nanoseconds since the epoch.
+        agent, position: the agent's stream, and the position after these rows.
     """
 
     generation: int
@@ -56,13 +56,13 @@ class Rows:
 
 
 N_VALUES = 10
-"""Of each rank."""
+"""Values per rank."""
 _HOST, _AGES = 1, [3, 5]
 
 
 @lru_cache(maxsize=64)
 def bounds(world_size: int, n_hosts: int, n_stages: int) -> tuple[IntArray, IntArray]:
-    """The least and the most that each value of ranks can be (V, 1)."""
+    """Minimum and maximum of each value of a rank (V, 1)."""
     most = MAX_COUNT - 1
     least_V = np.array([0, 0, -1, -most, -most, -most, 0, 0, -1, 0])
     most_V = np.array([world_size - 1, n_hosts - 1, n_stages - 1, most, most, most, most, 1, 1, 1])
@@ -70,38 +70,39 @@ def bounds(world_size: int, n_hosts: int, n_stages: int) -> tuple[IntArray, IntA
 
 
 def status_of(schema: StageSchema, world_size: int, ranks: Sequence[RankStatus], attempt: int = 0) -> JobStatus:
-    """What some ranks of an attempt are doing, by rank; numbers stay in bounds even for damaged rings."""
-    ranks = sorted(ranks, key=lambda one: one.rank)
-    hosts = {name: number for number, name in enumerate(dict.fromkeys(one.host for one in ranks))}
+    """The status of some ranks of an attempt, by rank; numbers stay in bounds even for damaged rings."""
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    hosts = {name: number for number, name in enumerate(dict.fromkeys(rank.host for rank in ranks))}
     doing_VR = np.empty((N_VALUES, len(ranks)), dtype=np.int64)
-    for at, one in enumerate(ranks):
-        numbers = (one.stage_age_ns, one.step, one.step_age_ns, one.published)
+    for at, rank in enumerate(ranks):
+        numbers = (rank.stage_age_ns, rank.step, rank.step_age_ns, rank.published)
         doing_VR[:, at] = (
-            *(one.rank, hosts[one.host], -1 if one.stage is None else schema.stages.index(one.stage)),
+            *(rank.rank, hosts[rank.host], -1 if rank.stage is None else schema.stages.index(rank.stage)),
             *(max(1 - MAX_COUNT, min(number, MAX_COUNT - 1)) for number in numbers),
-            *(one.closed, -1 if one.alive is None else one.alive, one.special),
+            *(rank.closed, -1 if rank.alive is None else rank.alive, rank.special),
         )
     return JobStatus(schema, world_size, tuple(hosts), doing_VR, attempt)
 
 
 def joined_statuses(statuses: Sequence[JobStatus], older_ns: Sequence[int]) -> JobStatus | None:
-    """What the ranks of several hosts are doing, by rank, with the age of each host's status added; None for none.
+    """The status of the ranks of several hosts, by rank, with the age of each host's status added; None if empty.
 
-    Only statuses with the stages, number of ranks and attempt of the first count.
+    Only statuses with the stages, number of ranks and attempt of the first one count.
     """
 
-    def about(one: JobStatus) -> tuple[object, ...]:
-        return one.schema, one.world_size, one.attempt
+    def key(status: JobStatus) -> tuple[object, ...]:
+        return status.schema, status.world_size, status.attempt
 
-    alike = [(one, age_ns) for one, age_ns in zip(statuses, older_ns, strict=True) if about(one) == about(statuses[0])]
+    ages = zip(statuses, older_ns, strict=True)
+    alike = [(status, age_ns) for status, age_ns in ages if key(status) == key(statuses[0])]
     if not alike:
         return None
-    doing_VR = np.concatenate([one.doing_VR for one, _ in alike], axis=1)
-    sizes = [one.doing_VR.shape[1] for one, _ in alike]
-    bases = list(accumulate((len(one.hosts) for one, _ in alike), initial=0))[:-1]
+    doing_VR = np.concatenate([status.doing_VR for status, _ in alike], axis=1)
+    sizes = [status.doing_VR.shape[1] for status, _ in alike]
+    bases = list(accumulate((len(status.hosts) for status, _ in alike), initial=0))[:-1]
     doing_VR[_HOST] += np.repeat(np.array(bases, dtype=np.int64), sizes)
     doing_VR[_AGES] += np.repeat(np.array([age_ns for _, age_ns in alike], dtype=np.int64), sizes)
-    hosts = tuple(chain.from_iterable(one.hosts for one, _ in alike))
+    hosts = tuple(chain.from_iterable(status.hosts for status, _ in alike))
     return replace(statuses[0], hosts=hosts, doing_VR=doing_VR[:, np.argsort(doing_VR[0], kind="stable")])
 
 
@@ -111,15 +112,15 @@ _LIVE = struct.Struct("=6q")
 class Ring(OpenFile):
     """A ring whose first ``skip`` steps have been read before (see `StepLog`).
 
-    Unless it ``grows``, all steps get the stages that are declared now.
+    Unless it ``grows``, all steps get the stages that are declared now. `read` and `status` update the attributes.
 
     Attributes:
-        info: who writes it, with the stages that are known by now.
-        on_device: at the last look, the trainer used a device that its host does not wait for.
-        untimed: no device times come from there, or none any more.
-        misuse: at the last look, calls the recorder could make no sense of.
-        over: at the last read, the writer had taken its leave before: nothing more will come.
-        late_stages: stages that were declared too late to be in ``info``; their time stays with what is around it.
+        info: the writer, with the stages known so far.
+        on_device: the trainer uses a device for which its host does not wait.
+        untimed: no device times come, or no more of them.
+        misuse: the number of invalid calls to the recorder.
+        over: the writer had closed the ring before: nothing more will come.
+        late_stages: stages that were declared too late to be in ``info``; their time stays with the stage around it.
 
     Raises:
         RingError: the file is foreign, truncated, of another version or byte order, or damaged.
@@ -135,12 +136,12 @@ class Ring(OpenFile):
             self.misuse = 0
             self.late_stages: tuple[str, ...] = ()
             self._read = skip
-            # The additions that `info` has, in bytes.
+            # The bytes of additions that `info` includes.
             self._added = 0
             # Where the first unread step begins, and the words of the step before it.
             self._at = 0
             self._last = np.zeros(0, dtype=np.uint64)
-            # Steps that end before that place. A new reader passes over those that an earlier reader has read.
+            # The number of steps that end before that place. A new reader skips those that an earlier one has read.
             self._ended = 0
             self._grows = True
             expected = layout.LOG_AT + self._log_words * layout.WORD_BYTES
@@ -156,12 +157,12 @@ class Ring(OpenFile):
         """The steps published since the last read.
 
         Raises:
-            RingError: the file was truncated, or what its header says cannot be.
+            RingError: the file was truncated, or its header is invalid.
         """
         return batches([self.copied()])[0]
 
     def reopened(self, n_steps: int) -> Ring:
-        """The same ring, which reads the last ``n_steps`` read steps once more, as far as they are there.
+        """The same ring, before the last ``n_steps`` steps that were read, as far as they still exist.
 
         Raises:
             RingError: it cannot be opened any more.
@@ -176,13 +177,13 @@ class Ring(OpenFile):
         return self.is_writer_alive(self.info)
 
     def copied(self) -> Copied:
-        """Copy the steps that were published since the last read.
+        """Copy the steps published since the last read.
 
         Raises:
-            RingError: the file was truncated, or what its header says cannot be.
+            RingError: the file was truncated, or its header is invalid.
         """
         over = bool(self._live()[layout.CLOSED])
-        last_look, self.over = over and not self.over, over
+        last_read, self.over = over and not self.over, over
         words_M = self._unread()
         ends = np.flatnonzero(_is_end(words_M)) + 1
         skipped = min(max(0, self._read - self._ended), len(ends))
@@ -193,16 +194,16 @@ class Ring(OpenFile):
         bounds = np.concatenate([[0], ends])
         if len(ends):
             self._last = words_M[bounds[-2] : bounds[-1]]
-        if last_look:
-            # What was written after the last step.
+        if last_read:
+            # The words after the last step.
             bounds = np.append(bounds, len(words_M))
-        return Copied(self.info, first + 1, words_M, bounds[skipped:], last_look, missed)
+        return Copied(self.info, first + 1, words_M, bounds[skipped:], last_read, missed)
 
     def status(self) -> RankStatus:
         """What the rank is doing now.
 
         Raises:
-            RingError: the file was truncated, or its header holds what cannot be.
+            RingError: the file was truncated, or its header is invalid.
         """
         words_M = self._unread(keep=True)
         words = np.concatenate([self._last, words_M]).tolist()
@@ -222,9 +223,9 @@ class Ring(OpenFile):
         )
 
     def _unread(self, *, keep: bool = False) -> NDArray[np.uint64]:
-        """The words from the first step on that was not read, without those that begin blocks.
+        """The words since the last read, without block headers.
 
-        The place goes on to the end of the last step among them, unless it is to ``keep``.
+        The place moves to the end of the last step among them, unless ``keep``.
         """
         live = self._live()
         opened = live[layout.OPENED]
@@ -233,7 +234,7 @@ class Ring(OpenFile):
             raise RingError(f"{self.path}: bad header: {opened} words opened, {claimed} claimed, {self._at} read")
         start = max(self._at, claimed - self._log_words)
         raw = self._circular(start, opened)
-        # The writer went on while we copied.
+        # The writer continued during the copy.
         oldest = self._live()[layout.CLAIMED] - self._log_words
         whole = min(max(start, oldest), opened)
         words_M = np.frombuffer(raw, dtype=np.uint64)[whole - start :]
@@ -244,7 +245,7 @@ class Ring(OpenFile):
         if (words_M[is_block_M] >> np.uint64(layout.CODE_AT) != layout.BLOCK).any():
             raise RingError(f"{self.path}: damaged: no block header where a block begins")
         if whole > self._at:
-            # Of the step that goes on into this block the beginning is gone; as long as it goes on, so does this.
+            # The step that continues into this block has lost its start; wait until it ends.
             begun = np.flatnonzero(_is_end(words_M))[:1] + 1
             if not len(begun):
                 return words_M[~is_block_M]
@@ -266,7 +267,7 @@ class Ring(OpenFile):
         return data
 
     def _live(self) -> tuple[int, ...]:
-        # Each word is right by itself, and what is between two of them the writer has put in their order.
+        # Each word is atomic, and the writer updates them in a fixed order.
         found = self.read_at(_LIVE.size, layout.LIVE_AT)
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header is incomplete")
@@ -306,9 +307,9 @@ def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, in
         if value < last_ns:
             break
         last_ns = value
-        for of, what in values:
-            number = what if of == layout.NUMBER else number
-            special = bool(what) if of == layout.KIND else special
+        for kind, known in values:
+            number = known if kind == layout.NUMBER else number
+            special = bool(known) if kind == layout.KIND else special
         values.clear()
         if code == layout.BEGIN:
             step, step_since_ns, special = number, value, False
@@ -324,6 +325,6 @@ def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, in
             continue
         since_ns = value
         top = open_stages[-1] if open_stages else -1
-        known = 0 < top < len(schema.stages)
-        stage = None if top < 0 else schema.stages[top - 1] if known else OTHER
+        named = 0 < top < len(schema.stages)
+        stage = None if top < 0 else schema.stages[top - 1] if named else OTHER
     return stage, since_ns, step, step_since_ns, special

@@ -1,15 +1,15 @@
-"""Logs on disk: segments of records, and the step log, the newest steps of one rank whole and older ones thinned.
+"""Logs on disk: segments of records, and the step log: one rank's newest steps in full, and older ones thinned.
 
-Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and records in a line: 64-bit words in native
-order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
+Each segment (see `log_files`) is a header (see `sftriage.trainer.layout`) and consecutive records: 64-bit words in
+native order, of which the first grows from record to record, and the last is the CRC-32 of the bytes before it.
 
-The agent appends to them, and the trainer never does: they may lie on a disk. Of steps beyond those kept whole, some
-stay in a log beside, ``thinned-steps``: the same ones of every rank, and enough in a row to judge windows over them.
+The agent appends to them, never the trainer: they may lie on a disk. When full steps are removed, some stay in a second
+log, ``thinned-steps``: the same ones of every rank, and enough in a row to judge windows over them.
 
-What the kernel counted of a rank is kept in a log named ``counters``. A reading is a record::
+The kernel's counters of a rank are in a log named ``counters``. A reading is a record::
 
     at_ns  when it was taken, on the host's monotonic clock
-    ...    the counters in the order of `counters.COUNTERS`, in nanoseconds or as counts; -1 where unknown
+    ...    the counters in the order of `COUNTERS` in `sftriage.model.windows`, in nanoseconds or as counts; -1: unknown
     crc    CRC-32 of the bytes before it
 """
 
@@ -44,18 +44,17 @@ _WORD = struct.Struct("=q")
 
 @dataclass(frozen=True, slots=True)
 class KeptSteps:
-    """How much is kept of a job's steps: bytes for all its ranks together, and for how long; or of one log of a rank.
+    """Limits of a job's logs, bytes for all ranks together and an age; or of one log of one rank.
 
-    Each rank has its share: a quarter of it for whole steps, an eighth for thinned ones, the same again for device
-    times, and a quarter for readings of its counters. Of a log that has just begun another segment, up to a quarter
-    less is there.
+    Of its share, a rank uses a quarter for whole steps, an eighth for thinned ones, the same again for device times,
+    and a quarter for readings of its counters. A log that has just begun another segment has up to a quarter less.
     """
 
     max_bytes: int
     age_s: float
 
     def whole(self, world_size: int) -> KeptSteps:
-        """What is kept of the steps of one rank as they are, or of the readings of its counters."""
+        """The limits of one rank's whole steps, or of the readings of its counters."""
         return replace(self, max_bytes=self.max_bytes // (4 * world_size))
 
     @property
@@ -87,55 +86,55 @@ class _Segment(OpenFile):
         os.ftruncate(self._descriptor, self.end)
 
     def write(self, data: bytes, at: int) -> None:
-        """Write whole records, or the header; nothing of them is in the file where the disk does not take them."""
+        """Write whole records, or the header; if the disk fails, the file stays as it was."""
         try:
             self.write_at(data, at)
         except RingError:
-            # A half-written record in the middle would shift every one after it.
+            # A half-written record would shift every later one.
             os.ftruncate(self._descriptor, at)
             raise
         self.end = at + len(data)
 
     def ends(self, *, newest: bool) -> tuple[int, int] | None:
-        """The first word and the time of the first record that was written whole, or of the newest such record."""
+        """The first word and the time of the first whole record, or of the newest one."""
         size = self._record_bytes
         places = range(HEADER_BYTES, self.end, size)
         for at in reversed(places) if newest else places:
             raw = self.read_at(size, at)
             if len(raw) == size and crc32(raw[:-WORD_BYTES]) == _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
                 number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]
-                # A right checksum does not make a right writer.
+                # A valid checksum does not prove a correct writer.
                 if 1 <= number < MAX_COUNT:
                     return number, time_ns
         return None
 
 
 class _Full(NamedTuple):
-    """A segment that is written to no more: its bytes, and when its last record was."""
+    """A segment that is no longer written to: its bytes, and the time of its last record."""
 
     path: Path
     bytes: int
     last_ns: int
 
 
-def same_writer(one: RingInfo, other: RingInfo) -> bool:
-    """Whether two headers are of one process. What it declares, and which cohort it joins, may come later."""
-    return replace(one, schema=other.schema, cohort=other.cohort) == other
+def same_writer(first: RingInfo, other: RingInfo) -> bool:
+    """Whether two headers come from one process. It may declare stages, and join a cohort, later."""
+    return replace(first, schema=other.schema, cohort=other.cohort) == other
 
 
 class SegmentedLog:
-    """Appends records to the newest segment of a log, begins others, and goes on where an earlier agent stopped.
+    """Appends records to the newest segment of a log, begins new ones, and continues where an earlier agent stopped.
 
     Args:
-        kind: what its files are called.
-        magic: what its headers begin with.
-        record_bytes: of one record, of a rank with these stages.
-        time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
-        limits: from where on segments are old.
+        kind: the suffix of its files.
+        magic: the start of its headers.
+        record_bytes: the size of a record, by the rank's stages.
+        time_word: the word of a record that has its time: nanoseconds, monotonic clock.
+        limits: the size and age from which segments are old.
         there: its files, oldest first; by default those in the directory.
 
     Attributes:
-        info: what its headers say: an earlier agent's log has the stages and the cohort that were known then.
+        info: the content of its headers: an earlier agent's log has the stages and the cohort that were known then.
         last: the first word of its last record, or 0.
 
     Raises:
@@ -177,7 +176,7 @@ class SegmentedLog:
         except BaseException:
             self.close()
             if not paths:
-                # Whoever reads the run takes a log without a header for a damaged one.
+                # To readers of the run, a log without a header is damaged.
                 with contextlib.suppress(OSError):
                     self._newest.path.unlink()
             raise
@@ -192,15 +191,15 @@ class SegmentedLog:
         """Append whole records, each later than those that the log has.
 
         Raises:
-            RingError: the disk did not take them. Those up to `last` are in the log.
+            RingError: the disk failed. The records up to `last` are in the log.
         """
         size, at = self._record_bytes, 0
         self._newest.wake()
         while at < len(raw):
             if self._is_full(raw, at):
                 self._begin(raw, at)
-            room = self._limits.segment_bytes - self._newest.end
-            part = raw[at : at + max(1, room // size) * size]
+            free_bytes = self._limits.segment_bytes - self._newest.end
+            part = raw[at : at + max(1, free_bytes // size) * size]
             self._newest.write(part, self._newest.end)
             if self._first_ns is None:
                 self._first_ns = self._time(part, 0)
@@ -208,34 +207,34 @@ class SegmentedLog:
             self.last, self._last_ns = _WORD.unpack_from(part, len(part) - size)[0], self._time(part, len(part) - size)
 
     def join(self, cohort: str) -> None:
-        """The rank is of this cohort: the next segment says so, and begins with the next record."""
+        """Set the rank's cohort: the next record begins a segment with it."""
         self.info, self._joined = replace(self.info, cohort=cohort), True
 
     def old(self) -> list[Path]:
-        """The segments that are beyond the limits, oldest first."""
-        total = sum(one.bytes for one in self._full) + self._limits.segment_bytes
-        found = []
-        for one in self._full:
-            if total <= self._limits.max_bytes and self._last_ns - one.last_ns <= self._limits.age_ns:
+        """The segments beyond the limits, oldest first."""
+        total = sum(segment.bytes for segment in self._full) + self._limits.segment_bytes
+        old = []
+        for segment in self._full:
+            if total <= self._limits.max_bytes and self._last_ns - segment.last_ns <= self._limits.age_ns:
                 break
-            total -= one.bytes
-            found.append(one.path)
-        return found
+            total -= segment.bytes
+            old.append(segment.path)
+        return old
 
     def drop(self, path: Path) -> None:
-        """Remove a segment that is written to no more.
+        """Remove a segment that is no longer written to.
 
         Raises:
             RingError: it cannot be removed; the next writer of the log tries again.
         """
-        self._full = [one for one in self._full if one.path != path]
+        self._full = [segment for segment in self._full if segment.path != path]
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise RingError(f"cannot remove {path}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the newest segment, until something is appended. A second call does nothing."""
+        """Close the newest segment; the next append opens it again. A second call does nothing."""
         self._newest.close()
 
     def _path(self, first: int) -> Path:
@@ -259,7 +258,7 @@ class SegmentedLog:
         self._newest.write(header, 0)
 
     def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
-        """The content of a header, which stays as written: it lacks what its writer has declared since."""
+        """The content of a header as written: it lacks later declarations of its writer."""
         found = layout.decode_header(self._magic, header, str(path)).info
         if not same_writer(found, self.info):
             raise RingError(f"{path}: the log belongs to another run of this rank")
@@ -271,7 +270,7 @@ class SegmentedLog:
 
     def _is_full(self, raw: bytes, at: int) -> bool:
         if self._joined:
-            # (one that was begun for this very record, and is empty, has its name)
+            # (an empty segment that was begun for this record has its name)
             return self._path(_WORD.unpack_from(raw, at)[0]) != self._newest.path
         if self._first_ns is None:
             return False
@@ -279,9 +278,9 @@ class SegmentedLog:
         return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
 
     def _begin(self, raw: bytes, at: int) -> None:
-        """Begin another segment; where the disk does not take it, the one that is there stays the newest."""
+        """Begin another segment; if the disk fails, the current one stays the newest."""
         path = self._path(_WORD.unpack_from(raw, at)[0])
-        # (one of that name is what was left of the last try)
+        # (a file of that name is left from a failed attempt)
         following = _Segment(path, os.O_RDWR | os.O_CREAT)
         try:
             following.write(layout.encode_header(self._magic, self.info), 0)
@@ -299,32 +298,32 @@ MAGICS = {"steps": layout.LOG_MAGIC, "device-steps": layout.DEVICE_LOG_MAGIC}
 
 BLOCK_STEPS = 128
 BLOCKS_A_PERIOD = 8
-"""Where steps are thinned, one of so many blocks of so many steps is kept, counted from step 0: the first one."""
+"""Thinned steps keep the first of every ``BLOCKS_A_PERIOD`` blocks of ``BLOCK_STEPS`` steps, counted from step 0."""
 
 PERIOD_STEPS = BLOCK_STEPS * BLOCKS_A_PERIOD
 
 
 def blocks_of(steps: StepArrays) -> set[int]:
-    """The blocks of steps that stay, with those before them, where others are thinned: a profiler touched them."""
+    """The blocks that thinning keeps because a profiler touched them, and the blocks before these."""
     captured = np.unique(steps.step_B[steps.capturing_B] // BLOCK_STEPS).tolist()
     # The cause of a capture lies before it.
     return {block - before for block in captured for before in (0, 1)}
 
 
 def stay(step_B: IntArray, blocks: Set[int] = frozenset()) -> BoolArray:
-    """Which steps, by their numbers, are kept where steps are thinned; those of some blocks too."""
+    """Which steps, by number, thinning keeps; those of some ``blocks`` too."""
     block_B = step_B // BLOCK_STEPS
     return np.asarray((block_B % BLOCKS_A_PERIOD == 0) | np.isin(block_B, list(blocks)))
 
 
 class StepLog(SegmentedLog):
-    """Appends steps to a rank's step log, and goes on where an earlier agent stopped.
+    """Appends steps to a rank's step log, and continues where an earlier agent stopped.
 
-    A reader of the rank's ring opened with ``skip=log.last`` goes on from there.
+    A reader of the rank's ring opened with ``skip=log.last`` continues there.
 
     Args:
         kind: ``steps``, or ``device-steps`` for the log of device times.
-        kept: how much of it is kept; by default all.
+        kept: its limits; by default none.
         there: its files, whole and thinned, by kind and oldest first; by default those in the directory.
 
     Raises:
@@ -346,14 +345,14 @@ class StepLog(SegmentedLog):
         super().__init__(Path(directory), info, kind, MAGICS[kind], slot_bytes, START, limits, self._files(kind))
 
     def append(self, steps: StepArrays, blocks: Set[int] = frozenset()) -> None:
-        """Append steps of the rank, but for those that the log has: a ring is read again after a restart.
+        """Append steps of the rank, except those in the log: after a restart, the ring is read again.
 
         Args:
             steps: in order.
-            blocks: of steps that stay where others are thinned (see `blocks_of`).
+            blocks: the blocks of steps that thinning keeps (see `blocks_of`).
 
         Raises:
-            RingError: the disk did not take all of them.
+            RingError: the disk failed.
         """
         new = steps[steps.seq_B > self.last]
         if not len(new):
@@ -363,7 +362,7 @@ class StepLog(SegmentedLog):
             try:
                 self._thin(path, blocks)
             finally:
-                # Also where the disk is full: there it is in the way.
+                # Also if the disk is full: that frees space.
                 self.drop(path)
 
     def close(self) -> None:
@@ -397,13 +396,13 @@ READING_BYTES = _READING.size + WORD_BYTES
 
 
 class CountersLog(SegmentedLog):
-    """Appends readings to a rank's log of them, and goes on where an earlier agent stopped.
+    """Appends readings to a rank's log of them, and continues where an earlier agent stopped.
 
     Args:
-        limits: how much of it is kept; by default all.
+        limits: its limits; by default none.
 
     Raises:
-        RingError: the log cannot be written, or is that of another writer.
+        RingError: the log cannot be written, or belongs to another writer.
     """
 
     def __init__(self, directory: Path, info: RingInfo, limits: KeptSteps | None = None) -> None:
@@ -411,10 +410,10 @@ class CountersLog(SegmentedLog):
         super().__init__(directory, info, COUNTERS_KIND, COUNTERS_MAGIC, lambda _: READING_BYTES, 0, limits)
 
     def add(self, reading: tuple[int, ...]) -> None:
-        """Append a reading; old ones go.
+        """Append a reading, and remove old ones.
 
         Raises:
-            RingError: the disk did not take it, and nothing of it is in the log.
+            RingError: the disk failed, and the log is unchanged.
         """
         words = _READING.pack(*reading)
         self.extend(words + _WORD.pack(crc32(words)))

@@ -118,7 +118,7 @@ def runs(module_path):
         run.record(RANKS, range(STEPS), took, kept=kept)
         made[name] = run
     logs = StepLogs(made["thinned"].directory.steps)
-    logs.look()
+    logs.refresh()
     return SimpleNamespace(**made, logs=logs, whole_from=logs.thinning(0).whole_from_step)
 
 

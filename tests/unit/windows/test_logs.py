@@ -66,7 +66,7 @@ def logs(tmp_path) -> StepLogs:
 def test_the_newest_steps_are_whole_and_older_ones_thinned(tmp_path, logs):
     # GIVEN a log of 6,000 steps with room for a tenth of them
     write(tmp_path, STEPS)
-    logs.look()
+    logs.refresh()
     thinned = logs.thinning(0)
     steps = read(tmp_path)
     # THEN all of its newest are there, as many as fill three quarters of the room at least
@@ -88,7 +88,7 @@ def test_a_log_without_limits_is_one_file_and_whole(tmp_path, logs):
     write(tmp_path, STEPS, kept=None)
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0.0.steps"]
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(6000))
-    logs.look()
+    logs.refresh()
     assert logs.thinning(0) is None
 
 
@@ -147,7 +147,7 @@ def test_whoever_goes_on_loses_nothing_and_writes_nothing_twice(cuts, restarts, 
         assert (np.diff(steps) > 0).all()
         assert steps[-1] == at - 1
         logs = StepLogs(folder)
-        logs.look()
+        logs.refresh()
         thinned = logs.thinning(0)
         whole_from = 0 if thinned is None else thinned.whole_from_step
         np.testing.assert_array_equal(steps[steps >= whole_from], np.arange(whole_from, at))
@@ -247,7 +247,7 @@ def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path, logs):
     rest = reader.read(10_000)
     assert (first.step_B[-1], rest.step_B[0]) == (9, SEGMENT_STEPS)
     # AND one that is looked at by step numbers misses just those
-    logs.look()
+    logs.refresh()
     assert logs.of(0)[0].steps([(0, 500)])[1].step_B[0] == SEGMENT_STEPS
 
 
@@ -364,7 +364,7 @@ def test_readings_of_counters_are_found_across_segments(tmp_path):
 
 
 def steps_of(logs, rank, runs):
-    logs.look()
+    logs.refresh()
     places, steps = logs.of(0)[rank].steps(runs)
     return dict(zip(places.tolist(), steps.step_B.tolist(), strict=True))
 
@@ -430,7 +430,7 @@ def test_what_is_no_log_is_none(tmp_path, logs):
     (tmp_path / "rank-4.0.steps").mkdir()
     (tmp_path / "rank-5.0.device-steps").write_bytes(b"")
     # WHEN it is looked at THEN the log is taken, and nothing else
-    logs.look()
+    logs.refresh()
     assert list(logs.of(0)) == [1]
     assert logs.of(7) == {}
     # AND one that is removed has no steps
@@ -442,7 +442,7 @@ def test_windows_hold_what_was_recorded_and_nan_where_nothing_was(tmp_path, logs
     # GIVEN two ranks, one of which lacks a step
     write_rank(tmp_path, 0, range(10))
     write_rank(tmp_path, 1, [step for step in range(10) if step != 4])
-    logs.look()
+    logs.refresh()
     # WHEN two runs are asked for, however few vectors are held at once
     for at_once in (1, 4, 1000):
         found = list(windows(logs.of(0), [(3, 3), (8, 1)], at_once))
