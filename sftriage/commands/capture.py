@@ -126,7 +126,7 @@ def _send_and_wait(directory: RunDirectory, request: ManualRequest, *, as_json: 
             ended = requests.ended(directory, decision, request.max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
         requests.withdraw(directory, request)
-        say(requests.left_alone(directory, request))
+        say(requests.after_interrupt(directory, request))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json({"decision": decision, "results": ended})

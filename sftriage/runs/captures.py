@@ -1,4 +1,4 @@
-"""Captures as JSON values, how far their uploads are, and how queries are read."""
+"""Captures as JSON values, the state of their uploads, and the parsing of queries. For commands and the page."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@
                        of their counters
       decisions.jsonl  the journal, a line an event; .decisions.jsonl.partial: the next one, if it was cut short
       failures.log     tracebacks of triage, where it failed
-      state.json       what the policy engine must remember over a restart
+      state.json       the policy engine's state, for restarts
       nsys.json        how the ranks were launched under nsys, if they were
       hub.json         of a job on many hosts: its name on their hub
       generations.json     and which processes of its ranks belong together
-      asks/            captures that people ask for, until they are taken up
+      asks/            people's capture requests that the controller has not read yet
       spool/           traces on their way from the trainers
-      cluster.json     of a job in a Kubernetes cluster: which captures have become objects there
-      captures/        a directory a capture: trace and manifest
+      cluster.json     of a job in a Kubernetes cluster: the captures that have objects there
+      captures/        one directory per capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
       .lock            held by the process that triages the run
       .reserve         disk space for a last event about a disk that stays full, during the run
@@ -43,12 +43,12 @@ RUN_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
+    """The content of ``run.json``. ``rings`` is the directory of the trainers' rings while the run lasts.
 
-    ``ended_at`` is when the run's watcher saw its end, "" before; a run whose end was not seen keeps "".
-    Earlier versions did not say: None. ``store`` is where copies of its captures are kept, if anywhere; with
-    ``drop_local``, their artefacts go from here once they are there. ``steps_bytes`` and ``steps_age_s`` are how much
-    is kept of its steps; all where they are None. ``not_recorded`` says why no step is recorded, or none yet.
+    ``ended_at`` is when the run's watcher noticed its end, "" before or if it never did, None in older versions.
+    ``store`` is the URL of the store for copies of its captures; with ``drop_local``, artefacts are removed here once
+    they are stored there. ``steps_bytes`` and ``steps_age_s`` limit the kept steps; None: no limit. ``not_recorded``
+    is the reason why no step is recorded (yet).
     """
 
     run_id: str
@@ -87,7 +87,7 @@ class RunDirectory:
         self.lock = path / ".lock"
 
     def policy_files(self) -> tuple[Path, ...]:
-        """The policies that the run started with, as they were then, in their order."""
+        """Copies of the policies that the run started with, in their order."""
         others = takewhile(Path.exists, (self.path / f"policy-{number}.yaml" for number in count(2)))
         return (self.policy_file, *others)
 
@@ -133,9 +133,9 @@ def read_info(run: RunDirectory) -> RunInfo:
     """The record of a run.
 
     Raises:
-        InputError: ``run.json`` is missing or not what it should be.
+        InputError: ``run.json`` is missing or invalid.
     """
-    import msgspec  # not above: most commands only want to know where a run is
+    import msgspec  # not above: most commands only need the path of a run
 
     try:
         values = json.loads(run.info_file.read_bytes())  # msgspec's decoder refuses half a surrogate pair
@@ -152,18 +152,18 @@ DEFAULT_ROOT = "sftriage-runs"
 
 
 def new_run_id(now: datetime) -> str:
-    """A run's name: its start time and a random part, so that two that begin together differ."""
+    """A run's name: its start time, and a random part for runs that start in the same second."""
     return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def find_run(run: Path | None) -> RunDirectory:
-    """The run directory to look at: by default the newest run in the current directory.
+    """The selected run directory: by default the newest run in the current directory.
 
     Args:
         run: a run directory, or the name of one that was started on this machine.
 
     Raises:
-        UsageError: there is none, or the one named is not one.
+        UsageError: there is none, or the named directory is not a run.
     """
     if run is not None:
         if not run.is_dir():
@@ -191,7 +191,7 @@ def find_run(run: Path | None) -> RunDirectory:
 
 
 def run_so_far(run: Path | None) -> RunDirectory | None:
-    """The run directory to look at, or None as long as no run was started. A named one may not exist yet."""
+    """The selected run directory, which may not exist yet if it is named; None as long as no run was started."""
     if run is not None:
         return RunDirectory(run)
     try:
@@ -201,7 +201,7 @@ def run_so_far(run: Path | None) -> RunDirectory | None:
 
 
 def remember(run: RunDirectory) -> None:
-    """Note that a run was started, so that later commands find it. A home that cannot be written is ignored."""
+    """Note that a run was started, so that later commands find it. Nothing happens if the home cannot be written."""
     with contextlib.suppress(OSError):
         notes = _notes()
         notes.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The journal of a run: one line of JSON per event, in the order of events.
 
-A line is written whole or not at all: a partial line, left by a crash or a full disk, is removed before the next write.
-A journal that reaches its maximum size is replaced by a shorter one, without the older windows that led to no capture.
+The controller appends; views and commands read. A partial line, left by a crash or a full disk, is removed before the
+next write. A journal that reaches its maximum size is replaced by one without older windows that led to no capture.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Journal:
     def events(self) -> Iterator[Event]:
         return read_journal(self._path)
 
-    def last_word(self, event: Event) -> None:
+    def append_from_reserve(self, event: Event) -> None:
         """Append an event in the reserved disk space, if the disk accepts any write."""
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
@@ -75,13 +75,13 @@ class Journal:
             self._reserve.unlink(missing_ok=True)
 
     def _write(self, line: bytes) -> None:
-        # Cut here, and not where it failed: a disk that takes nothing may not even let go of it.
+        # Cut now, and not where the write failed: a full disk may refuse to truncate as well.
         if self._torn_at is not None:
             os.ftruncate(self._descriptor, self._torn_at)
         self._torn_at = os.fstat(self._descriptor).st_size
         while line:
             line = line[os.write(self._descriptor, line) :]
-        # A quota, or a server, may refuse only now.
+        # (a quota or a file server may refuse only now)
         os.fsync(self._descriptor)
         self._torn_at = None
         if (size_bytes := os.fstat(self._descriptor).st_size) >= self._compacts_at:
@@ -91,13 +91,13 @@ class Journal:
                 self._compact(size_bytes)
 
     def _compact(self, size_bytes: int) -> None:
-        """Replace the file by one with its newer half, and those older events that matter later."""
+        """Replace the file by one with its newer half and the older events that readers need."""
         kept_from = size_bytes // 2
         with self._path.open("rb") as file:
             file.seek(kept_from)
             kept_from += len(file.readline())
             file.seek(0)
-            older, header = what_matters(file, kept_from, self._max_bytes // 4)
+            older, header = compacted(file, kept_from, self._max_bytes // 4)
             inode = os.fstat(file.fileno()).st_ino
             header = msgspec.structs.replace(header, inode=inode, kept_from=kept_from, older_bytes=len(older))
             partial = self._path.with_name(f".{self._path.name}.partial")
@@ -134,11 +134,10 @@ class Journal:
         return None
 
 
-def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, JournalCompacted]:
-    """Of the lines before ``end``, those that later readers need, the newest of them, and what is lost with the others.
+def compacted(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, JournalCompacted]:
+    """The newest ``max_bytes`` of the lines before ``end`` that readers need, and the header that counts the others.
 
-    Windows matter that led to a capture or stalled, and of each attempt the last one. What comes with every window does
-    not.
+    Needed are windows that led to a capture or stalled, the last one of each attempt, and rare events.
     """
     kept: deque[tuple[int, bytes, bool]] = deque()
     last: dict[int, tuple[int, bytes, bool]] = {}
@@ -178,7 +177,7 @@ def what_matters(lines: BinaryIO, end: int, max_bytes: int) -> tuple[bytes, Jour
 
 
 def counted(event: Event, size_bytes: int) -> Counted:
-    """What an event counts as if it is late or lost."""
+    """How an event counts if it is written late or lost."""
     if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
         return Counted("windows", size_bytes=size_bytes, steps=(event.verdict.first_step, event.verdict.last_step))
     return Counted("other records", size_bytes=size_bytes)
@@ -213,14 +212,14 @@ class Appended:
     Args:
         path: the file, which need not exist yet.
         take: gets each line.
-        restart: called where the file shrank or is another one, and is read from its beginning.
-        skip: leave out what is there already.
+        restart: called if the file shrank or was replaced, and is read from its beginning.
+        skip: skip the existing lines.
     """
 
     def __init__(
         self, path: Path, take: Callable[[bytes], object], restart: Callable[[], object], *, skip: bool = False
     ) -> None:
-        self._path, self._give, self._restart = path, take, restart
+        self._path, self._take, self._restart = path, take, restart
         self._inode = self._at = 0
         if skip:
             with contextlib.suppress(OSError):
@@ -234,16 +233,16 @@ class Appended:
             with self._path.open("rb") as file:
                 about = os.fstat(file.fileno())
                 if about.st_ino != self._inode or about.st_size < self._at:
-                    goes_on = self._place_in(file)
-                    self._inode, self._at, before = about.st_ino, goes_on or 0, goes_on or 0
-                    if goes_on is None:
+                    position = self._place_in(file)
+                    self._inode, self._at, before = about.st_ino, position or 0, position or 0
+                    if position is None:
                         self._restart()
                 file.seek(self._at)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
                     self._at += len(line)
-                    self._give(line)
+                    self._take(line)
         except OSError:
             return False
         return self._at != before

@@ -1,7 +1,7 @@
-"""Whether a run's trainers, their launcher, and their watcher are still there.
+"""Whether a run's trainers, their launcher, and its watcher are alive.
 
-The first two are told by what lies in the directory of its rings, the last by who holds the run's lock. A lock is not
-tried while its holder is known: a process that tries it holds it for a moment, and keeps others from it.
+Commands, views and the controller use it. Trainers and launcher are known by files beside the rings, the watcher by the
+run's lock. A lock is not tried while its holder is known: a process that tries it holds it for a moment.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LAUNCHER, DISK, FAILING = "launcher", "disk", "failing"
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
-LOOK_S = 2.0
-"""Seconds between looks, as each queries many processes and files."""
+CHECK_S = 2.0
+"""Seconds between checks, as each queries many processes and files."""
 
 
 def note_launcher(rings: Path, pid: int) -> None:
@@ -38,12 +38,12 @@ def note_launcher(rings: Path, pid: int) -> None:
 
 
 def launcher_of(rings: Path) -> int | None:
-    """The process that started the trainers, while it is there; a pid used again by another one is not it."""
+    """The process that started the trainers, while it is alive."""
     return noted_process(rings / _LAUNCHER)
 
 
 def noted_process(path: Path) -> int | None:
-    """The noted process, while it is alive."""
+    """The noted process, while it is alive. A later process with the same pid does not count."""
     process = Note(path, Process).get()
     return process.pid if process is not None and process.alive else None
 
@@ -55,7 +55,7 @@ class _Problem:
 
 
 def note_problem(path: Path, problem: str | None) -> None:
-    """Note at `DISK` that the run directory cannot be written, or at `FAILING` that triage fails; None: they work."""
+    """Note at `DISK` that the run directory cannot be written, or at `FAILING` that triage fails; None: it works."""
     with contextlib.suppress(OSError):
         if problem is None:
             path.unlink(missing_ok=True)
@@ -109,10 +109,10 @@ def _written(rings: Path) -> Iterator[RingInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """The watcher of a run that has not been cleaned up: ``pid``, if known.
+    """The watcher of a run whose rings exist, with its ``pid`` if known.
 
-    The run is ``watched`` by its starter, ``taken_over`` by another, ``unwatched`` while its trainers run, ``left``
-    by all of them, or ``unknown`` if no lock was ever held.
+    The run is ``watched`` by its starter, ``taken_over`` by another process, ``unwatched`` while its trainers run,
+    ``left`` by all of them, or ``unknown`` if no lock was ever held.
     """
 
     state: State = "unknown"
@@ -128,7 +128,7 @@ class WatcherLook:
     _found: Watcher = field(default_factory=Watcher)
 
     def at(self, now_s: float, rings: Path) -> Watcher:
-        if not 0.0 <= now_s - self._at_s < LOOK_S:
+        if not 0.0 <= now_s - self._at_s < CHECK_S:
             self._at_s, self._found = now_s, watcher_of(self.run, rings)
         return self._found
 
@@ -143,7 +143,7 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
         parent = None if launcher is None else parent_of(launcher)
         return Watcher("watched" if parent in (None, pid) else "taken_over", pid)
     if is_locked(run.lock):
-        # By a process that cannot be seen from here: of another container, say.
+        # The process is in another container, say.
         return Watcher("watched")
     return Watcher("unwatched" if trainers_alive(rings) else "left")
 
@@ -161,7 +161,7 @@ def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
         except BlockingIOError:
             pid = run.lock.read_text(encoding="ascii")
             raise UsageError(f"{run.path} is already being watched by process {pid or 'unknown'}") from None
-        # (on a full disk it is held all the same)
+        # (a full disk does not prevent locking)
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
@@ -169,15 +169,14 @@ def holding(run: RunDirectory, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def is_watched(watcher: Watcher) -> bool:
-    """Whether a run is being watched, by a process here or one that cannot be seen from here."""
+    """Whether a process watches the run, here or in another container."""
     return watcher.state in ("watched", "taken_over")
 
 
 def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
-    """Whether a run is not being watched, and its end was not seen.
+    """Whether no process watches the run, although it has not recorded its end.
 
-    Its rings may be gone all the same: they are in memory, and other runs sweep what a killed one has left. Of a run of
-    an earlier version, which did not say when it ended, that they are gone has to do.
+    Its rings may be gone: they are in memory, and other runs remove those of a killed run.
     """
     if is_watched(watcher):
         return False
@@ -187,7 +186,7 @@ def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
 
 
 def _holds(pid: int, lock: Path) -> bool:
-    """Whether a process has the lock open, and so holds it: one that does not get it closes it."""
+    """Whether a process has the lock open, and so holds it: a process that does not get it closes it."""
     try:
         wanted = lock.stat()
         return any(os.path.samestat(wanted, entry.stat()) for entry in os.scandir(f"/proc/{pid}/fd"))
@@ -200,7 +199,7 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class RankCoverage:
-    """How many ranks of an attempt have recorded steps, of how many, and the first few that have not."""
+    """How many of an attempt's ranks have recorded steps, and the first few that have not."""
 
     ranks: int = 0
     world_size: int = 0
@@ -213,15 +212,15 @@ class RankCoverage:
 
 @dataclass(slots=True)
 class TelemetryLook:
-    """Looks at the logs in a directory, whenever one has come."""
+    """Reads which ranks have step logs, again whenever a file appears."""
 
     directory: Path
-    _seen: tuple[int, int | None] | None = None
+    _known: tuple[int, int | None] | None = None
     _found: RankCoverage = field(default_factory=RankCoverage)
     _hosts: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def hosts(self, attempt: int, ranks: Collection[int]) -> dict[int, str]:
-        """Where some ranks of an attempt run, as their logs say; those that say nothing are left out."""
+        """The hosts of some ranks of an attempt, as far as their logs name them."""
         for rank in ranks:
             if (attempt, rank) not in self._hosts:
                 newest = max(self.directory.glob(f"rank-{rank}.{attempt}.*steps"), default=None)
@@ -233,17 +232,17 @@ class TelemetryLook:
     def at(self, attempt: int | None) -> RankCoverage:
         try:
             state = (self.directory.stat().st_mtime_ns, attempt)
-            if state != self._seen:
+            if state != self._known:
                 self._found = telemetry_of(self.directory, attempt)
-                # A log whose header is yet to be written is looked at again.
-                self._seen = state if self._found.world_size else None
+                # (a log whose header is not written yet is read again)
+                self._known = state if self._found.world_size else None
         except OSError:
             return RankCoverage()
         return self._found
 
 
 def telemetry_of(directory: Path, attempt: int | None) -> RankCoverage:
-    """The ranks of one attempt, or of the newest there is, as their logs are named; one says how many there should be.
+    """The ranks of one attempt (None: the newest) by the names of their logs; the header of one has the world size.
 
     Raises:
         OSError: the directory cannot be read.

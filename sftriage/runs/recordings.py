@@ -1,7 +1,7 @@
 """Recordings to analyse offline: a run directory, or an ``.npz`` of durations measured elsewhere.
 
-A run is read as it is judged, all its ranks side by side and a few steps at a time: memory goes with the window, not
-with the length of the run.
+`sftriage analyze`, policy tests, replays and what-if read them. The ranks of a run are read side by side, a few steps
+at a time, so that memory grows with the window and not with the run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from sftriage.windows.steplog import COUNTERS_KIND, stay
 
 _MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096
-"""Of each rank: few enough for many ranks, and not so few that reading takes longer than judging."""
+"""Steps of a rank per read: few enough for many ranks, enough that reading takes less time than judging."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Where one rank's steps are: in its log, and in its ring what an agent that was killed had not taken yet.
+    """The files with one rank's steps: its log, and its ring with the steps that a killed agent had not read.
 
-    ``readings`` has those of its counters. ``of_device``: these are device times.
+    ``readings`` are those of its counters. ``of_device``: the times are device times.
     """
 
     info: RingInfo
@@ -47,10 +47,10 @@ class RankSteps:
     of_device: bool = False
 
     def steps(self, at_a_time: int) -> Iterator[StepArrays]:
-        """The steps in the order in which they were written, a few at a time.
+        """The steps in the order in which they were written, ``at_a_time``.
 
         Raises:
-            RingError: a file cannot be read any more.
+            RingError: a file can no longer be read.
         """
         last: int | None = None
         if self.log is not None:
@@ -59,7 +59,7 @@ class RankSteps:
             while steps := log.read(at_a_time):
                 last = int(steps.step_B[-1])
                 yield steps if readings is None else readings.laid_over(steps)
-        # Of a job that has ended since the run was looked at, the log has everything.
+        # If the job has ended meanwhile, the log has everything.
         if self.ring is None or not self.ring.exists():
             return
         with Ring(self.ring) as ring:
@@ -73,10 +73,9 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRun:
-    """A recording to cut windows from: one array, or the files with the steps of each rank, by attempt.
+    """A recording to cut windows from: one array, or the files of each rank, by attempt.
 
-    ``on_device`` has the device times of the ranks that run on a device, also where there are none of them.
-    ``thinned`` has the attempts of which not every step is kept any more.
+    ``on_device`` has the files of device times, and ``thinned`` the attempts whose older steps are thinned.
     """
 
     source: Path
@@ -86,12 +85,12 @@ class RecordedRun:
     thinned: Mapping[int, Thinning] = field(default_factory=dict)
 
     def windows(self, shape: Shape) -> Iterator[Window]:
-        """Windows in order. A recording shorter than a window is one window; one of no steps has none.
+        """Windows in order. A recording shorter than a window is one window; an empty one has none.
 
-        Where steps are thinned, windows are those of which every step is kept.
+        Among thinned steps, only windows without a missing step count.
 
         Raises:
-            InputError: a file of the run cannot be read any more.
+            InputError: a file of the run can no longer be read.
         """
         if self.whole is not None:
             yield from _cut(self.whole, shape)
@@ -110,7 +109,7 @@ class RecordedRun:
         side_by_side, device = _side_by_side(_Unread(ranks, shape), shape), _Unread(on_device, shape)
         try:
             if thinned is not None and thinned.first_step and (opening := next(side_by_side, None)):
-                # Of a run whose first steps have gone: the windows that it had, none of which is warm-up.
+                # If the first steps were removed, cut the same windows as in the run; none is warm-up.
                 warmup_steps = int(shape.warmup_steps - opening.step_B.min()) % shape.stride_steps
                 shape = replace(shape, warmup_steps=warmup_steps, shrinks=shape.shrinks - {"warmup_steps"})
                 side_by_side = chain([opening], side_by_side)
@@ -135,7 +134,7 @@ def load_recording(path: Path) -> RecordedRun:
     """Read a run directory, a directory of step logs or rings, or an ``.npz``.
 
     Raises:
-        InputError: it is neither, or what is in it cannot be used; the message names what and where.
+        InputError: it is neither, or its content cannot be used; the message names what and where.
     """
     if path.is_dir():
         return _load_run(path)
@@ -210,21 +209,21 @@ class _Unread:
                 take_B = steps.step_B <= last
                 n_taken = int(np.count_nonzero(take_B))
                 if n_taken:
-                    # Mostly they are in order: the first ones, which need not be copied.
+                    # Steps that are in order, as most are, need no copy.
                     in_order = bool(take_B[:n_taken].all())
                     taken.append(steps[:n_taken] if in_order else steps[take_B])
                     self._held[rank] = steps[n_taken:] if in_order else steps[~take_B]
                 if n_taken == len(steps):
-                    # What comes next of this rank may be wanted too.
+                    # This rank's next steps may belong here too.
                     del self._held[rank]
                     more = True
         return taken
 
 
 def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[StepArrays]:
-    """All ranks' steps by step number, no more steps at once than lie between two windows."""
+    """All ranks' steps by step number, at most one stride at a time."""
     while held := unread.held():
-        # No rank has an earlier step to come than the last one it holds.
+        # No rank will yield a step before the last one that it holds.
         last = min(int(steps.step_B.max()) for steps in held.values())
         first = min(int(steps.step_B.min()) for steps in held.values())
         yield together(unread.up_to(min(last, first + shape.stride_steps - 1)))

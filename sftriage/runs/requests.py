@@ -1,4 +1,4 @@
-"""Manual capture requests: files in the run directory, which the controller reads and answers."""
+"""Manual capture requests: `sftriage capture` writes a file to the run directory, and the controller answers it."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def ended(
             return results or []
 
 
-def left_alone(directory: RunDirectory, manual: ManualRequest) -> str:
-    """What happens to a capture after the caller stops waiting for it."""
+def after_interrupt(directory: RunDirectory, manual: ManualRequest) -> str:
+    """The fate of a request whose caller stops waiting for it."""
     decision, run = _decision(directory, manual), f"--run {place(directory.path)}"
     if decision is None or not decision["requests"]:
         return f"withdrawn before an answer; if it was accepted just now, `sftriage decisions {run}` shows it"
@@ -139,7 +139,7 @@ def left_alone(directory: RunDirectory, manual: ManualRequest) -> str:
 
 
 def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
-    """The captures that these have led to: the stacks of a rank that hung."""
+    """The captures that ended ones have led to: the stacks of a rank that hung."""
     ids = {result["capture_id"] for result in ended}
     decided = decided_in(read_journal(directory.decisions))
     led = (event.decision for event in decided if isinstance(event, FollowUpDecided) and event.capture_id in ids)
@@ -153,18 +153,18 @@ def _decision(directory: RunDirectory, request: ManualRequest) -> dict[str, Any]
     return None
 
 
-def _waited(directory: RunDirectory, look: Callable[[], _T | None], deadline_s: float) -> _T | None:
-    """The result of ``look``, as soon as there is one; None if there is none in time.
+def _waited(directory: RunDirectory, poll: Callable[[], _T | None], deadline_s: float) -> _T | None:
+    """The result of ``poll``, as soon as there is one; None if there is none in time.
 
     Raises:
         UsageError: the job is not being watched.
     """
     rings, watchers = Path(read_info(directory).rings), WatcherLook(directory)
     end_s = time.monotonic() + deadline_s
-    while (found := look()) is None and (now_s := time.monotonic()) < end_s:
+    while (found := poll()) is None and (now_s := time.monotonic()) < end_s:
         state = watchers.at(now_s, rings).state
         # (the controller may have answered just before it ended)
-        if state in ("unwatched", "left") and (found := look()) is None:
+        if state in ("unwatched", "left") and (found := poll()) is None:
             run = place(directory.path)
             why = f"as its sftriage ended; take over with `sftriage attach --run {run}`"
             raise UsageError(f"{run} is not being watched, {'and its job has ended' if state == 'left' else why}")

@@ -1,4 +1,8 @@
-"""One run as the page sees it, and the runs of this machine: everything is read from disk here, and nothing twice."""
+"""One run as all views show it, and the list of this machine's runs.
+
+The page, `sftriage watch`, reports, assistants and the cluster mirror read through it. It reads files and writes none,
+and reads only what changed since the last time.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ class CaptureShelf:
         if known is not None and known[0] == self._signature(capture_id, known[1].artefacts):
             return known[1]
         try:
-            # Before it is read: what changes meanwhile is read again.
+            # Taken before reading, so that a change meanwhile is noticed.
             signature = self._signature(capture_id, ())
             found = self._store.manifest(capture_id)
         except (UsageError, ValueError):  # (no file has such a name)
@@ -76,7 +80,7 @@ class CaptureShelf:
         """The state of each capture's upload, and whether a process uploads them now."""
         found: dict[str, Upload] = {}
         for name in self._store.ids():
-            # What has arrived does not change any more; what has not is looked at again.
+            # A finished upload no longer changes.
             signature = self._store.signature(name, UPLOAD_NAME)
             known = self._sent.get(name)
             if known is None or known[0] != signature:
@@ -90,7 +94,7 @@ class CaptureShelf:
             return found, False
         busy = self._store.busy
         for name, upload_ in found.items():
-            # What was on its way when its sender died waits.
+            # An upload whose sender died waits.
             if not busy and upload_.state == "uploading":
                 found[name] = upload_.model_copy(update={"state": "waiting"})
         return found, busy
@@ -124,8 +128,8 @@ class View(JournalRecord):
         info: the run's record, or None before there is a run.
         problem: why an existing run cannot be shown.
         going: the run has not ended.
-        unwatched: it is not being watched and its end was not seen, so its state is unknown; ``rings_there``: what its
-            ranks recorded last still exists.
+        unwatched: no process watches it, although it has not recorded its end, so its state is unknown;
+            ``rings_there``: its rings, with the ranks' last steps, still exist.
         captures: the stored ones, newest first.
         uploads: the upload state of each capture; ``uploading``: a process uploads captures now.
         disk: why the run directory cannot be written now, or "".
@@ -183,7 +187,7 @@ class _Opened:
         self.run = run
         self.journal = JournalTail(run.decisions)
         self.shelf = CaptureShelf(run.path)
-        # Maps are made in a thread of their own, so `beside` has a source of its own.
+        # Maps are made in their own thread, so `beside` has a source of its own.
         self.beside, self._host = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
         self._device = HeatSource(StepLogs(run.steps, LOG_KIND))
         self.watcher, self.telemetry = liveness.WatcherLook(run), liveness.TelemetryLook(run.steps)
@@ -197,7 +201,7 @@ class _Opened:
 class RunSource:
     """A run that may not exist yet.
 
-    Its methods may be called from any thread; one at a time reads.
+    Its methods may be called from any thread; one thread at a time reads.
 
     Args:
         find: returns the run directory, or None as long as there is none. Not called again once it is found.
@@ -209,7 +213,7 @@ class RunSource:
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
         self._view = View("none", problem=waits_for)
-        # Maps of large runs take seconds: they are made one after the other, beside everything else.
+        # Maps of large runs take seconds: one thread makes them, one after the other.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
         self._maps: OrderedDict[tuple[int, int, int, int, Clock, int], futures.Future[HeatMap | None]] = OrderedDict()
         self._late_maps = 0
@@ -235,9 +239,7 @@ class RunSource:
     ) -> HeatMap | Drawing | None:
         """The heat map of judged steps of an attempt, ``each`` of them in a column, on the clock of their verdicts.
 
-        It is None where no step of them is on record.
-
-        If it takes longer than ``patience_s``, it is still being drawn, and the view changes once it is there.
+        If it takes longer than ``patience_s``, the result is `Drawing`, and the view changes once the map exists.
         """
         with self._lock:
             if self._opened is None:
@@ -254,7 +256,7 @@ class RunSource:
             map_.add_done_callback(self._drawn)
             return Drawing()
         except futures.CancelledError:
-            # Dropped, because too many others were requested.
+            # (dropped for newer requests)
             return Drawing()
 
     def _drawn(self, _: futures.Future[HeatMap | None]) -> None:
@@ -267,7 +269,7 @@ class RunSource:
 
     @property
     def store(self) -> LocalStore:
-        """Where its captures are.
+        """The store in the run directory.
 
         Raises:
             InputError: there is no run yet.
@@ -277,7 +279,7 @@ class RunSource:
         return LocalStore(self._opened.run.path)
 
     def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
-        """The captured steps beside those of another rank (see `steps_beside`), or what the manifest kept of them."""
+        """The captured steps beside those of another rank (see `steps_beside`), or those that the manifest kept."""
         with self._lock:
             recorded = None
             if self._opened is not None:
@@ -292,7 +294,7 @@ class RunSource:
         except InputError as error:
             info, problem = None, str(error)
         has_rings = info is not None and Path(info.rings).is_dir()
-        # (its rings are on the host of the job, and the run directory may be seen from another one)
+        # (the rings are on the job's host; the run directory may be shared with others)
         look = info is not None and (has_rings or info.ended_at == "")
         watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info and look else liveness.Watcher()
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)

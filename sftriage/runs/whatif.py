@@ -1,4 +1,7 @@
-"""A recording's stages as the operations of a what-if replay, and the replay's results: as data and in words."""
+"""What-if replays of recordings: their stages as operations, and the results as JSON, sentences and timelines.
+
+`sftriage whatif`, the page and assistants use it. The replay itself is in `sftriage.whatif`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.stragglers.graph import AnyFloat, Graph, NamedOperations, Operations, OpType, graph_of, timeline
-from sftriage.stragglers.pipeline import COLUMNS, RANK, TraceRows, arranged
+from sftriage.stragglers.pipeline import arranged, read_rows
 from sftriage.stragglers.slowdown import OperationKind, Slowdown, kinds_of, slowdown_of
 from sftriage.verdict.accounting import FloatArray, complete_steps, segments, timed
 from sftriage.verdict.units import HeldBack
@@ -92,7 +95,7 @@ HOTTEST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeat:
-    """Whose the slowdown is: S_w by stage (``rows``) and data-parallel rank; of ``there`` workers the slowest."""
+    """The slowdown S_w by stage (``rows``) and data-parallel rank: of ``there`` workers the slowest."""
 
     dps: tuple[int, ...]
     rows: Mapping[int, tuple[float, ...]]
@@ -105,7 +108,7 @@ class WorkerHeat:
 
 @dataclass(frozen=True, slots=True)
 class TimelineBox:
-    """An operation of a step, or the waiting before it: the place of its part, from when to when in seconds."""
+    """An operation of a step, or the waiting before it: the index of its part, and its times in seconds."""
 
     part: int
     start_s: float
@@ -114,8 +117,8 @@ class TimelineBox:
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineLane:
-    """A worker's step, as it was measured and as it would be without stragglers."""
+class TimelineRow:
+    """A worker's step as measured, and without stragglers."""
 
     name: str
     measured: tuple[TimelineBox, ...]
@@ -130,7 +133,7 @@ class StepTimelines:
     measured_s: float
     ideal_s: float
     parts: tuple[str, ...]
-    lanes: tuple[TimelineLane, ...]
+    rows: tuple[TimelineRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +263,12 @@ class WhatIf:
         workers = [(dp, pp) for pp in operations.pp_ranks for dp in operations.dp_ranks]
         slowdowns = found.by_worker() if found.m_w is not None else {}
         shown = sorted(workers, key=lambda place: -slowdowns.get(place, 0.0))[:most_workers]
-        lanes = tuple(
-            TimelineLane(worker(*place, operations.ranks.get(place)), *(tuple(boxes[place]) for boxes in both))
+        rows = tuple(
+            TimelineRow(worker(*place, operations.ranks.get(place)), *(tuple(boxes[place]) for boxes in both))
             for place in workers
             if place in shown
         )
-        return StepTimelines(operations.steps[n], float(found.replayed_N[n]), found.ideal_s, parts, lanes)
+        return StepTimelines(operations.steps[n], float(found.replayed_N[n]), found.ideal_s, parts, rows)
 
 
 def _slowest(slowdowns: dict[int, float], most: int) -> list[int]:
@@ -289,13 +292,13 @@ def _boxes(operations: Operations, parts: Sequence[str], work_TW: AnyFloat) -> d
 
 
 def trace_events(shown: StepTimelines) -> dict[str, Any]:
-    """Both timelines as Chrome's trace events, which Perfetto shows: a process as measured, one without stragglers."""
+    """Both timelines as Chrome trace events for Perfetto: one process as measured, one without stragglers."""
     events: list[dict[str, Any]] = []
     for pid, name in enumerate((f"step {shown.step} as measured", "without stragglers"), start=1):
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
-        for tid, lane in enumerate(shown.lanes):
-            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": lane.name}})
-            for box in lane.measured if pid == 1 else lane.ideal:
+        for tid, row in enumerate(shown.rows):
+            events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": row.name}})
+            for box in row.measured if pid == 1 else row.ideal:
                 name_ = f"waits: {shown.parts[box.part]}" if box.waits else shown.parts[box.part]
                 times = {"ts": 1e6 * box.start_s, "dur": 1e6 * (box.end_s - box.start_s)}
                 events.append({"ph": "X", "pid": pid, "tid": tid, "name": name_, **times})
@@ -336,17 +339,14 @@ def _verdict(path: Path) -> Verdict | None:
     journal = RunDirectory(path).decisions
     if not journal.is_file():
         return None
-    verdicts = (event.verdict for event in read_journal(journal) if isinstance(event, WindowJudged))
-    newest = max(
-        (verdict_ for verdict_ in verdicts if verdict_.reasons != DISTURBED),
-        key=lambda verdict_: (verdict_.attempt, verdict_.last_step),
-        default=None,
-    )
+    judged = (event.verdict for event in read_journal(journal) if isinstance(event, WindowJudged))
+    informative = (verdict for verdict in judged if verdict.reasons != DISTURBED)
+    newest = max(informative, key=lambda verdict: (verdict.attempt, verdict.last_step), default=None)
     return newest if newest is not None and newest.label == "suspect" and newest.suspects[0].ranks else None
 
 
 def _judged(path: Path, verdict: Verdict) -> Window | None:
-    """The steps that a verdict is about, from its suspect's onset; None if they are not kept."""
+    """The steps of a verdict from its suspect's onset; None if they are not kept."""
     first, last, n_steps = verdict.first_step, verdict.last_step, verdict.last_step - verdict.first_step + 1
 
     def begun(warmup_steps: int) -> Window | None:
@@ -383,9 +383,9 @@ def _longest(path: Path) -> Window:
 def operations_of(window: Window, verdict: Verdict | None = None) -> Operations:
     """A recording's stages as operations: a rank is a worker, its cohort a stage of the pipeline.
 
-    A step runs from the end of the last sync of the step before to that of its own, where the ranks are together; what
-    they did after their own last sync belongs to the next one. Without a sync stage no rank waits for another.
-    Whom the ``verdict`` on these steps names is who is named here too.
+    A step runs from the end of the last sync stage of the step before to that of its own, where the ranks are together;
+    the stages after it belong to the next step. Without a sync stage no rank waits for another. The suspect of the
+    ``verdict`` on these steps is the named worker.
 
     Raises:
         InputError: fewer than two steps in a row that are complete and ordinary.
@@ -444,9 +444,9 @@ def _grid(window: Window) -> tuple[NDArray[np.intp], tuple[str, ...]]:
 
 
 def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], FloatArray, FloatArray]:
-    """The columns of all segments in order: what each is, its times (K × N × R), and what the steps took by them (N).
+    """The columns of all segments in order: their types, times (K × N × R), and the step times by them (N).
 
-    The time of a sync stage is from when the last rank came to it.
+    The time of a sync stage counts from the arrival of the last rank.
     """
     stages = window.schema.stages
     types: list[OpType] = []
@@ -467,7 +467,7 @@ def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], Fl
         name, left_NR = f"{stages[part.own.stage]} (together)", arrived_NR + part.own.at((rows_N - part.own.offset,))
         measured_N += left_NR.max(axis=1)
         together_NR = np.maximum(left_NR - arrived_NR.max(axis=1, keepdims=True), 0.0)
-        # What the ranks compute in it while they are together is in there, too, if the last gradient is not known.
+        # If the last gradient is not on record, this includes what the ranks compute while they are together.
         mixed = part.own.over_NR is None or _waits_for_cpus(window, rows_N, together_NR.max(axis=1))
         types.append(OpType(f"{name} {len(types)}", name, communication=True, mixed=mixed))
         values_KNR.append(together_NR)
@@ -475,7 +475,7 @@ def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], Fl
 
 
 def _waits_for_cpus(window: Window, rows_N: NDArray[np.intp], together_N: FloatArray) -> bool:
-    """Whether some rank's waiting for a CPU may be most of what a sync stage takes longer than it mostly does."""
+    """Whether waiting for a CPU may explain most of a sync stage's time over its median."""
     held, longer_N = HeldBack.of(window, limited=False), np.clip(together_N - np.median(together_N), 0.0, None)
     if held is None:
         return False
@@ -484,7 +484,7 @@ def _waits_for_cpus(window: Window, rows_N: NDArray[np.intp], together_N: FloatA
 
 
 def _chains(types: list[OpType], n_pp: int) -> Graph:
-    """Each rank's columns one after the other; into a sync stage the ranks of all stages go together."""
+    """Each rank's columns in sequence; the ranks of all stages enter a sync stage together."""
     n_columns = len(types)
     chains = [range(pp * n_columns, (pp + 1) * n_columns) for pp in range(n_pp)]
     synced = [index for index, type_ in enumerate(types) if type_.communication]
@@ -497,12 +497,8 @@ def _chains(types: list[OpType], n_pp: int) -> Graph:
 
 
 SUFFIX = ".parquet"
-MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
-"""Maximum size of a trace in Parquet: all its operations are in memory at once."""
 ALONE = (SUFFIX, ".npz")
 """Files with all ranks; any other file is one rank's trace, or an archive of several."""
-MAGIC = b"PAR1"
-ROWS_AT_A_TIME = 1 << 20
 
 
 def load_operations(paths: Sequence[Path]) -> Operations:
@@ -522,67 +518,9 @@ def load_operations(paths: Sequence[Path]) -> Operations:
     (path,) = paths
     try:
         if path.suffix == SUFFIX:
-            return arranged(_read_rows(path))
+            return arranged(read_rows(path))
         return operations_in(path)
     except InputError as error:
         if str(error).startswith(str(path)):
             raise
         raise InputError(f"{path}: {error}") from error
-
-
-def _read_rows(path: Path) -> TraceRows:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    if magic != MAGIC:
-        raise InputError(f"{path}: not a Parquet file")
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UsageError(f"{path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'") from None
-    names: list[str] = []
-    parts: dict[str, list[NDArray[Any]]] = {}
-    try:
-        with ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            if absent := [column for column in COLUMNS if column not in present]:
-                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(present)})")
-            about = file.metadata
-            unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
-            if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
-                raise InputError(
-                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; the limits "
-                    f"are {MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,}"
-                )
-            wanted = [column for column in COLUMNS | RANK if column in present]
-            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
-                for column in wanted:
-                    if missing := batch.column(column).null_count:
-                        raise InputError(f"{path}: {column}: {missing} values missing")
-                    values_E = _values(batch.column(column), names if column == "optype" else None)
-                    parts.setdefault(column, []).append(values_E)
-    except (ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
-    if not parts:
-        raise InputError("no operations")
-    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
-    for column, values_E in columns.items():
-        seconds = column in ("start_ts", "duration")
-        if values_E.dtype.kind not in ("f" if seconds else "iu"):
-            meant = "seconds" if seconds else "whole numbers"
-            raise InputError(f"{path}: {column}: {values_E.dtype}, expected {meant}")
-    return TraceRows.of(columns, names)
-
-
-def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
-    """A column's values; for texts, their indices in ``names``, to which new ones are added."""
-    if names is None:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    encoded = column.dictionary_encode()
-    texts = [str(text) for text in encoded.dictionary.to_pylist()]
-    names.extend(text for text in texts if text not in names)
-    place = np.array([names.index(text) for text in texts], dtype=np.int16)
-    return np.asarray(place[encoded.indices.to_numpy(zero_copy_only=False)])

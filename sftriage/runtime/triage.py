@@ -153,7 +153,7 @@ class Triage:
         for seen in self._disk.news():
             self._stream.publish(seen)
             if isinstance(seen, DiskRecovered) and not self._disk.hangs:
-                self._journal.last_word(seen)
+                self._journal.append_from_reserve(seen)
         self._stream.close(self._share_s())
         if not self._disk.hangs:
             # (closing a file may wait for a disk that hangs; the end of the process closes them too)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.errors import InputError
+from sftriage.errors import InputError, UsageError
 from sftriage.stragglers.graph import AnyFloat, Graph, IndexArray, Operations, OpType, graph_of, latest_begins
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -418,3 +419,73 @@ def _ranks(rows: TraceRows) -> dict[tuple[int, int], int]:
     worker_E = rows.dp_E.astype(np.intp) * n_stages + rows.pp_E
     workers, at = np.unique(worker_E, return_index=True)
     return {divmod(int(worker), n_stages): int(rank) for worker, rank in zip(workers, rows.rank_E[at], strict=True)}
+
+
+MAX_OPERATIONS, MAX_UNPACKED_BYTES = 30_000_000, 2 << 30
+"""Maximum size of a trace in Parquet: all its operations are in memory at once."""
+MAGIC = b"PAR1"
+ROWS_AT_A_TIME = 1 << 20
+
+
+def read_rows(path: Path) -> TraceRows:
+    """The rows of a trace in Parquet.
+
+    Raises:
+        InputError: the file is not such a trace, or too large.
+        UsageError: pyarrow is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    if magic != MAGIC:
+        raise InputError(f"{path}: not a Parquet file")
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError(f"{path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'") from None
+    names: list[str] = []
+    parts: dict[str, list[NDArray[Any]]] = {}
+    try:
+        with ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            if absent := [column for column in COLUMNS if column not in present]:
+                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(present)})")
+            about = file.metadata
+            unpacked_bytes = sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+            if about.num_rows > MAX_OPERATIONS or unpacked_bytes > MAX_UNPACKED_BYTES:
+                raise InputError(
+                    f"{path}: {about.num_rows:,} operations, {unpacked_bytes:,} bytes unpacked; the limits "
+                    f"are {MAX_OPERATIONS:,} and {MAX_UNPACKED_BYTES:,}"
+                )
+            wanted = [column for column in COLUMNS | RANK if column in present]
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
+                for column in wanted:
+                    if missing := batch.column(column).null_count:
+                        raise InputError(f"{path}: {column}: {missing} values missing")
+                    values_E = _values(batch.column(column), names if column == "optype" else None)
+                    parts.setdefault(column, []).append(values_E)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    if not parts:
+        raise InputError("no operations")
+    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
+    for column, values_E in columns.items():
+        seconds = column in ("start_ts", "duration")
+        if values_E.dtype.kind not in ("f" if seconds else "iu"):
+            meant = "seconds" if seconds else "whole numbers"
+            raise InputError(f"{path}: {column}: {values_E.dtype}, expected {meant}")
+    return TraceRows.of(columns, names)
+
+
+def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
+    """A column's values; for texts, their indices in ``names``, to which new ones are added."""
+    if names is None:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    encoded = column.dictionary_encode()
+    texts = [str(text) for text in encoded.dictionary.to_pylist()]
+    names.extend(text for text in texts if text not in names)
+    place = np.array([names.index(text) for text in texts], dtype=np.int16)
+    return np.asarray(place[encoded.indices.to_numpy(zero_copy_only=False)])

@@ -130,7 +130,7 @@ class RunPage(Page[RunSource]):
         """What the run would take without its stragglers, and whose they are; worked out on request."""
         view, shown = self._source.view(), self._replayed()
         drawn = shown.timelines(MAX_LANES)
-        boxes = sum(len(lane.measured) + len(lane.ideal) for lane in drawn.lanes)
+        boxes = sum(len(row.measured) + len(row.ideal) for row in drawn.rows)
         return self.html(
             "whatif.html",
             view,

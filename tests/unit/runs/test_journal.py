@@ -96,7 +96,7 @@ def test_a_disk_that_stays_full_takes_a_last_word(tmp_path):
         journal = Journal(disk.path / "decisions.jsonl")
         disk.fill()
         told = DiskRecovered(time_s=20.0, since_s=10.0, problem="full", over=False, lost={"windows": 3})
-        journal.last_word(told)
+        journal.append_from_reserve(told)
         assert list(read_journal(disk.path / "decisions.jsonl")) == [told]
         journal.close()
 
