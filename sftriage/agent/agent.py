@@ -77,7 +77,7 @@ class Switches:
             try:
                 setting = wanted.get(file.name)
                 if setting is not None and (request := file.status().next_request(setting.value)):
-                    file.ask(request, setting.ahead_S)
+                    file.write_request(request, setting.ahead_S)
             except RingError as error:
                 log.warning("cannot switch a remedy: %s", error)
 

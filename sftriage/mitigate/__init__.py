@@ -1,4 +1,6 @@
-"""A straggler that stays, lived with: all-reduce under a late rank (StragglAR), pipelines under a slow link (Adaptra).
+"""Remedies against a straggler that stays: StragglAR for all-reduces, Adaptra's orders for pipelines.
 
-The schedules and their costs are pure. What runs in a trainer is in the modules that import torch, and in no other.
+The story, file by file: `advice` models what a remedy would save, and `loop` starts, keeps and undoes it (both pure, in
+the controller). `switching` lets the group's ranks vote on it, through a file that the agent writes. `stragglar` and
+`adapted` carry it out in the trainer; only these import torch. `schedule` has the orders that both sides use.
 """

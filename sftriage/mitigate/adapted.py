@@ -1,19 +1,18 @@
 """Pipelines of ``torch.distributed.pipelining`` whose stages run further ahead. Runs in the trainer.
 
-As planned by `sftriage.mitigate.advice`::
+With a plan of your own, such as one of `sftriage analyze`::
 
     schedule = adapted_schedule(stage, n_microbatches, loss_fn, ahead_S)
     schedule.step(...)
     adapt(schedule, other_ahead_S)   # between two steps, on all ranks
 
-or as a policy's ``mitigate`` decides, under a slow link::
+or as a policy's ``mitigate`` decides::
 
     schedule = attach(Schedule1F1B(stage, n_microbatches, loss_fn), most=12)   # on all ranks, before the first step
 
-The results are the same whatever the order. Each computation waits for what it receives; a step ends when all that was
-sent has arrived. With ``HostTransfers(stage)``, activations and gradients leave from the host, so that nothing computed
-later waits for them. torch's runtime of such orders is not public: one of another shape than in torch 2.13 is refused
-before anything runs.
+The order does not change results. With ``HostTransfers(stage)``, activations and gradients are sent from the host, so
+that later computations do not queue behind them. torch's schedule runtime is not public: if it differs from torch 2.13,
+these functions refuse before anything runs.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _PREPARE = "_prepare_schedule_with_comms"
 def adapted_schedule(
     stage: Any, n_microbatches: int, loss_fn: Callable[..., torch.Tensor] | None, ahead_S: Sequence[int], **options: Any
 ) -> Any:
-    """A schedule of one stage a rank, to `step` as torch's own; ``options`` are those of torch's schedules.
+    """A schedule with one stage per rank, used like torch's own; ``options`` are those of torch's schedules.
 
-    Raises UsageError where this torch has no such runtime, or stages would wait for each other.
+    Raises UsageError if torch's runtime is unknown, or the stages would deadlock.
     """
     runtime, _ = _private("_PipelineScheduleRuntime"), _private("_Action")
     schedule = runtime([stage], n_microbatches, loss_fn=loss_fn, **options)
@@ -56,21 +55,21 @@ def adapted_schedule(
 
 
 def adapt(schedule: Any, ahead_S: Sequence[int]) -> None:
-    """Have stages run as far ahead from the next step on: on all ranks, between the same two steps."""
+    """Change the plan from the next step on. Call on all ranks, between the same two steps."""
     n_stages = schedule._num_stages
     if len(ahead_S) != n_stages or list(ahead_S) != sorted(ahead_S, reverse=True) or ahead_S[-1] < 1:
         raise UsageError(f"{n_stages} stages ahead by {list(ahead_S)}: each must be at least as far ahead as the next")
     action, kinds = _private("_Action"), _private("_ComputationType")
     kind_of = {"F": kinds.FORWARD, "B": kinds.FULL_BACKWARD}
     schedule.pipeline_order = {
-        stage: [action(stage, kind_of[one.kind], one.microbatch) for one in order_of(ahead, schedule._n_microbatches)]
+        stage: [action(stage, kind_of[kind], number) for kind, number in order_of(ahead, schedule._n_microbatches)]
         for stage, ahead in enumerate(ahead_S)
     }
     getattr(schedule, _PREPARE)(schedule.pipeline_order)
 
 
 def is_known() -> bool:
-    """Whether this torch runs pipelines in the way that is known here."""
+    """Whether torch's schedule runtime has the known shape."""
     try:
         return all(map(_private, ("_PipelineScheduleRuntime", "_Action", "_ComputationType")))
     except UsageError:
@@ -87,9 +86,9 @@ def _private(name: str) -> Any:
 
 
 TYPICAL_STEPS = 9
-"""Of so many recent steps, what a stage notes is the median."""
+"""Recent steps whose median a stage notes."""
 WAITED = 4
-"""Who waited for less than such a part of what a message took may have been busy when it came."""
+"""A stage that waited for less than 1/WAITED of a message's time may have been busy when it arrived."""
 MOST = 255
 AS_BEFORE = "stages run as before"
 
@@ -97,11 +96,10 @@ _COMPUTES = ("forward_one_chunk", "backward_one_chunk")
 
 
 def attach(schedule: Any, most: int) -> Any:
-    """The schedule to step in the place of torch's ``Schedule1F1B``: the same until a policy has it run further ahead.
+    """Wrap torch's ``Schedule1F1B`` so that a policy can let stages run further ahead. Call on all ranks before a step.
 
-    It is the same object where sftriage does not watch the job; and, with a warning, where the pipeline spans hosts or
-    has stages on a GPU, or it is another schedule, or an unknown torch. All ranks call this before the first step. This
-    stage has room for the activations of ``most`` microbatches.
+    Returns ``schedule`` itself if sftriage does not watch the job, and with a warning if the pipeline spans hosts, has
+    stages on a GPU, is another schedule, or torch is unknown. This stage can hold activations of ``most`` microbatches.
     """
     if type(schedule) is not Schedule1F1B or not is_known():
         if RINGS_ENV in os.environ:
@@ -133,7 +131,7 @@ class _Followed:
         self._step = schedule.step
         self._receives = (not stage.is_first, not stage.is_last)
         self._recent: dict[int, deque[int]] = {}
-        # Of the step in progress: what computing took, and messages that were waited for; and since when it is idle.
+        # Of the step in progress: computing times, times of awaited messages, and when the last computation ended.
         self._worked_ns, self._on_way_ns = [0, 0], [[0], [0]]
         self._idle_ns = 0
         for way, name in enumerate(_COMPUTES):
@@ -141,7 +139,7 @@ class _Followed:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._schedule._has_backward:
-            # (the first stage may be through before the last one begins)
+            # (without backward, the first stage may finish before the last begins)
             return self._step(*args, **kwargs)
         switch = self._switch
         before_S = switch.ahead_S
@@ -181,11 +179,10 @@ _SENDS, _RECEIVES = ("get_fwd_send_ops", "get_bwd_send_ops"), ("get_fwd_recv_ops
 
 
 class HostTransfers:
-    """What one stage sends and receives, once this is made; an exchange that fails does so at a later one, or `finish`.
+    """Sends and receives for a stage in its own thread and group. A failed send raises at a later send, or in `finish`.
 
-    All ranks of the stage's group make theirs at the same time. An exchange may wait for a rank for ``timeout``
-    (torch's default is half an hour). Raises UsageError where the stage is not on the CPU, or torch makes stages in
-    another way.
+    Create it on all ranks of the stage's group at the same time. Each transfer has ``timeout`` (torch's default: half
+    an hour). Raises UsageError if the stage is not on the CPU, or torch's stages have an unknown shape.
     """
 
     def __init__(self, stage: Any, timeout: timedelta | None = None) -> None:
@@ -202,23 +199,24 @@ class HostTransfers:
                 setattr(stage, name, partial(instead, getattr(stage, name)))
 
     def finish(self) -> None:
-        """Wait for all that was sent."""
+        """Wait for all sends."""
         while self._under_way:
             self._under_way.popleft().result().wait()
 
-    def _send(self, asked: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
+    def _send(self, operations_of: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
         while self._under_way and self._under_way[0].done() and self._under_way[0].result().is_completed():
             self._under_way.popleft()
-        for one in asked(microbatch):
-            # (what is computed next may be put where this lies)
-            self._under_way.append(self._worker.submit(self._leave, one.tensor.detach().clone(), one.peer))
+        for operation in operations_of(microbatch):
+            # (the next computation may reuse this memory)
+            self._under_way.append(self._worker.submit(self._leave, operation.tensor.detach().clone(), operation.peer))
         return []
 
-    def _receive(self, asked: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
-        return [dist.P2POp(dist.irecv, one.tensor, one.peer, self.group) for one in asked(microbatch)]
+    def _receive(self, operations_of: Callable[[int], list[dist.P2POp]], microbatch: int) -> list[dist.P2POp]:
+        receives = operations_of(microbatch)
+        return [dist.P2POp(dist.irecv, operation.tensor, operation.peer, self.group) for operation in receives]
 
     def _leave(self, tensor: torch.Tensor, peer: int) -> dist.Work:
-        """In the thread; it waits for nobody: stages on both sides may be served in any order."""
+        """In the worker thread. Does not wait, since neighbours may receive in any order."""
         sent = dist.isend(tensor, peer, self.group)
         assert sent is not None  # (it is None on ranks that are not of the group)
         return sent

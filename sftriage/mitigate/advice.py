@@ -1,14 +1,13 @@
-"""What would help a job that has a straggler, and by how much: models, not measurements. Pure.
+"""Models of the remedies against a straggler: what each would save, and from which lateness on. Pure.
 
-Each remedy says from where on it pays, and what it takes for granted (`sftriage.words.run`).
+`sftriage.mitigate.loop` tries what a policy allows; `sftriage analyze` and a run's summary show the rest as advice.
 
-An all-reduce with a late rank costs by the α-β model (arXiv 2505.23523, section 4): a message of b bytes takes α + bβ;
-each rank sends one and receives one at a time, to and from any other. Seconds count from when the straggler is there.
+All-reduce with a late rank: the α-β model (arXiv 2505.23523, section 4). A message of b bytes takes α + bβ; a rank
+sends and receives one message at a time. Seconds count from the straggler's arrival.
 
-A pipeline under slow links, after Adaptra (arXiv 2504.19232): in 1F1B, stage i of S starts S - i microbatches before it
-goes back and forth, one more than the next stage: any delay between the two is waited for again and again. Further
-ahead, it is absorbed, at the price of the activations held meanwhile. Simulated with `stragglers.graph`. Axes: S
-stages, L links.
+Pipeline with slow links, after Adaptra (arXiv 2504.19232): in 1F1B, stage i of S starts S - i microbatches before its
+first backward, one more than the next stage, so a link's delay is paid for every microbatch. A stage that runs further
+ahead absorbs the delay, and holds more activations. Simulated with `sftriage.stragglers.graph`. Axes: S stages, L links.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from sftriage.stragglers.graph import Operations, graph_of, timeline
 from sftriage.stragglers.pipeline import BACKWARD, BACKWARD_RECV, FORWARD, FORWARD_RECV
 
 AHEAD = 2
-"""By how many microbatches more than its link's delay asks for a stage is ahead of the next, in the paper."""
+"""Extra microbatches a stage runs ahead beyond what absorbs its link's delay, from the paper."""
 STANDS_OUT, NOTICED = 2.0, 0.1
-"""A link is slow that delays by so many times what others typically do, and by such a share of a microbatch's work."""
+"""A link is slow if its delay is this many times the median of the others, and this share of a microbatch's work."""
 NEARLY = 1e-3
-"""For less than this share of a step, no more activations are held."""
+"""Share of a step below which a saving does not justify more activations."""
 
 
 def undelayed(pipeline: Pipeline) -> Pipeline:
-    """The same pipeline where no link delays anything."""
+    """The same pipeline without delays."""
     return msgspec.structs.replace(pipeline, delay_L=(0.0,) * len(pipeline.delay_L))
 
 
 def slow_link(pipeline: Pipeline) -> int | None:
-    """The link that delays most, by the number of the stage before it; None where none stands out.
+    """The slowest link, by the number of the stage before it; None if none stands out.
 
-    A slow stage is no slow link: a delay counts from the end of the computation that is sent.
+    A slow stage does not make its link slow: a delay counts from the end of the stage's computation.
     """
     if not any(pipeline.delay_L):
         return None
@@ -58,35 +57,36 @@ def slow_link(pipeline: Pipeline) -> int | None:
     return -link if delay_s >= least_s else None
 
 
-def pipeline_seen(status: SwitchStatus) -> Pipeline | None:
-    """A pipeline as its ranks have measured it; None where they have not yet, or it is none."""
+def measured_pipeline(status: SwitchStatus) -> Pipeline | None:
+    """The pipeline that a group's ranks measured; None if the group is no pipeline, or a stage has not measured yet."""
     stages = status.stages
     delays = [max(after.there_s, before.back_s) for before, after in pairwise(stages)]
-    if not delays or min(min(one.forward_s, one.backward_s, one.most) for one in stages) <= 0 or min(delays) <= 0:
+    measured = (min(stage.forward_s, stage.backward_s, stage.most) for stage in stages)
+    if not delays or min(measured) <= 0 or min(delays) <= 0:
         return None
     return Pipeline(
-        tuple(one.forward_s for one in stages),
-        tuple(one.backward_s for one in stages),
+        tuple(stage.forward_s for stage in stages),
+        tuple(stage.backward_s for stage in stages),
         tuple(delays),
         status.microbatches,
-        tuple(one.most for one in stages),
+        tuple(stage.most for stage in stages),
     )
 
 
 def one_f_one_b(pipeline: Pipeline) -> tuple[int, ...]:
-    """How far ahead each stage is in 1F1B: a microbatch more than the next."""
+    """How far ahead each stage runs in 1F1B: one microbatch more than the next."""
     return _bounded(pipeline, [1] * len(pipeline.delay_L))
 
 
 def absorbing(pipeline: Pipeline) -> tuple[int, ...]:
-    """How far ahead each stage is to absorb its link's delay: x_(S-1) = 1, x_i = x_(i+1) + ⌈c_i / t_F,i⌉ + 2."""
+    """How far ahead each stage runs to absorb its link's delay: x_(S-1) = 1, x_i = x_(i+1) + ⌈c_i / t_F,i⌉ + 2."""
     return _bounded(pipeline, _slack(pipeline))
 
 
 def planned(pipeline: Pipeline) -> tuple[int, ...]:
-    """How far ahead each stage best is within its memory: the one that holds least of those that are about the fastest.
+    """The best plan within the stages' memory: of the fastest plans, within `NEARLY`, the one with fewest activations.
 
-    Candidates absorb all delays, or are ahead of delayed links alone, by as much or less: down to 1F1B.
+    Candidates run ahead of all links as in `absorbing`, or of delayed links only, by as much or less: down to 1F1B.
     """
     slack_L = _slack(pipeline)
     candidates = {absorbing(pipeline)}
@@ -95,7 +95,8 @@ def planned(pipeline: Pipeline) -> tuple[int, ...]:
         candidates.add(_bounded(pipeline, slack))
     took = {ahead_S: step_s(pipeline, ahead_S) for ahead_S in candidates}
     nearly_s = min(took.values()) * (1.0 + NEARLY)
-    return min((ahead_S for ahead_S in candidates if took[ahead_S] <= nearly_s), key=lambda one: (sum(one), one))
+    fastest = [ahead_S for ahead_S in candidates if took[ahead_S] <= nearly_s]
+    return min(fastest, key=lambda ahead_S: (sum(ahead_S), ahead_S))
 
 
 def _slack(pipeline: Pipeline) -> list[int]:
@@ -104,21 +105,21 @@ def _slack(pipeline: Pipeline) -> list[int]:
 
 
 def _bounded(pipeline: Pipeline, slack_L: Sequence[int]) -> tuple[int, ...]:
-    """How far ahead stages are from the last one up, each by its slack, and no further than they all have room for."""
+    """How far ahead stages run, each by its slack more than the next, within the memory of all."""
     ahead = [*accumulate(reversed(slack_L), initial=1)]
     most_S = pipeline.most_S or (pipeline.microbatches,) * len(ahead)
-    # A stage that waits for another is no further ahead than that one.
+    # A stage can run no further ahead than the stages before it.
     room = accumulate((min(most, pipeline.microbatches) for most in most_S), min)
-    return tuple(min(one, most) for one, most in zip(reversed(ahead), room, strict=True))
+    return tuple(min(wanted, most) for wanted, most in zip(reversed(ahead), room, strict=True))
 
 
 def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
-    """Seconds of a step, from the first begin to the last end.
+    """Seconds of a step, from the first start to the last end.
 
-    Raises UsageError where a stage is less ahead than the next: they would wait for each other.
+    Raises UsageError if a stage runs less far ahead than the next: the two would deadlock.
     """
     fits = len(ahead_S) == len(pipeline.forward_S) and ahead_S[-1] >= 1
-    if not fits or any(one < after for one, after in pairwise(ahead_S)):
+    if not fits or any(before < after for before, after in pairwise(ahead_S)):
         raise UsageError(f"stages ahead by {list(ahead_S)}: each must be at least as far ahead as the next")
     number: dict[tuple[int, ScheduledStep], int] = {}
     work: list[float] = []
@@ -144,7 +145,7 @@ def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:
 
 
 def blocked(pipeline: Pipeline) -> Pipeline:
-    """The same where what is sent holds up the sender's next computation: a slow transfer in a device's queue."""
+    """The same pipeline if each transfer blocks the sender's next computation, as in a device's queue."""
     sent_S = [*pipeline.delay_L, 0.0], [0.0, *pipeline.delay_L]
     forward_S, backward_S = (
         tuple(own + sent for own, sent in zip(computed, sending, strict=True))
@@ -154,12 +155,12 @@ def blocked(pipeline: Pipeline) -> Pipeline:
 
 
 def pipeline_of(operations: Operations) -> Pipeline | None:
-    """A recorded pipeline, by the medians of what was measured; None for one stage.
+    """The pipeline of a recording, from median times; None if there is only one stage.
 
-    Raises UsageError where its stages are of several model chunks, for which there is no such schedule.
+    Raises UsageError for an interleaved pipeline, which `planned` does not cover.
     """
     stages = operations.pp_ranks
-    kinds = {one.name: index for index, one in enumerate(operations.types)}
+    kinds = {operation.name: index for index, operation in enumerate(operations.types)}
     if len(stages) < 2 or not {FORWARD, BACKWARD} <= kinds.keys():
         return None
     if operations.chunk_T.max() > 0:
@@ -186,11 +187,11 @@ def pipeline_of(operations: Operations) -> Pipeline | None:
 
 
 MOST_SCHEDULED = 64
-"""For more ranks, rounds are the fewest that there can be; schedules are within three of them for up to 128."""
+"""With more ranks the cost assumes the fewest possible rounds; up to 128 ranks, schedules need at most three more."""
 
 
 class Messages(NamedTuple):
-    """What ranks exchange in a step, in bytes; α in seconds a message, β in seconds a byte."""
+    """Bytes that ranks exchange in a step; α in seconds per message, β in seconds per byte."""
 
     size_bytes: float
     latency_s: float
@@ -199,10 +200,10 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnderStraggler:
-    """StragglAR's cost among n ranks, one of them late.
+    """The cost of StragglAR among n ranks, one of them late.
 
-    ``early_s`` is what the others take to share out their sums while they wait, ``after_s`` the rounds once the
-    straggler is there, ``ring_s`` an all-reduce in a ring, all of it once the straggler is there.
+    ``early_s`` is the others' ReduceScatter while they wait, ``after_s`` the rounds after the straggler's arrival, and
+    ``ring_s`` a ring all-reduce, which can only begin then.
     """
 
     early_s: float
@@ -210,12 +211,12 @@ class UnderStraggler:
     ring_s: float
 
     def exposed_s(self, delay_s: float) -> float:
-        """What is left to do when the straggler comes ``delay_s`` after the others."""
+        """Time left after the arrival of a straggler ``delay_s`` behind the others."""
         return max(0.0, self.early_s - delay_s) + self.after_s
 
     @property
     def break_even_s(self) -> float | None:
-        """How late the straggler must be for a ring to take longer; None where it never does."""
+        """Lateness from which on a ring takes longer; None if it never does."""
         return max(0.0, self.early_s + self.after_s - self.ring_s) if self.after_s < self.ring_s else None
 
 
@@ -223,14 +224,14 @@ def under_straggler(n: int, messages: Messages) -> UnderStraggler:
     """The cost of one all-reduce among n ranks."""
     size_bytes, latency_s, s_per_byte = messages
     chunk_s = latency_s + size_bytes / (n - 1) * s_per_byte
-    # 2(n - 1) messages of one n-th each.
+    # 2(n - 1) messages of size/n.
     ring_s = 2 * (n - 1) * (latency_s + size_bytes / n * s_per_byte)
     rounds = len(schedule_of(n)) if n <= MOST_SCHEDULED else fewest_rounds(n)
     return UnderStraggler((n - 2) * chunk_s, rounds * chunk_s, ring_s)
 
 
 def as_measured(n: int, ring_s: float) -> UnderStraggler:
-    """The cost where a ring takes so long, and bytes are all that takes time."""
+    """The cost scaled to a measured ring, without latency."""
     of_one = under_straggler(n, Messages(1.0, 0.0, 1.0))
     scale = ring_s / of_one.ring_s
     return UnderStraggler(of_one.early_s * scale, of_one.after_s * scale, ring_s)
@@ -239,12 +240,12 @@ def as_measured(n: int, ring_s: float) -> UnderStraggler:
 RemedyCode = Literal["take_out", "rebalance", "stragglar", "pipeline", "host_transfers"]
 
 MIN_SHARE = 0.01
-"""What saves less of a step than this is not worth the trouble."""
+"""Minimum share of a step that a remedy must save to be advised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Who holds a job up, and by how much of a step: ``late_s``, of ``ranks`` of the job's ``n_ranks`` (0: unknown)."""
+    """The ranks that delay a job by ``late_s`` of each step, of its ``n_ranks`` (0: unknown)."""
 
     who: str
     where: str
@@ -256,28 +257,28 @@ class Straggler:
 
 RECENT_WINDOWS = 10
 MIN_WINDOWS = 4
-"""Of the recent windows at least so many, and half of them, name who is there to stay."""
+"""Minimum recent windows that must name a straggler; they must also be half of all recent windows."""
 
 
 def straggler_in(recent: Sequence[Straggler | None], n_ranks: int) -> Straggler | None:
-    """The rank that has been slow for long, and is still, by the last `RECENT_WINDOWS` informative windows; or None.
+    """The chronic straggler by the last `RECENT_WINDOWS` informative windows; None if there is none.
 
-    ``recent`` has the first suspect of each if that is a chronic one. Half of them name it, or the last `MIN_WINDOWS`
-    do.
+    ``recent`` has the first suspect of each window if its pattern is chronic, else None. Half of the windows, or all of
+    the last `MIN_WINDOWS`, must name the same ranks.
     """
     last = list(recent)[-MIN_WINDOWS:]
-    if None not in last and len({one.ranks for one in last if one is not None}) == 1:
+    if None not in last and len({named.ranks for named in last if named is not None}) == 1:
         recent = last
-    most = Counter(one.ranks for one in recent if one is not None).most_common(1)
+    most = Counter(named.ranks for named in recent if named is not None).most_common(1)
     if not most or most[0][1] < max(MIN_WINDOWS, len(recent) / 2):
         return None
-    last_named = next(one for one in reversed(recent) if one is not None and one.ranks == most[0][0])
+    last_named = next(named for named in reversed(recent) if named is not None and named.ranks == most[0][0])
     late_s = min(last_named.late_s, last_named.step_s)
     return replace(last_named, n_ranks=max(n_ranks, 1 + max(last_named.ranks)), late_s=late_s)
 
 
 def is_settled(recent: Sequence[Straggler | None]) -> bool:
-    """Whether the windows of `straggler_in` decide: not while they are few, nor where the last begin to name a rank."""
+    """Whether `straggler_in` has enough windows, and the last ones are not just beginning to name a rank."""
     last = list(recent)[-MIN_WINDOWS:]
     begins = None in last and last[-1] is not None
     return len(recent) == RECENT_WINDOWS and (straggler_in(recent, 0) is not None or not begins)
@@ -285,10 +286,10 @@ def is_settled(recent: Sequence[Straggler | None]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something to do.
+    """One possible remedy.
 
-    It saves ``saves_s`` of a step (None: unknown; negative: it costs), and pays from a lateness or a delay of
-    ``pays_from_s`` on (None: never). ``numbers`` are what that was worked out from, by name.
+    It saves ``saves_s`` of each step (None: unknown; negative: it costs), and pays from a lateness or delay of
+    ``pays_from_s`` on (None: never). ``numbers`` are the model's figures, by name.
     """
 
     code: RemedyCode
@@ -299,7 +300,7 @@ class Remedy:
 
 
 class SlowLink(NamedTuple):
-    """A link of a pipeline, by the number of the stage before it, and what it delays a microbatch by."""
+    """A link, by the number of the stage before it, and its delay per microbatch."""
 
     link: int
     delay_s: float
@@ -307,9 +308,9 @@ class SlowLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The remedies, the most useful first; ``step_s`` is a step without any.
+    """The remedies, most useful first; ``step_s`` is a step without any.
 
-    ``tried`` is the last outcome, for each group of ranks, of those that a policy allows.
+    ``tried`` has each group's last outcome of the remedies that a policy allows.
     """
 
     step_s: float | None
@@ -320,7 +321,7 @@ class Advice:
 
     @property
     def best(self) -> Remedy | None:
-        """What helps most; None where nothing is worth the trouble."""
+        """The remedy that saves most; None if none saves `MIN_SHARE` of a step."""
         first = next(iter(self.remedies), None)
         worth = first is not None and self.step_s and (first.saves_s or 0.0) >= MIN_SHARE * self.step_s
         return first if worth else None
@@ -332,9 +333,9 @@ def advice_of(
     pipeline: Pipeline | None,
     measured: UnderStraggler | None = None,
 ) -> Advice:
-    """What would help against a straggler, and a pipeline with slow links.
+    """The remedies against a straggler and against slow links of a pipeline.
 
-    Without ``messages``, ``measured`` is what an all-reduce takes by the job's own measurement.
+    Without ``messages``, the all-reduce costs what the job itself ``measured``.
     """
     found: list[Remedy] = []
     now_s = None if straggler is None else straggler.step_s
@@ -346,11 +347,11 @@ def advice_of(
         now_s = now_s or step_s(pipeline, one_f_one_b(pipeline))
         link = slow_link(pipeline)
         named = None if link is None else SlowLink(link, pipeline.delay_L[link])
-    return Advice(now_s, straggler, tuple(sorted(found, key=lambda one: -(one.saves_s or 0.0))), named)
+    return Advice(now_s, straggler, tuple(sorted(found, key=lambda remedy: -(remedy.saves_s or 0.0))), named)
 
 
 def _taken_out(straggler: Straggler) -> Remedy:
-    """The others do its work too, and wait for nobody: (step - lateness) n / (n - k)."""
+    """The other ranks take over its work: (step - lateness) n / (n - k)."""
     n, k = straggler.n_ranks, len(straggler.ranks)
     after_s = (straggler.step_s - straggler.late_s) * n / (n - k)
     numbers = {"with_a_spare_s": straggler.late_s, "ranks": k}
@@ -358,7 +359,7 @@ def _taken_out(straggler: Straggler) -> Remedy:
 
 
 def _rebalanced(straggler: Straggler) -> Remedy:
-    """Each does what it can in the same time: n / ((n - k) / w + k / (w + lateness)), w being a step of the others."""
+    """Work in proportion to speed: n / ((n - k) / w + k / (w + lateness)), where w is a step of the others."""
     n, k = straggler.n_ranks, len(straggler.ranks)
     others_s = straggler.step_s - straggler.late_s
     if others_s <= 0.0:
@@ -383,7 +384,7 @@ def _around(straggler: Straggler, messages: Messages | None, measured: UnderStra
 
 
 def around(straggler: Straggler, cost: UnderStraggler) -> Remedy:
-    """StragglAR, of what an exchange of gradients costs."""
+    """StragglAR, by the cost of an exchange of gradients."""
     numbers = {"ring_s": cost.ring_s, "after_s": cost.exposed_s(straggler.late_s), "early_s": cost.early_s}
     return Remedy("stragglar", cost.ring_s - cost.exposed_s(straggler.late_s), cost.break_even_s, numbers)
 
@@ -394,6 +395,6 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Remedy]:
     numbers = {"one_f_one_b_s": now_s, "ideal_s": ideal_s}
     adapted_s = step_s(pipeline, ahead)
     yield Remedy("pipeline", now_s - adapted_s, 0.0, {**numbers, "adapted_s": adapted_s}, ahead)
-    # Only where transfers hold up what is computed next, which the trace does not show.
+    # Helps only if transfers block the next computation, which the trace does not show.
     held_s = step_s(blocked(pipeline), ahead)
     yield Remedy("host_transfers", None, 0.0, {"held_up_s": held_s, "not_held_up_s": adapted_s}, ahead)

@@ -1,15 +1,15 @@
-"""In which order ranks send and compute, for the remedies of two papers.
+"""The orders in which ranks send and stages compute, for the remedies of two papers. Pure, and used in the trainer.
 
-All-reduce under one late rank (StragglAR, arXiv 2505.23523): who sends which chunk to whom, round by round. The n - 1
-others share their sums out while they wait (ReduceScatter): rank i holds chunk i of n - 1. Once the straggler (rank
-n - 1 here) comes, it exchanges its part of chunk i with rank i in round i, and both have the whole sum. The others
-spread whole chunks meanwhile: this is one source that broadcasts n - 1 messages, each to another rank first.
+All-reduce with one late rank (StragglAR, arXiv 2505.23523): the sends of each round. While the n - 1 others wait, they
+ReduceScatter, so that rank i holds chunk i of n - 1. When the straggler (rank n - 1 here) arrives, it exchanges its
+part of chunk i with rank i in round i, and both have the full sum. Meanwhile the others spread full chunks: a broadcast
+of n - 1 messages from one source, each to another rank first.
 
-The paper has schedules for even n, found by matching. These are for any n, by one rule: the youngest chunks double, at
-ranks that are served last and lack the least; what is older goes to whoever lacks it. No schedule takes fewer rounds
-than n - 2 + ⌈log₂ n⌉: powers of two take just those, others up to 33 at most one more, but for two at n = 29.
+The paper finds schedules for even n by matching. These work for any n by one rule: the newest chunks double, at ranks
+that are served last and lack the least; older chunks go to any rank that lacks them. No schedule takes fewer rounds
+than n - 2 + ⌈log₂ n⌉. Powers of two take exactly that, other n up to 33 at most one more, except two at n = 29.
 
-`order_of` is the order in which a pipeline's stage goes through its microbatches (Adaptra, arXiv 2504.19232).
+`order_of` is the order of a pipeline stage's computations (Adaptra, arXiv 2504.19232).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sftriage.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One rank passes the whole sum of a chunk on."""
+    """One rank sends the full sum of a chunk."""
 
     source: int
     target: int
@@ -33,16 +33,16 @@ class Send:
 
 
 def fewest_rounds(n: int) -> int:
-    """What no schedule is under: the last chunk is whole in round n - 1, at two ranks, and at most doubles after it."""
+    """Lower bound: two ranks have the last chunk's full sum in round n - 1, and holders at most double per round."""
     return n - 2 + (n - 1).bit_length()
 
 
 @lru_cache(maxsize=64)
 def schedule_of(n: int) -> tuple[tuple[Send, ...], ...]:
-    """The whole sums that n ranks send in each round once the straggler, rank n - 1, is there.
+    """The full sums that n ranks send in each round after the arrival of the straggler, rank n - 1.
 
-    In round i < n - 1, rank i and the straggler exchange their parts of chunk i besides. No rank sends, or receives,
-    more than one chunk in a round. Raises UsageError for fewer than two ranks.
+    In round i < n - 1, rank i and the straggler also exchange their parts of chunk i. No rank sends or receives more
+    than one chunk per round. Raises UsageError for fewer than two ranks.
     """
     if n < 2:
         raise UsageError(f"{n} ranks: an all-reduce needs two or more")
@@ -56,27 +56,27 @@ def schedule_of(n: int) -> tuple[tuple[Send, ...], ...]:
 
 
 class _Spreading:
-    """Who has which chunk, as sets of ranks in the bits of an integer.
+    """The holders of each chunk, as bit sets of ranks.
 
-    ``is_long`` lets the ramp at the beginning take a round more, and ``low_first`` says which comes first of ranks that
-    the straggler has served: neither is best for every n.
+    ``is_long`` adds a round to the initial ramp, and ``low_first`` orders the ranks that the straggler has served:
+    no choice is best for every n.
     """
 
     def __init__(self, n: int, *, is_long: bool, low_first: bool) -> None:
         self._n, self._straggler = n, n - 1
         self._has_C = [0] * (n - 1)
-        self._everybody = (1 << n) - 1
+        self._all_ranks = (1 << n) - 1
         self._n_young = n.bit_length() - 2
         self._ramp = n.bit_length() - 1 + is_long
         self._order = 1 if low_first else -1
 
     def rounds(self) -> Iterator[tuple[Send, ...]]:
         now = 0
-        while any(has != self._everybody for has in self._has_C):
+        while any(has != self._all_ranks for has in self._has_C):
             served = now < self._n - 1
-            free = self._everybody & ~(1 << now | 1 << self._straggler) if served else self._everybody
+            free = self._all_ranks & ~(1 << now | 1 << self._straggler) if served else self._all_ranks
             sends = _Round(self._has_C, free)
-            self._fill(sends, now, [c for c in range(min(now, self._n - 1)) if self._has_C[c] != self._everybody])
+            self._fill(sends, now, [c for c in range(min(now, self._n - 1)) if self._has_C[c] != self._all_ranks])
             if served:
                 self._has_C[now] = 1 << now | 1 << self._straggler
             for send in sends.of.values():
@@ -85,7 +85,7 @@ class _Spreading:
             now += 1
 
     def _fill(self, sends: _Round, now: int, spreading: list[int]) -> None:
-        """``spreading`` are the chunks that some have and some lack, the oldest first."""
+        """Choose the round's sends; ``spreading`` are the chunks that some ranks have and some lack, oldest first."""
         n_young = len(spreading) if now < self._ramp else min(self._n_young, len(spreading))
         old, young = spreading[: len(spreading) - n_young], spreading[len(spreading) - n_young :]
         turn = {rank: self._turn(rank, now) for rank in _ranks(sends.free)}
@@ -114,11 +114,11 @@ class _Spreading:
 
 
 class _Round:
-    """The sends of one round, by source; ``free`` are the ranks that the straggler leaves to the others."""
+    """The sends of one round, by source; ``free`` are the ranks not exchanging with the straggler."""
 
     def __init__(self, has_C: list[int], free: int) -> None:
         self._has_C, self.free = has_C, free
-        self.idle, self._receiving, self._asked = free, 0, 0
+        self.idle, self._receiving, self._visited = free, 0, 0
         self.of: dict[int, Send] = {}
 
     def lacking(self, chunk: int) -> Iterator[int]:
@@ -133,8 +133,8 @@ class _Round:
         self._receiving |= 1 << target
 
     def find(self, target: int, chunk: int) -> bool:
-        """Have somebody send a chunk to a rank, if need be by letting others send what they were to (Kuhn)."""
-        self._asked = 0
+        """Find a source for a chunk to a rank, reassigning other sends if necessary (Kuhn's augmenting path)."""
+        self._visited = 0
         return bool(self.idle) and self._found(target, chunk)
 
     def _found(self, target: int, chunk: int) -> bool:
@@ -142,9 +142,9 @@ class _Round:
         if idle := holders & self.idle:
             self.add(next(_ranks(idle)), target, chunk)
             return True
-        while left := holders & ~self._asked:
+        while left := holders & ~self._visited:
             source = next(_ranks(left))
-            self._asked |= 1 << source
+            self._visited |= 1 << source
             if self._found(self.of[source].target, self.of[source].chunk):
                 self.add(source, target, chunk)
                 return True
@@ -159,14 +159,14 @@ def _ranks(bits: int) -> Iterator[int]:
 
 
 class ScheduledStep(NamedTuple):
-    """One computation of a stage: forward (F) or backward (B) of a microbatch."""
+    """A stage's forward (F) or backward (B) of one microbatch."""
 
     kind: Literal["F", "B"]
     microbatch: int
 
 
 def order_of(warmup: int, microbatches: int) -> tuple[ScheduledStep, ...]:
-    """What a stage computes: ``warmup`` forwards, then back and forth, then the backwards that are left."""
+    """A stage's computations: ``warmup`` forwards, then backward and forward in turn, then the remaining backwards."""
     ahead = min(warmup, microbatches)
     steps = [ScheduledStep("F", number) for number in range(ahead)]
     for number in range(microbatches):

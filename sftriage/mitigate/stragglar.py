@@ -1,16 +1,16 @@
 """DistributedDataParallel's all-reduce under one late rank (StragglAR, arXiv 2505.23523). Runs in the trainer.
 
     state = Stragglar()
-    model.register_comm_hook(state, stragglar_hook)   # an all-reduce, until somebody is named
+    model.register_comm_hook(state, stragglar_hook)   # an all-reduce, until a straggler is named
     state.switch(3)                                   # between two steps, on all ranks
 
-or, for a policy's ``mitigate`` to name the straggler, on all ranks at once (`sftriage.mitigate.switching`)::
+or, to let a policy's ``mitigate`` name the straggler (`sftriage.mitigate.switching`)::
 
-    attach(model)
+    attach(model)                                     # on all ranks
 
-Tried on Gloo with gradients on the CPU, and refused elsewhere.
+Works with Gloo and gradients on the CPU, and refuses anything else.
 """
-# Annotations as they are, not as text: torch compares those of a hook with its own types.
+# No postponed annotations: torch compares a hook's annotations with its own types.
 
 import os
 from array import array
@@ -37,12 +37,11 @@ _MOST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 
 
 class Stragglar:
-    """The straggler, and the group and the thread of its own in which gradients are reduced.
+    """Reduces gradients in its own group and thread; ``straggler`` is a rank of the group, or None.
 
-    Buckets are reduced one after the other while backward goes on. If one fails, so does the backward that waits for
-    it, as with torch's own all-reduce: after ``timeout`` at the latest (torch's default is half an hour, whatever the
-    job's is). All ranks of the ``group`` (default: all) make theirs at the same time. ``straggler`` is a rank of the
-    group, or None.
+    It reduces buckets in order while backward continues. If one fails, backward raises, as with torch's all-reduce,
+    within ``timeout`` (torch's default is half an hour, whatever the job's is). Create it on all ranks of the ``group``
+    (default: all) at the same time.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
@@ -54,17 +53,17 @@ class Stragglar:
         self._switch: Switch | None = None
         self._votes = array("q", bytes(24))
         self._votes_tensor = torch.frombuffer(self._votes, dtype=torch.int64)
-        # Of the round in progress: what its exchanges have taken, and how much they were.
+        # Duration and bytes of the exchanges of the current round.
         self._took_ns = self._size_bytes = 0
 
     def follow(self, switch: Switch) -> None:
-        """Let the straggler be who the group's file says, from one backward to the next."""
+        """Take the straggler from the group's switch, anew for each backward."""
         self._switch = switch
         if isinstance(switch, MultiHostSwitch):
             switch.cast = self._cast
 
     def begin(self) -> None:
-        """A backward's first gradients are there: the last one's have all been exchanged."""
+        """Begin a backward: its first gradients are ready, and those of the last backward are exchanged."""
         if self._switch is None:
             return
         if self.straggler is None and self._took_ns:
@@ -74,7 +73,7 @@ class Stragglar:
         self.straggler = value - 1 if value else None
 
     def _cast(self, words: Sequence[int]) -> Callable[[], Sequence[int]]:
-        # (by the group's own method, and in the same tensor: what torch does around it takes longer than that)
+        # (the group's method on one tensor: torch's wrapper takes longer than the exchange)
         for at, word in enumerate(words):
             self._votes[at] = word
         exchange = self.group.allreduce([self._votes_tensor], _MOST)
@@ -86,9 +85,9 @@ class Stragglar:
         return counted
 
     def switch(self, straggler: int | None) -> None:
-        """Name the straggler, or None: between two steps, on all ranks. What the first rank says holds for all.
+        """Name the straggler, or None. Call on all ranks between two steps; the first rank's value applies to all.
 
-        Raises UsageError where there is no such rank.
+        Raises UsageError if the group has no such rank.
         """
         named = torch.tensor([straggler is not None, straggler or 0], device="cpu")
         dist.broadcast(named, self._ranks[0], group=self.group)
@@ -98,7 +97,7 @@ class Stragglar:
         self.straggler = rank if is_named else None
 
     def start(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Have a flat gradient averaged over all ranks, in place."""
+        """Start averaging a flat gradient over all ranks, in place."""
         if gradient.device.type != "cpu":
             raise UsageError(f"gradients on {gradient.device}: StragglAR needs them on the CPU")
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -125,24 +124,24 @@ def stragglar_hook(
     state: Stragglar,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch re-exports it by a star
 ) -> torch.futures.Future[torch.Tensor]:
-    """What DistributedDataParallel calls with each bucket of gradients."""
+    """The communication hook: DistributedDataParallel calls it with each bucket of gradients."""
     if bucket.index() == 0:
         state.begin()
     return state.start(bucket.buffer())
 
 
 def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Stragglar | None:
-    """Register the hook, so that a policy's ``mitigate`` may have gradients reduced around a straggler. On all ranks.
+    """Register the hook, so that a policy's ``mitigate`` can reduce gradients around a straggler. Call on all ranks.
 
-    Returns None where sftriage does not watch the job; and, with a warning, where gradients are on a GPU, it does not
-    watch all of the group's ranks, or the model is no `DistributedDataParallel`, or has a hook of its own. Where ranks
-    are on several hosts, votes are exchanged: 24 bytes about every second, and in no backward more than once.
+    Returns None if sftriage does not watch the job, and with a warning if gradients are on a GPU, some ranks are not
+    watched, or the model is no `DistributedDataParallel` or has another hook. If ranks are on several hosts, they
+    exchange votes of 24 bytes about once a second.
     """
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         if RINGS_ENV in os.environ:
             warn("%s: StragglAR needs DistributedDataParallel, not %s", AS_BEFORE, type(model).__name__)
         return None
-    on_cpu = all(one.device.type == "cpu" for one in model.parameters())
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     switch = joined(
         AS_BEFORE,
         "StragglAR needs gradients on the CPU and all ranks watched by sftriage",
@@ -157,7 +156,7 @@ def attach(model: torch.nn.Module, timeout: timedelta | None = None) -> Straggla
     try:
         model.register_comm_hook(state, stragglar_hook)
     except RuntimeError as error:
-        # (on all ranks alike: a model has one hook, and this one has one by now)
+        # (on all ranks alike: the model has another hook)
         warn("%s: %s", AS_BEFORE, str(error).partition("\n")[0])
         return None
     return state
@@ -172,8 +171,8 @@ class _Exchange:
     def run(self) -> None:
         me, straggler = self._ranks.index(dist.get_rank()), len(self._ranks) - 1
         if me != straggler:
-            # The others sum a chunk each, directly: Gloo's ``reduce_scatter_tensor`` is an all-reduce of everything,
-            # twice the bytes and at a subgroup's cost.
+            # Each of the others sums a chunk. Not by Gloo's ``reduce_scatter_tensor``, which all-reduces everything:
+            # twice the bytes, and a subgroup's cost.
             for distance in range(1, straggler):
                 target, source = (me + distance) % straggler, (me - distance) % straggler
                 self._add(target, target, me, source)
@@ -183,8 +182,8 @@ class _Exchange:
                 self._add(number, peer, number, peer)
                 continue
             self._transfer(
-                [(self._ranks[one.target], self._chunks[one.chunk]) for one in sends if one.source == me],
-                [(self._ranks[one.source], self._chunks[one.chunk]) for one in sends if one.target == me],
+                [(self._ranks[send.target], self._chunks[send.chunk]) for send in sends if send.source == me],
+                [(self._ranks[send.source], self._chunks[send.chunk]) for send in sends if send.target == me],
             )
 
     def _add(self, sent: int, target: int, own: int, source: int) -> None:

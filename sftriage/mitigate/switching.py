@@ -1,30 +1,30 @@
-"""A remedy is switched on all ranks of a group before the same exchange of gradients, or on none: by a mapped file.
+"""Switches a remedy on all ranks of a group in the same round, or on none: the ranks vote in a memory-mapped file.
 
-``rank-<first rank there>.<number>.switch``, among the rings, is of one group on one host. Where its ranks are on
-several hosts, each has such a file, of the ranks that are there. 64-bit words in native byte order::
+The agent writes requests and reads the state (`SwitchFile`); each rank votes (`Switch`, in the trainer). The file
+``rank-<first rank>.<number>.switch`` lies beside the rings. If a group spans hosts, each host has one for its ranks.
+64-bit words in native byte order::
 
     0     8   magic
     8     4   length of the document in bytes
     12    4   CRC-32 of the document
     16    n   document: UTF-8 JSON: ``ranks`` of the group, in its order, and the places in it that are ``here``;
-              ``microbatches`` of a pipeline's step, or 0; ``pid``, ``pid_start_ticks`` of who made it; ``group``, the
+              ``microbatches`` of a pipeline's step, or 0; ``pid``, ``pid_start_ticks`` of its maker; ``group``, the
               name of a group on several hosts
-    4096      the request: a number of 15 bits, the round that it is for (32 bits), and the value (16)
-    4104      how far ahead each stage of a pipeline is to be, a byte each, up to the first zero
+    4096      the request: a number (15 bits), its round (32 bits), and its value (16 bits)
+    4104      a pipeline's plan: how far ahead each stage is to run, a byte each, up to the first zero
     4160      a line for each rank that is here: the words below
 
-A *round* is one backward whose gradients are exchanged, or one step of a pipeline, counted from 1. A value is what is
-in force: 0 for nothing, one more than the straggler's place in the group, or from `PLANNED` on the checksum of how far
-ahead stages are. A rank that finds another plan than the value's, or has no room for its part, does not vote.
+A *round* is one backward that exchanges gradients, or one step of a pipeline, counted from 1. The value in force is 0
+for no remedy, the straggler's place in the group plus 1, or from `PLANNED` on a checksum of a pipeline's plan. A rank
+does not vote if the plan does not match the value, or if it lacks memory for its part.
 
-Whoever wants another value asks for it from a round T on that is yet to come: one store. A rank that sees it as round
-T - 1 begins says so: it *votes*, before it takes part in that round's exchange. As round T begins, each rank looks at
-the votes: if all are for this request, it is in force from there on, and else it never will be. All ranks see the same
-votes then, for round T - 1 ended on none before all had begun it, and a vote stands until the round
-that it is for is over: until then, nobody votes again. So nothing is exchanged for a switch, nobody waits, a request
-that comes too late for one rank comes to nothing on all, and who asked may be gone by then, or ask for something else.
+A request names a future round T; writing it is one store. A rank that sees it at the start of round T - 1 *votes* for
+it before it joins that round's exchange. At the start of round T each rank counts the votes: if all ranks voted, the
+value is in force from then on, else never. All ranks count the same votes, since no rank ends round T - 1 before all
+have begun it, and a vote cannot change before round T is over. So a switch needs no messages and delays no rank, a
+request that one rank sees too late fails on all, and the requester may exit or change its mind.
 
-So it is on one host. Across hosts no file has all votes, and votes are exchanged: see `MultiHostSwitch`.
+Across hosts no file has all votes, so the ranks exchange them: see `MultiHostSwitch`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ PLANNED = 1 << 15
 MAX_RANKS = PLANNED - 2
 MAX_STAGES = 56
 ROUNDS_AHEAD = 3
-"""A request is for the so-manieth round after the newest: all ranks see it in time, unless who asks is held up."""
+"""Rounds from the newest one to a request's: enough for all ranks to see it, unless the agent is delayed."""
 
 
 class Request(NamedTuple):
-    """A value to be in force from a round on; ``number`` tells requests apart.
+    """Requests a value from ``round`` on; ``number`` distinguishes requests.
 
-    Both are 0 where the ranks are on several hosts: it is to be in force once all see it.
+    Both are 0 for a group on several hosts, where the value takes effect once all ranks see it.
     """
 
     number: int
@@ -82,11 +82,11 @@ class Request(NamedTuple):
 
 
 UNLIKE = Request(0, 0, -1)
-"""Not the same on all hosts, or not known of one that is silent."""
+"""The request of a group whose hosts have different ones, or do not all report."""
 
 
 class Setting(NamedTuple):
-    """What is to be in force: a value, and of a pipeline how far ahead each stage is."""
+    """The wanted value, and for a pipeline how far ahead each stage is to run."""
 
     value: int = 0
     ahead_S: tuple[int, ...] = ()
@@ -97,10 +97,10 @@ class Setting(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """What a microbatch takes a stage, and on its way there, in seconds; 0 where that is not known.
+    """Seconds that a microbatch takes in a stage and on its way there; 0 if unknown.
 
-    ``there_s`` is from the end of the stage before's computation, ``back_s`` from that of the one after; ``most`` is of
-    how many microbatches it can hold the activations.
+    ``there_s`` counts from the end of the previous stage's computation, ``back_s`` from that of the next stage. The
+    stage has memory for the activations of ``most`` microbatches.
     """
 
     forward_s: float
@@ -112,20 +112,20 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchStatus:
-    """The state of a group, as far as one host knows; `whole_groups` has the whole of a group on several hosts.
+    """The state of a group on one host; `whole_groups` joins those of a group on several hosts.
 
     Attributes:
-        name: of its file; on several hosts, what all of its files call it.
+        name: name of its file; for a group on several hosts, the name in all of its files.
         ranks: the job's ranks in it, in the group's order.
-        round: the newest that a rank has begun; ``all_begun`` is the newest that all have.
-        value: in force on all ranks; None while they are between two rounds with different ones.
-        since_step: the job's step from which on it is, by the last of them; -1 where unknown.
-        request: the last one; `UNLIKE` while hosts have different ones.
-        exchange_s: duration of an exchange without waiting and with nothing in force, of ``exchanged_bytes``; 0: none
-            yet.
-        stages: what microbatches take, of a pipeline.
-        microbatches: of its step; 0 of no pipeline.
-        here: on several hosts, the places of the ranks of this host; empty on one host.
+        round: the newest round that a rank has begun; ``all_begun`` is the newest that all have begun.
+        value: the value in force on all ranks; None while some ranks have switched and others have not.
+        since_step: the first step with that value on all ranks; -1 if unknown.
+        request: the last request; `UNLIKE` while hosts have different ones.
+        exchange_s: duration of an exchange of ``exchanged_bytes``, without waits and without a remedy; 0 before the
+            first one.
+        stages: a pipeline's times per microbatch.
+        microbatches: microbatches of a pipeline's step; 0 for other groups.
+        here: places of this host's ranks in a group on several hosts; empty on one host.
     """
 
     name: str
@@ -146,7 +146,7 @@ class SwitchStatus:
         return map(self.ranks.__getitem__, self.here) if self.here else self.ranks
 
     def next_request(self, value: int) -> Request | None:
-        """What to ask for so that a value comes into force; None where it is, or was asked for and may yet be."""
+        """The request that brings a value into force; None if it is in force, or already requested and pending."""
         if self.here or self.request == UNLIKE:
             return None if self.request.value == value else Request(0, 0, value)
         may_come = self.all_begun < self.request.round
@@ -155,11 +155,11 @@ class SwitchStatus:
         return Request(self.request.number % 0x7FFF + 1, self.round + ROUNDS_AHEAD, value)
 
 
-def whole_groups(told: Iterable[SwitchStatus]) -> list[SwitchStatus]:
-    """The groups of a job, by what all of its hosts tell: those of which some rank is not told of are left out."""
+def whole_groups(reported: Iterable[SwitchStatus]) -> list[SwitchStatus]:
+    """The groups of a job, from the reports of all hosts; groups with unreported ranks are left out."""
     groups: dict[str, list[SwitchStatus]] = {}
-    for one in told:
-        groups.setdefault(one.name, []).append(one)
+    for status in reported:
+        groups.setdefault(status.name, []).append(status)
     return [whole for some in groups.values() if (whole := _whole(some)) is not None]
 
 
@@ -167,25 +167,25 @@ def _whole(parts: Sequence[SwitchStatus]) -> SwitchStatus | None:
     first, *others = parts
     if not (others or first.here):
         return first
-    here = sorted(place for one in parts for place in one.here)
-    if any(one.ranks != first.ranks for one in others) or here != list(range(len(first.ranks))):
+    here = sorted(place for part in parts for place in part.here)
+    if any(part.ranks != first.ranks for part in others) or here != list(range(len(first.ranks))):
         return None
-    values, requests = {one.value for one in parts}, {one.request for one in parts}
+    values, requests = {part.value for part in parts}, {part.request for part in parts}
     return replace(
         first,
-        round=max(one.round for one in parts),
-        all_begun=min(one.all_begun for one in parts),
+        round=max(part.round for part in parts),
+        all_begun=min(part.all_begun for part in parts),
         value=first.value if len(values) == 1 else None,
-        since_step=max(one.since_step for one in parts),
+        since_step=max(part.since_step for part in parts),
         request=first.request if len(requests) == 1 else UNLIKE,
-        exchange_s=min(one.exchange_s for one in parts),
-        exchanged_bytes=max(one.exchanged_bytes for one in parts),
+        exchange_s=min(part.exchange_s for part in parts),
+        exchanged_bytes=max(part.exchanged_bytes for part in parts),
         here=tuple(here),
     )
 
 
 def as_range(numbers: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """Numbers in short: a run of them, as most groups are, is its start, end and step; and whether it is one."""
+    """Shorten numbers to start, end and step if they are a range, as most groups are; and say whether they are."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     run = range(numbers[0], numbers[0] + step * len(numbers), step) if numbers and step > 0 else range(0)
     is_range = len(run) > 0 and list(run) == list(numbers)
@@ -193,19 +193,19 @@ def as_range(numbers: Sequence[int]) -> tuple[tuple[int, ...], bool]:
 
 
 def numbers_of(shortened: tuple[Sequence[int], bool], below: int) -> Sequence[int]:
-    """The numbers that `as_range` has shortened: a range takes no room, however long it is.
+    """The numbers that `as_range` shortened; a range is not expanded, however long.
 
-    Raises ValueError where they are not distinct, not in 0 up to ``below``, or more than a group has ranks.
+    Raises ValueError if they are not distinct, not in 0 to ``below``, or more than `MAX_RANKS`.
     """
     short, is_range = shortened
-    if not all(type(one) is int for one in short) or (is_range and len(short) != 3):
+    if not all(type(number) is int for number in short) or (is_range and len(short) != 3):
         raise ValueError(f"{len(short)} numbers that are not ranks")
     found = range(*short) if is_range else tuple(short)
     if isinstance(found, range):
         ends, differ = (*found[:1], *found[-1:]), found.step > 0
     else:
         ends, differ = found, len(set(found)) == len(found)
-    if not differ or len(found) > MAX_RANKS or not all(0 <= one < below for one in ends):
+    if not differ or len(found) > MAX_RANKS or not all(0 <= number < below for number in ends):
         raise ValueError(f"{len(found)} numbers that are not ranks")
     return found
 
@@ -214,36 +214,35 @@ MAGIC = b"SFTSWTCH"
 REQUEST_AT = 4096
 LINE_BYTES, LINE_WORDS = 64, 8
 ROUND, VOTE, IN_FORCE, SINCE_STEP, EXCHANGE_NS, EXCHANGED_BYTES = range(6)
-"""Words of a rank's line: the round that has begun last; the request that it votes for; what is in force, and the job's
-step that it began in (-1 where nobody counts steps); of an exchange with nothing in force, how long it takes the rank,
-smoothed, and how much of it there is."""
+"""Words of a rank's line: its newest round; the request it votes for; the value in force, and its first step (-1: not
+counted); duration, smoothed, and size of an exchange without a remedy."""
 FORWARD_NS, BACKWARD_NS, THERE_NS, BACK_NS, MOST = range(4, 9)
 SENT, SENT_AT = 2, 16
-"""And of a stage of a pipeline: what a microbatch's computations take it, and on their way from the stage before
-(activations) and from the one after (gradients), typical of recent steps, or 0; of how many microbatches it can hold
-the activations; from `SENT_AT` on, when each microbatch's results were last sent on, and sent back."""
+"""Words of a pipeline's stage instead: typical times of a microbatch's forward and backward, and of its way from the
+previous stage (activations) and the next (gradients), or 0; the microbatches whose activations it can hold; from
+`SENT_AT` on, when it last sent each microbatch's results forward and back."""
 
 SMOOTHED = 8
-"""Of so many rounds about, an exchange's time is the mean."""
+"""Rounds over which an exchange's time is averaged, roughly."""
 NO_VOTE = -1
-"""That of a rank that cannot do what is asked for."""
+"""The vote of a rank that cannot apply the requested value."""
 
 VOTES_APART_NS, MOST_ROUNDS_APART = 1_000_000_000, 32
-"""Across hosts, votes are about so far apart, and at most so many rounds."""
+"""Time between two votes across hosts, roughly, and the maximum rounds between them."""
 
 Cast = Callable[[Sequence[int]], Callable[[], Sequence[int]]]
-"""Has the greatest of each of some numbers found over all ranks, of which nobody waits for another here. What it gives
-says them, and is called once a later round begins."""
+"""Starts a maximum over all ranks of each number, without waiting. Call the returned function in a later round to get
+the maxima."""
 
 _PROLOGUE = struct.Struct("=8sII")
 _WORD = struct.Struct("=q")
 
 
 class Switch:
-    """A rank's end of the file of its group, by its ``place`` there; driven as each round begins, on one thread.
+    """A rank's view of its group's file, in the trainer; ``place`` is the rank's index in the group.
 
-    ``ahead_S`` is how far ahead stages of a pipeline are, by the value in force, if that says so. Raises RingError
-    where the file is none of these.
+    The remedy calls `begin` at the start of each round, always in one thread. ``ahead_S`` is the pipeline's plan in
+    force, if any. Raises RingError if the file is not a switch.
     """
 
     def __init__(self, path: Path, place: int) -> None:
@@ -260,25 +259,25 @@ class Switch:
         self._votes = [self._line_of(rank) + VOTE for rank in range(n)]
         self._n, self._round, self._vote, self._value = n, 0, 0, 0
         self.ahead_S: tuple[int, ...] = ()
-        self._asked_S: tuple[int, ...] = ()
+        self._requested_S: tuple[int, ...] = ()
         self._words[self._line + SINCE_STEP] = -1
 
     def _line_of(self, place: int) -> int:
         return LINE_WORDS + self._line_words * place
 
     def begin(self, step: int) -> int:
-        """A round begins, in the job's ``step``: the value that is in force in it."""
+        """Begin a round in the job's ``step``: vote, count votes, and return the value in force."""
         words, line = self._words, self._line
         self._round += 1
         mine = Request.of(self._vote)
         if self._vote and mine.round == self._round:
             if all(words[vote] == self._vote for vote in self._votes):
-                self.ahead_S = self._asked_S
+                self.ahead_S = self._requested_S
                 self._in_force(mine.value, step)
         else:
-            asked = Request.of(words[0])
-            if asked.round == self._round + 1 and self._accepts(asked.value):
-                self._vote = words[line + VOTE] = asked.word
+            request = Request.of(words[0])
+            if request.round == self._round + 1 and self._accepts(request.value):
+                self._vote = words[line + VOTE] = request.word
         words[line + ROUND] = self._round
         return self._value
 
@@ -287,18 +286,18 @@ class Switch:
         self._words[self._line + SINCE_STEP], self._words[self._line + IN_FORCE] = step, value
 
     def _accepts(self, value: int) -> bool:
-        self._asked_S = ()
+        self._requested_S = ()
         if value < PLANNED:
             return value <= (0 if self.microbatches else self._n)
         ahead_S = self._map[REQUEST_AT + _WORD.size : REQUEST_AT + LINE_BYTES].partition(b"\0")[0]
-        # (another one may be written over it just now)
-        self._asked_S = tuple(ahead_S)
+        # (the agent may be overwriting it)
+        self._requested_S = tuple(ahead_S)
         fits = len(ahead_S) == self._n and list(ahead_S) == sorted(ahead_S, reverse=True)
         return fits and Setting.of_plan(ahead_S).value == value and ahead_S[self._place] <= self.most
 
     @property
     def most(self) -> int:
-        """Of how many microbatches this stage can hold the activations."""
+        """Maximum microbatches whose activations this stage can hold."""
         return self._words[self._line + MOST] if self.microbatches else 0
 
     @most.setter
@@ -306,19 +305,19 @@ class Switch:
         self._words[self._line + MOST] = most
 
     def send(self, way: int, microbatch: int, now_ns: int) -> None:
-        """What this stage has computed of a microbatch is sent on (``way`` 0), or back (1)."""
+        """Note when this stage sends a microbatch's result on (``way`` 0) or back (1)."""
         self._words[self._line + SENT_AT + SENT * microbatch + way] = now_ns
 
     def sent_ns(self, way: int, microbatch: int) -> int:
-        """When the stage before sent it on, or the one after sent it back."""
+        """When the previous stage sent a microbatch on, or the next one sent it back."""
         return self._words[self._line_of(self._place + (1 if way else -1)) + SENT_AT + SENT * microbatch + way]
 
     def took(self, word: int, typical_ns: int) -> None:
-        """What one of a stage's words from `FORWARD_NS` to `BACK_NS` typically is."""
+        """Set one of the stage's typical times, from `FORWARD_NS` to `BACK_NS`."""
         self._words[self._line + word] = max(1, typical_ns)
 
     def exchanged(self, took_ns: int, size_bytes: int) -> None:
-        """What the exchange of a round has taken this rank, with nothing in force."""
+        """Note what a round's exchange took this rank without a remedy."""
         words, line = self._words, self._line
         known = words[line + EXCHANGE_NS]
         words[line + EXCHANGE_NS] = known + (took_ns - known) // SMOOTHED if known else took_ns
@@ -326,17 +325,15 @@ class Switch:
 
 
 class MultiHostSwitch(Switch):
-    """The same for a rank of a group on several hosts, each of which has a file of its own. It has no pipeline's plan.
+    """A rank's view in a group on several hosts, each with its own file. It has no pipeline plans.
 
-    Rounds are over long before a word comes from one host to the others, so a request is for none: it says what is to
-    be in force, and stands. As round T begins, each rank votes for the request that it sees; votes are exchanged among
-    all ranks while that round goes on, and counted as the next one begins. What all have voted for is in force from
-    there on, and else what was before: all ranks count the same votes, and none waits, for round T ended on none before
-    all had voted.
+    A request names no round, since many rounds pass before all hosts have it; it stays until replaced. At the start of
+    a voting round each rank votes for the request it sees; the ranks exchange votes during that round and count them
+    at the start of the next. If all voted alike, that value is in force from then on. All ranks count the same votes,
+    and none waits, since no rank ends a round before all have voted.
 
-    With its vote each rank says what a round takes it. By the longest, all agree in which round the next vote is: an
-    exchange costs more than all else of a round, and requests are rare. ``cast`` exchanges votes; set it before the
-    first round.
+    Each rank adds its time per round to its vote. From the longest, all derive the same next voting round: an exchange
+    costs more than the rest of a round, and requests are rare. ``cast`` exchanges votes; set it before the first round.
     """
 
     cast: Cast
@@ -355,9 +352,9 @@ class MultiHostSwitch(Switch):
             self._rounds_apart = max(1, min(VOTES_APART_NS // max(1, round_ns), MOST_ROUNDS_APART))
             self._due += self._rounds_apart
         if self._round == self._due:
-            asked, now_ns = Request.of(words[0]).value, self.clock()
-            vote = asked if self._accepts(asked) else NO_VOTE
-            # (of the first there is nothing to be said, and the second is at once)
+            requested, now_ns = Request.of(words[0]).value, self.clock()
+            vote = requested if self._accepts(requested) else NO_VOTE
+            # (the first vote has no time yet, and the second follows at once)
             round_ns = (now_ns - self._cast_ns) // self._rounds_apart if self._cast_ns else VOTES_APART_NS
             self._cast_ns = now_ns
             self._counted = self.cast((vote, -vote, round_ns))
@@ -366,7 +363,7 @@ class MultiHostSwitch(Switch):
 
 
 class SwitchFile(OpenFile):
-    """The file of a group, read and written as one by who asks; methods raise RingError where it is none."""
+    """A group's file, as the agent reads and writes it; methods raise RingError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, os.O_RDWR)
@@ -403,7 +400,7 @@ class SwitchFile(OpenFile):
             raise RingError(f"{self.path}: truncated")
         request, *_ = words = memoryview(found).cast("q")
         lines = [words[at : at + self.line_words] for at in range(LINE_WORDS, len(words), self.line_words)]
-        rounds, values = [one[ROUND] for one in lines], {one[IN_FORCE] for one in lines}
+        rounds, values = [line[ROUND] for line in lines], {line[IN_FORCE] for line in lines}
         of_stages = lines if self.microbatches else []
         of_ranks = [] if self.microbatches else lines
         return SwitchStatus(
@@ -412,21 +409,21 @@ class SwitchFile(OpenFile):
             round=max(rounds),
             all_begun=min(rounds),
             value=values.pop() if len(values) == 1 else None,
-            since_step=max(one[SINCE_STEP] for one in lines),
+            since_step=max(line[SINCE_STEP] for line in lines),
             request=Request.of(request),
-            # (who comes last waits for nobody)
-            exchange_s=max(0, min((one[EXCHANGE_NS] for one in of_ranks), default=0)) / 1e9,
-            exchanged_bytes=max((one[EXCHANGED_BYTES] for one in of_ranks), default=0),
+            # (the last rank to arrive does not wait, so the minimum has no waits)
+            exchange_s=max(0, min((line[EXCHANGE_NS] for line in of_ranks), default=0)) / 1e9,
+            exchanged_bytes=max((line[EXCHANGED_BYTES] for line in of_ranks), default=0),
             stages=tuple(
                 StageTimes(forward / 1e9, backward / 1e9, there / 1e9, back / 1e9, most)
-                for forward, backward, there, back, most in (one[FORWARD_NS : MOST + 1] for one in of_stages)
+                for forward, backward, there, back, most in (line[FORWARD_NS : MOST + 1] for line in of_stages)
             ),
             microbatches=self.microbatches,
             here=self.here if self.group else (),
         )
 
-    def ask(self, request: Request, ahead_S: Sequence[int] = ()) -> None:
-        """Have a value be in force from a round on, in the place of what was asked for before."""
+    def write_request(self, request: Request, ahead_S: Sequence[int] = ()) -> None:
+        """Write a request over the previous one."""
         if ahead_S:
             self.write_at(bytes(ahead_S).ljust(MAX_STAGES, b"\0"), REQUEST_AT + _WORD.size)
         self.write_at(_WORD.pack(request.word), REQUEST_AT)
@@ -435,16 +432,16 @@ class SwitchFile(OpenFile):
 def make_switch(
     directory: Path, ranks: Sequence[int], microbatches: int = 0, *, group: str = "", here: Sequence[int] = ()
 ) -> Path:
-    """Make the file of a group, numbered above all there are, and remove those of groups that are gone.
+    """Create a group's file with the next free number, and remove files of dead groups.
 
     Args:
-        directory: that of the rings.
-        ranks: of the group, in its order.
-        microbatches: of a step, where the group is a pipeline of a stage a rank.
-        group: its name on all of its hosts, where these are several.
-        here: then, the places in it of the ranks on this host.
+        directory: directory of the rings.
+        ranks: the group's ranks, in its order.
+        microbatches: microbatches of a step, if the group is a pipeline with one stage per rank.
+        group: the group's name on all hosts, if it spans several.
+        here: then, the places of this host's ranks in the group.
 
-    Raises OSError where the directory is missing, full or read-only, RingError where the group has too many ranks.
+    Raises OSError if the directory is missing, full or read-only, RingError if the group has too many ranks.
     """
     here = here or range(len(ranks))
     document = {
@@ -470,20 +467,20 @@ def make_switch(
 
 
 def _sizes(microbatches: int, n_here: int) -> tuple[int, int]:
-    """Words of a rank's line, and bytes of the file."""
+    """Words per line, and bytes of the file."""
     line_words = SENT_AT + SENT * microbatches if microbatches else LINE_WORDS
     return line_words, REQUEST_AT + LINE_BYTES + _WORD.size * line_words * n_here
 
 
 def find_switches(directory: Path, first: int | str = "*") -> list[Path]:
-    """The files in a directory, the newest last of those of a first rank; those that gone groups have left, too."""
+    """Switch files in a directory, oldest first, dead groups included; ``first`` is the group's first rank."""
     return sorted((path for path in directory.glob(f"rank-{first}.*.switch") if _number(path) >= 0), key=_number)
 
 
 def newest_of_each(found: Iterable[SwitchFile]) -> list[SwitchFile]:
-    """The files of groups as they are now: ranks that have joined again have another one than before.
+    """The newest file of each group: ranks that restart make a new one.
 
-    A rank may be the first one of several groups, as of a pipeline's and of those that have copies of its stage.
+    A rank may be first in several groups, such as its pipeline's and its stage's replicas.
     """
     by_number = sorted(found, key=lambda file: _number(file.path))
     return list({(file.ranks, file.here, file.microbatches > 0): file for file in by_number}.values())
@@ -508,21 +505,20 @@ T = TypeVar("T")
 
 def joined(
     as_before: str,
-    wants: str,
+    needs: str,
     group: ProcessGroup | None,
     *,
     fits: bool,
     microbatches: int = 0,
     multi_host: bool = False,
 ) -> Switch | None:
-    """This rank's end of a new file of the group; None where sftriage does not watch the job. On all ranks at once.
+    """Create the group's switch together with all of its ranks; None if sftriage does not watch the job.
 
-    Each host of the group has a file of its own, of the ranks there; those share it that have one directory of rings.
-    None on all ranks, with a warning that says what is ``as_before`` and what the remedy ``wants``, where a rank does
-    not fit (``fits``), ranks are on several hosts and it does not work across these, a host has no file, or releases of
-    sftriage differ.
+    Ranks that share a directory of rings share a file. The result is None on all ranks if one does not ``fits``, if the
+    group spans hosts without ``multi_host``, if a host cannot create its file, or if releases of sftriage differ; a
+    warning then says ``as_before`` and what the remedy ``needs``.
     """
-    # (not above: agents read switches without torch, and without a Monitor)
+    # (imported here: agents read switches without torch and without a Monitor)
     import torch.distributed as dist
 
     from sftriage.trainer.monitor import RINGS_ENV
@@ -537,12 +533,12 @@ def joined(
     place = ranks.index(dist.get_rank())
     rings = Path(os.environ[RINGS_ENV]) if os.environ.get(RINGS_ENV) else None
     mine = _unless_refused(partial(_identity, rings)) if rings is not None and fits else None
-    # (so that a group that has begun anew is another one on all of its hosts, with another name)
+    # (the token gives a restarted group a new name on all of its hosts)
     everything = gathered((__version__, rings is not None, mine, secrets.token_hex(8)))
     release_R, watched_R, host_R, token_R = zip(*everything, strict=True)
     switch, is_multi_host = None, len(set(host_R)) > 1
     if len(set(release_R)) > 1:
-        wants = f"the ranks run incompatible releases of sftriage: {', '.join(sorted(set(release_R)))}"
+        needs = f"the ranks run incompatible releases of sftriage: {', '.join(sorted(set(release_R)))}"
     elif rings is not None and None not in host_R and (multi_host or not is_multi_host):
         here = [at for at, host in enumerate(host_R) if host == mine]
         parts: dict[str, Any] = {"group": f"ranks-{ranks[0]}.{token_R[0]}", "here": here} if is_multi_host else {}
@@ -552,7 +548,7 @@ def joined(
         switch = _unless_refused(partial(kind, rings / name, place)) if name else None
     if not all(gathered(switch is not None)):
         if True in watched_R and place == watched_R.index(True):
-            warn("%s: %s", as_before, wants)
+            warn("%s: %s", as_before, needs)
         return None
     return switch
 
@@ -563,9 +559,9 @@ def _identity(rings: Path) -> tuple[str, int, int]:
     return boot_id, found.st_dev, found.st_ino
 
 
-def _unless_refused(what: Callable[[], T]) -> T | None:
+def _unless_refused(action: Callable[[], T]) -> T | None:
     try:
-        return what()
+        return action()
     except (OSError, RingError) as error:
         warn("sftriage cannot name a straggler here: %s", error)
         return None

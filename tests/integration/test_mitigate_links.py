@@ -119,7 +119,7 @@ def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tm
                 status = file.status()
                 wanted = status.next_request(Setting.of_plan(ahead_S).value)
                 if wanted is not None and all(one.most for one in status.stages):
-                    file.ask(wanted, ahead_S)
+                    file.write_request(wanted, ahead_S)
             return ranks[1].poll() is not None
 
         wait_until(is_killed)

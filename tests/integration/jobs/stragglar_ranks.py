@@ -158,7 +158,7 @@ def voting(how: str) -> None:
     file, due = SwitchFile(path), None
     for rounds in count(1):
         if rounds == 3 and (is_first or how != "voting"):
-            file.ask(file.status().next_request(3))
+            file.write_request(file.status().next_request(3))
         dist.barrier()
         if rounds == 3:
             due = file.status().request.round if how == "voting" else 4

@@ -20,10 +20,10 @@ from sftriage.mitigate.advice import (
     advice_of,
     blocked,
     is_settled,
+    measured_pipeline,
     one_f_one_b,
     order_of,
     pipeline_of,
-    pipeline_seen,
     planned,
     slow_link,
     step_s,
@@ -345,8 +345,8 @@ def test_a_pipeline_is_known_once_all_its_stages_have_measured():
     )
     status = SwitchStatus("name", (0, 1, 2), 9, 9, 0, -1, Request(0, 0, 0), stages=stages, microbatches=8)
     seen = Pipeline((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), (0.3, 0.5), 8, (6, 5, 4))
-    assert pipeline_seen(status) == seen
+    assert measured_pipeline(status) == seen
     # AND nothing is said where a stage has not, or of a group that is no pipeline
     missing = stages[0]._replace(forward_s=0.0), *stages[1:]
-    assert pipeline_seen(replace(status, stages=missing)) is None
-    assert pipeline_seen(replace(status, stages=())) is None
+    assert measured_pipeline(replace(status, stages=missing)) is None
+    assert measured_pipeline(replace(status, stages=())) is None

@@ -47,7 +47,7 @@ def test_what_is_asked_for_is_in_force_on_all_ranks_from_the_same_round_on(path)
     for _ in range(4):
         group.round()
     with SwitchFile(path) as gone:
-        gone.ask(gone.status().next_request(2))
+        gone.write_request(gone.status().next_request(2))
     # (whoever asked may be gone by now: another one who wants the same has nothing to ask for)
     assert file.status().next_request(2) is None
     for _ in range(5):
@@ -72,14 +72,14 @@ def test_a_request_that_one_rank_sees_too_late_comes_to_nothing_on_all_and_is_ma
     group.begin(1)
     # WHEN whoever asks was held up until now (the third rank alone sees it as the round before begins)
     assert asked.round == 6
-    file.ask(asked)
+    file.write_request(asked)
     group.begin(2)
     group.round()
     # THEN nobody has switched, and it is asked for again
     assert [values[-1] for values in group.values] == [0, 0, 0]
     again = file.status().next_request(1)
     assert again == Request(2, 6 + switching.ROUNDS_AHEAD, 1)
-    file.ask(again)
+    file.write_request(again)
     for _ in range(3):
         group.round()
     assert [values[-1] for values in group.values] == [1, 1, 1]
@@ -99,7 +99,7 @@ def test_no_two_ranks_are_ever_in_one_round_with_different_values(n, turns):
         for number, (what, ahead, which) in enumerate(turns):
             if what % 4 == 0:
                 at = max(0, max(map(len, group.values)) + ahead)
-                file.ask(Request(1 + number % 3, at, which % (n + 2)))
+                file.write_request(Request(1 + number % 3, at, which % (n + 2)))
             else:
                 group.begin_one(which)
     # THEN in each round, all that have begun it have the same in force, and that is a place of one of them, or none
@@ -126,7 +126,7 @@ def test_stages_are_as_far_ahead_as_is_asked_for_from_the_same_step_on(pipeline)
     path, group = pipeline
     with SwitchFile(path) as file:
         for setting in (Setting.of_plan(AHEAD_S), Setting()):
-            file.ask(file.status().next_request(setting.value), setting.ahead_S)
+            file.write_request(file.status().next_request(setting.value), setting.ahead_S)
             for _ in range(4):
                 group.round()
             # THEN all its stages do, and it is known that they do
@@ -148,7 +148,7 @@ def test_what_a_stage_cannot_do_is_never_in_force_on_any(pipeline, ahead_S):
     path, group = pipeline
     with SwitchFile(path) as file:
         setting = Setting.of_plan(ahead_S)
-        file.ask(file.status().next_request(setting.value), setting.ahead_S)
+        file.write_request(file.status().next_request(setting.value), setting.ahead_S)
     for _ in range(6):
         group.round()
     assert [one.ahead_S for one in group.switches.values()] == [()] * 3
@@ -173,7 +173,7 @@ def test_no_two_stages_ever_run_by_different_plans(turns):
                     # (a controller that is ended here has asked for nothing; what is in force stays so)
                     os.pwrite(file._descriptor, bytes(ahead_S).ljust(8, b"\0"), switching.REQUEST_AT + 8)
                 else:
-                    file.ask(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
+                    file.write_request(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
             else:
                 rank = group.begin_one(which)
                 plans[rank].append(group.switches[rank].ahead_S)
@@ -294,10 +294,10 @@ class MultiHostGroup(Group):
         for _ in range(number):
             self.round()
 
-    def ask(self, *values):
+    def write_request(self, *values):
         for file, value in zip(self.files, values, strict=True):
             if value is not None:
-                file.ask(Request(0, 0, value))
+                file.write_request(Request(0, 0, value))
 
     def status(self):
         (whole,) = switching.whole_groups(file.status() for file in self.files)
@@ -327,10 +327,10 @@ def hosts(tmp_path):
 )
 def test_what_all_hosts_are_asked_for_is_in_force_and_else_what_was(hosts, before, asked, after):
     # GIVEN something in force WHEN hosts are asked for something THEN it is in force once all ranks have seen it
-    hosts.ask(before, before)
+    hosts.write_request(before, before)
     hosts.rounds(3)
     for words in asked:
-        hosts.ask(*words)
+        hosts.write_request(*words)
         # (in the round that begins, all vote)
         hosts.rounds(3)
     assert hosts.values == [[0, before, before, before, *[after] * (3 * len(asked) - 1)]] * 3
@@ -339,14 +339,14 @@ def test_what_all_hosts_are_asked_for_is_in_force_and_else_what_was(hosts, befor
 
 def test_it_comes_into_force_a_round_after_the_last_host_has_seen_it(hosts):
     # GIVEN a hosts on two hosts, of which one hears late of what is wanted
-    hosts.ask(3, None)
+    hosts.write_request(3, None)
     hosts.rounds(4)
     assert (hosts.status().value, hosts.status().request) == (0, switching.UNLIKE)
     # THEN it is to be asked for still, and what is wanted no more is not
     assert hosts.status().next_request(3) == Request(0, 0, 3)
     assert hosts.status().next_request(0) == Request(0, 0, 0)
     # WHEN the other one hears of it too
-    hosts.ask(None, 3)
+    hosts.write_request(None, 3)
     hosts.rounds(1)
     assert [values[-1] for values in hosts.values] == [0, 0, 0]
     hosts.rounds(1)
@@ -385,7 +385,7 @@ def test_ranks_vote_about_every_second_in_the_same_rounds(hosts, round_s, apart)
     hosts.rounds(4 * MOST_ROUNDS_APART)
     assert cast[0] == cast[1] == cast[2] == [0, *range(1, 4 * MOST_ROUNDS_APART, apart)]
     # AND what is asked for is in force a round after the next vote
-    hosts.ask(2, 2)
+    hosts.write_request(2, 2)
     rounds = 0
     while hosts.values[0][-1] == 0:
         hosts.rounds()
@@ -418,7 +418,7 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
     for what, which, whom in turns:
         if what == 0:
             host = whom % (len(here) + 1)
-            group.ask(*(which % (n + 2) if host in (at, len(here)) else None for at in range(len(here))))
+            group.write_request(*(which % (n + 2) if host in (at, len(here)) else None for at in range(len(here))))
         else:
             group.begin_one(which)
     # THEN in each round, all that have begun it have the same in force, and that is a place of one of them, or none
@@ -426,7 +426,7 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
         assert len(set(of_round)) == 1
         assert 0 <= of_round[0] <= n
     # AND once all hosts are asked for the same, it is in force after the next vote but one
-    group.ask(*[n] * len(here))
+    group.write_request(*[n] * len(here))
     while min(map(len, group.values)) < max(map(len, group.values)):
         group.begin(min(range(n), key=lambda one: len(group.values[one])))
     group.rounds(2 * MOST_ROUNDS_APART)
@@ -438,7 +438,7 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
 def test_a_rank_that_cannot_vote_votes_against(hosts):
     votes = []
     hosts.switches[1].cast = lambda words: votes.append(words[0]) or (lambda: words)
-    hosts.ask(None, 9)
+    hosts.write_request(None, 9)
     for _ in range(2):
         hosts.begin(1)
     # THEN nothing comes of it, though all that were counted are alike
