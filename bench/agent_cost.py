@@ -61,12 +61,12 @@ def watch(rings: Path, run: Path, seconds: float) -> dict[str, Any]:
     triage = Triage(directory, info, load_set(["default"]), fleet)
     triage.start()
     time.sleep(WARM_S)
-    agent_ns[0], began_steps = 0, triage.steps_seen
+    agent_ns[0], began_steps = 0, triage.recorded_steps
     began_ns, began_cpu_ns = time.monotonic_ns(), time.process_time_ns()
     time.sleep(seconds)
     wall_ns, cpu_ns = time.monotonic_ns() - began_ns, time.process_time_ns() - began_cpu_ns
     shares = {"core_fraction": cpu_ns / wall_ns, "agent_fraction": agent_ns[0] / wall_ns}
-    steps = triage.steps_seen - began_steps
+    steps = triage.recorded_steps - began_steps
     triage.close()
     return {**shares, "steps": steps}
 

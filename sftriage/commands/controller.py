@@ -100,7 +100,7 @@ def _watch(
     watched: JobController, output: JobOutput, options: HubOptions, server: HubServer | None, notes: Notes
 ) -> None:
     with contextlib.closing(watched):
-        if not watched.watch(output.say, lambda: notes.told):
+        if not watched.watch(output.say, lambda: notes.last_signal):
             if server is not None and "SLURM_JOB_ID" in os.environ:
                 # (the job has ended, but not all hosts have reported it)
                 atexit.register(options.forget, server)
@@ -163,8 +163,8 @@ def of_cluster(
             nats = f"{'nats' if tls is None else 'tls'}://127.0.0.1:{port}"
         options = HubOptions(job_id, nats=nats, credentials=creds, tls=tls)
         mirror.begin()
-        while notes.told is None:
-            # (each run of the job has its own metrics)
+        while notes.last_signal is None:
+            # (each run of the job has metrics of its own)
             output = JobOutput(Metering(listen), mirror)
             directory, resumes = _directory(run)
             job_name = None if resumes else name
@@ -172,7 +172,7 @@ def of_cluster(
             mirror.follow(watched.directory)
             output.say_begun("took over the job" if resumes else "waiting for the job", watched)
             with contextlib.closing(watched):
-                if not watched.watch(output.say, lambda: notes.told):
+                if not watched.watch(output.say, lambda: notes.last_signal):
                     break
             output.finish(watched)
         mirror.finish(SHOWN_S)

@@ -144,7 +144,7 @@ def _on_this_host(command: tuple[str, ...], name: str, policies: list[Path], out
 
     def watch(launcher: Launcher) -> None:
         triaged.watch(launcher)
-        output.finish(local, lambda: launcher.left_s(END_S - 1.0), summary=local.steps_seen > 0)
+        output.finish(local, lambda: launcher.left_s(END_S - 1.0), summary=local.recorded_steps > 0)
 
     return replace(triaged, watch=watch)
 
@@ -179,7 +179,7 @@ def attach(
     taken = TakeOver(found, [find(name) for name in policy or ()], output.sinks)
     output.say_begun("took over the job", taken)
     with contextlib.closing(taken):
-        if not taken.watch(lambda: notes.told is not None):
+        if not taken.watch(lambda: notes.last_signal is not None):
             output.say("stopped watching, the job continues; resume with `sftriage attach`")
             raise typer.Exit(128 + signal.SIGINT)
     output.finish(taken)
@@ -228,16 +228,16 @@ def agent(
         raise UsageError("no directory of rings; give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     job = job or options.job_id
     keeping = Keeping(shared.copies_of(job, store, drop_local=drop_local), drop_local)
-    options.wait_for_secret(over=lambda: notes.told is not None)
-    if notes.told is not None:
+    options.wait_for_secret(over=lambda: notes.last_signal is not None)
+    if notes.last_signal is not None:
         raise typer.Exit(128 + signal.SIGINT)
     name = name or host_name(os.environ)
     where = (directory or host_directory(options.job_id, name, os.environ)).absolute()
     with contextlib.closing(AgentHost(rings, where, job, options.job_id, options.address, name, keeping)) as host:
         host.start()
-        early = not host.watch(lambda: notes.told is not None)
+        early = not host.watch(lambda: notes.last_signal is not None)
         # (what ends a job ends its trainers too, at the same moment)
-        over = host.finish() if not early else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, says=False)
+        over = host.finish() if not early else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, logs=False)
     if over:
         tidy_rings(rings)
     elif early:

@@ -7,7 +7,7 @@ sends and receives one message at a time. Seconds count from the straggler's arr
 
 Pipeline with slow links, after Adaptra (arXiv 2504.19232): in 1F1B, stage i of S starts S - i microbatches before its
 first backward, one more than the next stage, so a link's delay is paid for every microbatch. A stage that runs further
-ahead absorbs the delay, and holds more activations. Simulated with `sftriage.stragglers.graph`. Axes: S stages, L links.
+ahead absorbs the delay, and holds more activations. Simulated with `stragglers.graph`. Axes: S stages, L links.
 """
 
 from __future__ import annotations

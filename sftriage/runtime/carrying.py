@@ -1,7 +1,6 @@
 """The folder that `sftriage run` adds to the trainers' PYTHONPATH, with the seams and the recorder.
 
-It needs only the standard library of the trainers' Python, which may be another than ours, in another container that
-mounts the folder.
+Its code needs only the standard library: the trainers may have another Python, in another container that mounts it.
 """
 
 from __future__ import annotations

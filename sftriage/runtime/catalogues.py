@@ -23,8 +23,8 @@ MAX_NAMED = 5
 class CatalogueCaptures:
     """The captures that the options select.
 
-    ``store`` is None where they may be in any store of a shared catalogue, ``run`` None where they are not one local
-    run's. ``of`` holds the conditions they all meet, ``problems`` a sentence for each problem with store or catalogue.
+    ``store`` is None if they may be in any store of a shared catalogue, ``run`` is None unless they are of one local
+    run. ``of`` has the conditions that they all meet, ``problems`` a sentence for each problem of store or catalogue.
     """
 
     catalogue: Catalogue
@@ -37,12 +37,12 @@ class CatalogueCaptures:
     def place(self) -> str:
         return self.catalogue.name if self.store is None else self.store.place
 
-    def find(self, wanted: CaptureQuery) -> list[CaptureRow]:
+    def find(self, query: CaptureQuery) -> list[CaptureRow]:
         """The captures that match, oldest first."""
         both = {name: getattr(self.of, name) for name in ("job", "run") if getattr(self.of, name) is not None}
-        if any(getattr(wanted, name) not in (None, value) for name, value in both.items()):
+        if any(getattr(query, name) not in (None, value) for name, value in both.items()):
             return []
-        return self.catalogue.find(replace(wanted, **both))
+        return self.catalogue.find(replace(query, **both))
 
     def one(self, name: str) -> tuple[Store, str]:
         """The store and reference of the one capture of an id, its beginning, or ``job/run/id``."""
@@ -60,16 +60,17 @@ class CatalogueCaptures:
             return self.store or store_of(rows[0]), rows[0].reference
         if self.store is None:
             raise UsageError(f"no capture {shown(name)} in {self.place}")
-        # It may be damaged, which no catalogue knows: the store reports the damage.
+        # It may be damaged, and so not in the catalogue: the store reports the damage.
         if self.of.job is not None and self.of.run is not None:
             name = f"{written(self.of.job)}/{written(self.of.run)}/{capture_id}"
-        elif len(begun := [one for one in self.store.ids() if name and one.rpartition("/")[2].startswith(name)]) == 1:
-            (name,) = begun
+        else:
+            matches = [id_ for id_ in self.store.ids() if name and id_.rpartition("/")[2].startswith(name)]
+            name = matches[0] if len(matches) == 1 else name
         self.store.look(name)
         return self.store, name
 
     def state(self, row: CaptureRow) -> StoredState:
-        """A capture's manifest, and whether it is intact; None for what only a fetch would show."""
+        """A capture's manifest and condition; None for what only a fetch would show."""
         if isinstance(self.store, LocalStore):
             return self.store.state(row.reference)
         if self.store is not None or not on_this_host(row.store):
@@ -80,12 +81,13 @@ class CatalogueCaptures:
 
     def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None]) -> Iterator[str]:
         """The damage of some captures, and what to do about it, a sentence each."""
-        unfit = [(row, one) for row, one in zip(rows, conditions, strict=True) if one is not None and not one.whole]
-        for row, one in unfit[:MAX_NAMED]:
-            yield f"capture {row.capture_id} {one.words}"
+        found = [(row, state) for row, state in zip(rows, conditions, strict=True) if state is not None]
+        unfit = [(row, state) for row, state in found if not state.whole]
+        for row, state in unfit[:MAX_NAMED]:
+            yield f"capture {row.capture_id} {state.words}"
         if len(unfit) > MAX_NAMED:
             yield f"and {len(unfit) - MAX_NAMED} more captures are missing or damaged"
-        if self.store is not None and any(one.beyond_repair for _, one in unfit):
+        if self.store is not None and any(state.beyond_repair for _, state in unfit):
             yield "remove them with `sftriage traces prune --damaged`"
 
 
@@ -111,7 +113,7 @@ def captures_of(
     of_directory, meant = whole_store(run if store is None else None, store)
     directory, of = of_directory, CaptureQuery()
     if run is not None and store is not None:
-        # All of the store is indexed, to select one run's captures: a catalogue is of a store, not of a part.
+        # (to select one run's captures, all of the store is indexed: a catalogue covers a whole store)
         directory = find_run(run)
         about = read_info(directory)
         of = CaptureQuery(job=about.job, run=about.run_id)
@@ -121,7 +123,7 @@ def captures_of(
         try:
             indexed, problems = _refreshed(own_catalogue(of_directory, meant), meant, progress)
         except (CatalogueError, UsageError):
-            # A full or read-only disk is no reason not to read it.
+            # (on a full or read-only disk, index in memory)
             indexed, problems = _refreshed(None, meant, progress)
     return CatalogueCaptures(indexed, meant, directory, of, problems)
 
@@ -161,7 +163,7 @@ def run_store(directory: RunDirectory) -> LocalStore:
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
-    """The path of the catalogue of a run or a remote store; a read-only run has it where stores do."""
+    """The path of the catalogue of a run or a remote store; that of a read-only run is in the user's cache, too."""
     if directory is not None:
         path = directory.catalogue
         # (SQLite needs a journal beside it)

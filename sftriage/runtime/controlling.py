@@ -1,4 +1,4 @@
-"""The controller of a job on many hosts: triage over the hub, begun or resumed, and the steps of all hosts, kept."""
+"""The controller of a job on many hosts: begins or resumes triage over the hub, and logs the steps of all hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sftriage.runtime.hub_server import HubOptions
 from sftriage.runtime.local import MakeSinks, WatchedRun, kept_of
 from sftriage.runtime.reducing import quick
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
-from sftriage.runtime.triage import POLL_S, SEEN_S
+from sftriage.runtime.triage import POLL_S, SHOW_S
 from sftriage.traces.disk import Counted, Disk, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.trainer.layout import RingInfo
@@ -55,18 +55,18 @@ MAX_HELD_BYTES = 32 << 20
 
 
 class KeptRows:
-    """Keeps steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to the logs' directory."""
+    """Logs the steps of all ranks for `sftriage.fleet.over_nats.NatsFleet`; nothing else writes to their directory."""
 
     def __init__(
         self, steps: Path, kept: KeptSteps | None, disk: Disk, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._steps, self._kept, self._disk, self._clock = steps, kept, disk, clock
-        # What waits to be written, by generation and agent, the oldest first.
+        # Rows to write, by generation and agent, the oldest first.
         self._held: OrderedDict[tuple[int, str], list[Rows]] = OrderedDict()
         self._held_bytes = 0
-        self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
+        self._allowance, self._turn_s = float(LOGS_PER_SECOND), clock()
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        # For the disk thread: the open logs, all logs ever opened, and those that an earlier controller left.
+        # Used by the disk thread: the open logs, all logs ever opened, and those that an earlier controller left.
         self._logs: dict[tuple[int, int, str], RankLog] = {}
         self._made: set[tuple[int, int, str]] = set()
         self._newest = 0
@@ -86,20 +86,20 @@ class KeptRows:
         with self._lock:
             if at in self._held and self._held[at][0].ranks != rows.ranks:
                 self._have_written([self._pop(at)])
-            # (what was counted is in no log of steps)
+            # (logs of steps have no counters)
             rows = replace(rows, steps=replace(rows.steps, counted_BC=None))
             self._held.setdefault(at, []).append(rows)
             self._held_bytes += _size_bytes([rows])
             if rows.steps.capturing_B.any():
                 self._blocks[rows.generation] |= blocks_of(rows.steps)
-                # These are analysed once the capture is stored.
+                # (write these soon: they are analysed once the capture is stored)
                 self._have_written([self._pop(at)], last=False)
 
     def turn(self) -> None:
         now_s = self._clock()
-        self._room = min(LOGS_PER_SECOND, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
-        self._looked_s = now_s
-        self._room -= self._write(self._room if self._disk.queues < MAX_QUEUES else 0)
+        self._allowance = min(LOGS_PER_SECOND, self._allowance + (now_s - self._turn_s) * LOGS_PER_SECOND)
+        self._turn_s = now_s
+        self._allowance -= self._write(self._allowance if self._disk.queues < MAX_QUEUES else 0)
 
     def _write_all(self) -> None:
         self._write(float("inf"))
@@ -127,7 +127,7 @@ class KeptRows:
             self._disk.do(partial(self._append, held, blocks), queue, counted, waits=False, last=last)
 
     def _append(self, held: list[Rows], blocks: frozenset[int]) -> None:
-        """Write steps, in the disk thread. Retries what the disk refuses, without what is in a log by then."""
+        """Write steps, in the disk thread. A retry skips those that are already in a log."""
         generation, infos = held[0].generation, held[0].ranks
         if generation > self._newest:
             self._newest = generation
@@ -153,7 +153,7 @@ class KeptRows:
                 self._left = defaultdict(dict)
                 for name, path in find_segments(self._steps):
                     self._left[name.attempt, name.rank].setdefault(name.kind, []).append(path)
-            # (one that was written to before has more files by now)
+            # (a log that this process has opened before has new files by now)
             there = None if at in self._made else self._left.get((generation, info.rank), {})
             self._made.add(at)
             self._logs[at] = RankLog(self._steps, info, kind, self._kept, at_once, lambda _: None, there)
@@ -235,7 +235,7 @@ class JobController(WatchedRun):
             rings = Path(info.rings)
             held.callback(remove_rings_directory, rings)
             if begins is not None:
-                create(run.path, begins, *(path.read_text("utf-8") for one in policies for path in files_of(one)))
+                create(run.path, begins, *(path.read_text("utf-8") for policy in policies for path in files_of(policy)))
                 if nsys:
                     # (each host knows its own launch)
                     write_atomically(run.nsys, "{}\n")
@@ -250,35 +250,35 @@ class JobController(WatchedRun):
             self._watch(self._fleet, resume=job is None, reads_s=POLL_S)
             held.pop_all()
 
-    def watch(self, say: Callable[[str], None], told: Callable[[], int | None] = lambda: None) -> bool:
+    def watch(self, show: Callable[[str], None], ending_signal: Callable[[], int | None] = lambda: None) -> bool:
         """Triage the job to its end on all of its hosts; whether it was watched to its end.
 
-        ``say`` prints a line about the hosts, ``told`` returns the signal that ends this process. SIGTERM also ends the
-        hosts, so their end is awaited for a while. UsageError if another controller has taken over.
+        ``show`` prints a line about the hosts, ``ending_signal`` returns the signal that ends this process. SIGTERM
+        also ends the hosts, so this waits for them for a while. UsageError if another controller has taken over.
         """
         gc.set_threshold(*COLLECTED)
         remember(self.directory)
         self._triage.start()
-        over_since_s, looked_s, roll_call = None, 0.0, RollCall()
+        over_since_s, checked_s, roll_call = None, 0.0, RollCall()
         log_leader = LogLeader(host_directory(job_of(self.directory.path), SPEAKER, os.environ))
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
-            if (signum := told()) is not None:
+            if (signum := ending_signal()) is not None:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
             if not self._fleet.over and (time.monotonic() > self._deadline_s or signum not in (None, signal.SIGTERM)):
                 return False
             if self._lease.lost:
                 raise UsageError(f"stopped watching the job: {self._lease.lost}")
-            if time.monotonic() > looked_s + SEEN_S:
-                looked_s = time.monotonic()
+            if time.monotonic() > checked_s + SHOW_S:
+                checked_s = time.monotonic()
                 away = "" if self._hub.connected_s is not None else self._hub.unreachable()
                 if away:
                     # (so that no host logs it too)
                     log_leader.should_log()
                 else:
                     log_leader.release()
-                for line in roll_call.update(self._fleet.hosts, away, looked_s):
-                    say(line)
+                for line in roll_call.update(self._fleet.hosts, away, checked_s):
+                    show(line)
             if not self._fleet.over:
                 over_since_s = None
             elif over_since_s is None:

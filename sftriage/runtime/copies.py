@@ -37,15 +37,15 @@ PUSH_S = 60.0
 UPLOADS_CLOSE_S, CATALOGUE_CLOSE_S = 5.0, 10.0
 """How long the end of a run may wait for an upload to give up, and for the catalogue."""
 _TICK_S = 0.25
-LOOK_S, RETRY_S = 2.0, 15.0
+POLL_S, RETRY_S = 2.0, 15.0
 """How often captures are compared with the catalogue, and the pause after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How much of a job's steps is kept (by default all), and the URL of a store for copies of its captures.
+    """How many of a job's steps to keep (by default all), and the URL of a store for copies of its captures.
 
-    With ``drop_local`` local traces go once their copy is verified.
+    With ``drop_local`` local traces are removed once their copy is verified.
     """
 
     store: str | None = None
@@ -59,7 +59,7 @@ class Keeping:
             job=job,
             created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             command=command,
-            policy=", ".join(one.policy.metadata.name for one in loaded),
+            policy=", ".join(each.policy.metadata.name for each in loaded),
             policy_sha256=loaded[0].sha256,
             rings=str(rings),
             store=self.store,
@@ -110,7 +110,7 @@ class RunUploads(Sink):
         self._uploader.start()
 
     def take(self, event: Event | Observation) -> None:
-        """Release a stored capture: nothing in this run reads its trace any more."""
+        """Release a stored capture, whose trace this run no longer reads."""
         if isinstance(event, CaptureChanged) and event.result.state == "stored":
             self._uploader.release(event.result.capture_id)
 
@@ -213,13 +213,13 @@ class SharedIndexing(Sink):
 
     name = "catalogue"
 
-    def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
+    def __init__(self, root: Path, url: str, *, poll_s: float = POLL_S, retry_s: float = RETRY_S) -> None:
         self._store = LocalStore(root)
         self._url, self._catalogue = url, _catalogue(url, self._store)
         self._copies: dict[str, tuple[str, str]] = {}
         self._indexed: dict[str, str | None] | None = None
         self._loop = Loop(
-            *("index", self._compare, look_s),
+            *("index", self._compare, poll_s),
             failing="captures are stored but not catalogued",
             works=f"the catalogue {self._catalogue.name} is up to date again",
             expected=(SftriageError,),
@@ -235,7 +235,7 @@ class SharedIndexing(Sink):
             self._loop.wake()
 
     def finish(self, say: Callable[[str], None], left_s: Callable[[], float] = lambda: CATALOGUE_CLOSE_S) -> None:
-        """Bring the catalogue up to date once more, for no longer than is left, and print what it may lack."""
+        """Bring the catalogue up to date once more, in the time that is left, and say if it may lack captures."""
         if not self._loop.stop(min(CATALOGUE_CLOSE_S, left_s()), last_turn=True) or self._loop.problem:
             say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
 

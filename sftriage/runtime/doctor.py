@@ -52,7 +52,7 @@ def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
     """Run all checks, in the order in which a new user needs them. Leaves nothing behind; does not import torch."""
     free_threaded = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    torch = next((one.version for one in metadata.distributions(name="torch")), None)
+    torch = next((found.version for found in metadata.distributions(name="torch")), None)
     return [
         CheckResult("python", "ok", f"{version}{free_threaded} ({sys.executable})"),
         CheckResult("recorder", "ok", "in C")
@@ -105,7 +105,7 @@ def search_path() -> str:
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _END_S = 30.0
 """How long a job may take to end before it is killed."""
 
@@ -161,7 +161,7 @@ class Ranks:
 
     infos: tuple[RingInfo, ...]
     steps: tuple[tuple[StepRecord, ...], ...]
-    told: tuple[Mapping[str, Any], ...]
+    reports: tuple[Mapping[str, Any], ...]
     misuse: int = 0
 
 
@@ -191,8 +191,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
 
     def watch(launcher: Launcher) -> None:
         deadline_s = time.monotonic() + patience_s
-        while not launcher.ended.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
-            processes.look(launcher.pid)
+        while not launcher.ended.wait(_POLL_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
+            processes.check(launcher.pid)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if not launcher.ended.is_set():
                 ending.set()
@@ -214,7 +214,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, st
         hidden=processes.hidden,
         free_bytes=free_bytes,
         place=str(rings.parent),
-        told=launcher.told,
+        ended_by=launcher.last_signal,
         seconds=patience_s,
         status=None if ending.is_set() else status,
     )
@@ -234,11 +234,11 @@ def _enough(rings: Path, steps: int) -> bool:
     return (
         bool(ranks.infos)
         and len(ranks.infos) >= ranks.infos[0].world_size
-        and all(len(one) >= steps for one in ranks.steps)
+        and all(len(records) >= steps for records in ranks.steps)
     )
 
 
-def _read_ranks(rings: Path, told: Path | None) -> Ranks:
+def _read_ranks(rings: Path, reports: Path | None) -> Ranks:
     """The rings so far, without files that cannot be read."""
     infos, steps, misuse = [], [], 0
     newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
@@ -248,7 +248,7 @@ def _read_ranks(rings: Path, told: Path | None) -> Ranks:
             infos.append(ring.info)
             steps.append(tuple(batch.steps.records()))
             misuse += ring.misuse + batch.misuse
-    return Ranks(tuple(infos), tuple(steps), tuple(reports_in(told)) if told is not None else (), misuse)
+    return Ranks(tuple(infos), tuple(steps), tuple(reports_in(reports)) if reports is not None else (), misuse)
 
 
 _NOTHING_KNOWN = Facts(auto=True)
@@ -257,27 +257,28 @@ _NOTHING_KNOWN = Facts(auto=True)
 def found_of(ranks: Ranks, known: Facts = _NOTHING_KNOWN) -> JobFound:
     """What a finished job has shown; ``known`` is what its processes showed from outside."""
     # (launchers and workers also import torch, but do not train)
-    trained = [bool(one["rounds"] or one["fired"]["backward"] or one["by_hand"]) for one in ranks.told]
-    trainers = [one for one, it_did in zip(ranks.told, trained, strict=True) if one["rank"] or it_did]
+    trained = [bool(report["rounds"] or report["fired"]["backward"] or report["by_hand"]) for report in ranks.reports]
+    trainers = [report for report, did_train in zip(ranks.reports, trained, strict=True) if report["rank"] or did_train]
     fired, collectives = Counter[str](), Counter[str]()
-    for one in trainers:
-        fired.update(one["fired"])
-        collectives.update(one.get("collectives", {}))
+    for report in trainers:
+        fired.update(report["fired"])
+        collectives.update(report.get("collectives", {}))
     stages = _shares_of(ranks)
     info = ranks.infos[0] if ranks.infos else None
-    steps, failed = sum(map(len, ranks.steps)), {name: why for one in trainers for name, why in one["failed"].items()}
-    facts = replace(with_reports(known, ranks.told), steps=steps, rings=len(ranks.infos), failed=failed, over=True)
+    failed = {name: why for report in trainers for name, why in report["failed"].items()}
+    steps = sum(map(len, ranks.steps))
+    facts = replace(with_reports(known, ranks.reports), steps=steps, rings=len(ranks.infos), failed=failed, over=True)
     found = JobFound(
         seams=tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES),
         stages=stages,
         sync=tuple(name for name in info.schema.sync if name != EXCHANGE or stages.get(name)) if info else (),
-        cohorts=Counter(one.cohort for one in ranks.infos),
+        cohorts=Counter(info.cohort for info in ranks.infos),
         writer=info.writer if info else "",
         captures=captures_of(trainers),
         missing=(),
         ranks=len(ranks.infos),
         steps=steps,
-        models=tuple(dict.fromkeys(name for one in trainers for name in one["models"])),
+        models=tuple(dict.fromkeys(name for report in trainers for name in report["models"])),
         by_hand=facts.by_hand,
         collectives=collectives,
     )
@@ -292,7 +293,7 @@ def _shares_of(ranks: Ranks) -> dict[str, float]:
     for info, records in zip(ranks.infos, ranks.steps, strict=True):
         if info.schema.stages == names:
             for record in records:
-                sums = [one + more for one, more in zip(sums, record.durations_ns, strict=True)]
+                sums = [total + ns for total, ns in zip(sums, record.durations_ns, strict=True)]
     return {name: part / max(1, sum(sums)) for name, part in zip(names, sums, strict=True)}
 
 
@@ -306,7 +307,9 @@ def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ..
     if shutil.which("py-spy", path=search_path()) is None:
         why_no_spy = "not installed: pip install py-spy"
     why_not = {
-        "torch": "" if trainers and all(one["kineto"] for one in trainers) else "no trainer has a torch with Kineto",
+        "torch": ""
+        if trainers and all(trainer["kineto"] for trainer in trainers)
+        else "no trainer has a torch with Kineto",
         "stacks": "" if trainers else "no trainer was found",
         "nsys": "" if shutil.which("nsys") else "nsys is not on PATH",
         "py-spy": why_no_spy,
@@ -331,14 +334,14 @@ def _missing_of(found: JobFound, ranks: Ranks, facts: Facts, training: int) -> I
     nothing = why_nothing(facts)
     if nothing is not None:
         ended = nothing.code in ("failed", "stopped")
-        what = nothing.what if ended else f"{nothing.what}: no step is recorded"
+        what = nothing.words if ended else f"{nothing.words}: no step is recorded"
         yield Missing(what, _LINES.get(nothing.code, ()))
         return
     if facts.status:
         after = f"{counted(min(map(len, ranks.steps)), 'recorded step')} per rank"
         what = f"the job exited with status {facts.status} after {after}"
         yield Missing(f"{what}: see its output above", ())
-    if training > 1 and ranks.infos and all(one.world_size == 1 for one in ranks.infos):
+    if training > 1 and ranks.infos and all(info.world_size == 1 for info in ranks.infos):
         # They do not know each other: each records as rank 0 of 1.
         what = f"{training} processes train, each as rank 0 of 1"
         yield Missing(f"{what}: RANK, WORLD_SIZE and torch.distributed give no others", _RANKS)
@@ -349,10 +352,10 @@ def _under_seams(found: JobFound, ranks: Ranks, failed: Mapping[str, str]) -> It
     for name, why in failed.items():
         yield Missing(f"the seam {name} was switched off: {why}", ())
     fired = {seam.name for seam in found.seams if seam.fired}
-    unseen = [name for name in STAGES[:3] if name not in fired and name not in failed]
-    for name in unseen:
-        yield Missing(_UNSEEN[name], ("import sftriage", *_around("sftriage", name)))
-    if not unseen:
+    undetected = [name for name in STAGES[:3] if name not in fired and name not in failed]
+    for name in undetected:
+        yield Missing(_UNDETECTED[name], ("import sftriage", *_around("sftriage", name)))
+    if not undetected:
         yield from _elsewhere(found, ("import sftriage", *_around("sftriage", "NAME")))
     schema = ranks.infos[0].schema
     if ranks.infos[0].world_size > 1 and not any(found.stages.get(name) for name in schema.sync):
@@ -365,7 +368,7 @@ def _under_seams(found: JobFound, ranks: Ranks, failed: Mapping[str, str]) -> It
 def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
     records = [record for steps in ranks.steps for record in steps]
     # (a rank's last step may be incomplete because the job was ended)
-    if incomplete := sum(not one.complete for steps in ranks.steps for one in steps[:-1]):
+    if incomplete := sum(not record.complete for steps in ranks.steps for record in steps[:-1]):
         what = f"{incomplete} of {counted(len(records), 'step')} ended by an exception, or never"
         yield Missing(f"{what}: make one turn of the loop one step", ("with monitor.step():", "    ...  # one turn"))
     if ranks.misuse:
@@ -378,7 +381,7 @@ def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
     yield from _elsewhere(found, _around("monitor", "NAME"))
     if ranks.infos[0].world_size > 1 and not schema.sync:
         yield Missing("no stage is declared to wait for the other ranks (sync)", _SYNC)
-    elif schema.sync and all(one.ready_ns is None for one in records):
+    elif schema.sync and all(record.ready_ns is None for record in records):
         what = f"no time of the last gradient, which separates {schema.sync[0]} from waiting in it"
         yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
 
@@ -390,7 +393,7 @@ def _elsewhere(found: JobFound, lines: tuple[str, ...]) -> Iterator[Missing]:
         yield Missing(f"{what}: name the stages between those detected", lines)
 
 
-_UNSEEN = {
+_UNDETECTED = {
     "data": "no batch came from a torch DataLoader in the training thread: its time counts as other",
     "forward": "no call of the trained model was detected (`model(...)`, not `model.forward(...)`): its time counts "
     "as other",
@@ -404,8 +407,8 @@ _INNER = {
 }
 
 
-def _around(whose: str, stage: str) -> tuple[str, ...]:
-    return (f'with {whose}.stage("{stage}"):', f"    {_INNER.get(stage, '...')}")
+def _around(target: str, stage: str) -> tuple[str, ...]:
+    return (f'with {target}.stage("{stage}"):', f"    {_INNER.get(stage, '...')}")
 
 
 _MONITOR = (

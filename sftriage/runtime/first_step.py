@@ -27,7 +27,7 @@ from sftriage.windows.gather import Shape
 from sftriage.windows.rings import Ring
 from sftriage.words.verdicts import counted
 
-ROOM_BYTES = 1 << 20
+FREE_BYTES = 1 << 20
 """More than the largest ring of a rank."""
 
 
@@ -36,8 +36,7 @@ class Facts:
     """The known facts about a job and its end.
 
     ``hidden``: why the seams are missing in processes with torch: a flag of Python such as "-I", or a variable.
-    ``fired``, ``failed``: by seam. ``status``: None for a job ended after its ``seconds``. ``told``: the signal that
-    ended it.
+    ``fired``, ``failed``: by seam. ``status``: None for a job ended after its ``seconds``. ``ended_by``: a signal.
     """
 
     auto: bool
@@ -53,7 +52,7 @@ class Facts:
     place: str = "/dev/shm"
     over: bool = False
     status: int | None = None
-    told: int | None = None
+    ended_by: int | None = None
     seconds: float | None = None
 
 
@@ -62,7 +61,7 @@ class Reason:
     """A reason: its code, a clause to print, and what to do about it where `doctor` has no lines to print."""
 
     code: str
-    what: str
+    words: str
     advice: str = ""
 
 
@@ -73,15 +72,15 @@ def why_nothing(facts: Facts) -> Reason | None:
     so_far = _so_far(facts)
     if not facts.over:
         return so_far
-    if facts.told is not None:
-        return Reason("stopped", f"the job was stopped by {_signal_name(facts.told)} before any step was recorded")
+    if facts.ended_by is not None:
+        return Reason("stopped", f"the job was stopped by {_signal_name(facts.ended_by)} before any step was recorded")
     if facts.seconds is not None and facts.status is None:
-        return Reason(so_far.code, f"no step within {facts.seconds:g} s: {so_far.what}")
+        return Reason(so_far.code, f"no step within {facts.seconds:g} s: {so_far.words}")
     if facts.status:
-        what = f"the job exited with status {facts.status} before any step was recorded"
+        failed = f"the job exited with status {facts.status} before any step was recorded"
         number = facts.status - 128
         why = f"{_signal_name(number)} ended it" if number in signal.valid_signals() else "see its output"
-        return Reason("failed", f"{what}: {why}")
+        return Reason("failed", f"{failed}: {why}")
     return so_far
 
 
@@ -96,7 +95,7 @@ def _so_far(facts: Facts) -> Reason:
     if not (facts.torch or trains):
         never = "imported torch" if facts.over else "has imported torch so far"
         return Reason("no_torch", f"no process of the job on this host {never}")
-    if not facts.rings and facts.free_bytes is not None and facts.free_bytes < ROOM_BYTES:
+    if not facts.rings and facts.free_bytes is not None and facts.free_bytes < FREE_BYTES:
         return Reason("no_room", f"{facts.place} is too full for a recording ({facts.free_bytes >> 10} KiB free)")
     if why := facts.failed.get("optimizer"):
         return Reason("seam", f"the seam optimizer was switched off: {why}")
@@ -143,7 +142,7 @@ _HIDDEN = (
 
 log = logging.getLogger("sftriage")
 
-LOOK_S, OFTEN_S, SELDOM_S = 1.0, 15.0, 5.0
+POLL_S, OFTEN_S, SELDOM_S = 1.0, 15.0, 5.0
 """How often to check rings; and processes, which costs more, during and after the first seconds."""
 AGAIN_S = 60.0
 """How often to log why nothing is recorded yet, once torch is imported."""
@@ -154,7 +153,7 @@ _LAUNCHERS = (*ELASTIC_MODULES, "torchrun")
 
 
 class Processes:
-    """What /proc shows of a launcher and the processes it started; ``given`` was added to their environment.
+    """What /proc shows of a launcher and the processes it started; ``added`` was added to their environment.
 
     Attributes:
         torch: the processes that had torch loaded.
@@ -162,13 +161,13 @@ class Processes:
             their own.)
     """
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, added: Mapping[str, str]) -> None:
+        self._added = added
         self.torch: set[int] = set()
         self.hidden: frozenset[str] = frozenset()
-        self._looked = False
+        self._found_one = False
 
-    def look(self, launcher: int) -> None:
+    def check(self, launcher: int) -> None:
         for pid in {launcher, *_below(launcher)} - self.torch:
             with contextlib.suppress(OSError):
                 place = Path(f"/proc/{pid}")
@@ -177,21 +176,22 @@ class Processes:
                 self.torch.add(pid)
                 words = [os.fsdecode(word) for word in (place / "cmdline").read_bytes().split(b"\0")]
                 if not any(word.endswith(_LAUNCHERS) for word in words):
-                    pairs = (os.fsdecode(one).partition("=") for one in (place / "environ").read_bytes().split(b"\0"))
-                    hidden = hides({name: value for name, _, value in pairs}, words, self._given)
-                    self.hidden = self.hidden & hidden if self._looked else frozenset(hidden)
-                    self._looked = True
+                    entries = map(os.fsdecode, (place / "environ").read_bytes().split(b"\0"))
+                    pairs = (entry.partition("=") for entry in entries)
+                    hidden = hides({name: value for name, _, value in pairs}, words, self._added)
+                    self.hidden = self.hidden & hidden if self._found_one else frozenset(hidden)
+                    self._found_one = True
 
 
-def hides(environment: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> set[str]:
-    """Why a process does not get the variables in ``given``: see `Facts`."""
+def hides(environment: Mapping[str, str], words: Sequence[str], added: Mapping[str, str]) -> set[str]:
+    """Why a process does not get the variables in ``added``: see `Facts`."""
     found = flags_of(words) & {"I", "E", "S"}
     hidden = {f"-{flag}" for flag in found}
-    if environment.get("SFTRIAGE_RINGS") != given.get("SFTRIAGE_RINGS"):
+    if environment.get("SFTRIAGE_RINGS") != added.get("SFTRIAGE_RINGS"):
         hidden.add("SFTRIAGE_RINGS")
     if environment.get("SFTRIAGE_SEAMS") == "off":
         hidden.add("SFTRIAGE_SEAMS")
-    ours = given.get("PYTHONPATH", "").split(os.pathsep)[0]
+    ours = added.get("PYTHONPATH", "").split(os.pathsep)[0]
     if ours not in environment.get("PYTHONPATH", "").split(os.pathsep):
         hidden.add("PYTHONPATH")
     return hidden
@@ -236,53 +236,53 @@ def with_reports(known: Facts, reports: Sequence[Mapping[str, Any]]) -> Facts:
     """The known facts, with those of these reports."""
     fired: Counter[str] = Counter()
     failed: dict[str, str] = {}
-    for one in reports:
-        fired |= Counter(one["fired"])
-        failed |= one["failed"]
-    by_hand, compiling = (any(one.get(name) for one in reports) for name in ("by_hand", "compiling"))
+    for report in reports:
+        fired |= Counter(report["fired"])
+        failed |= report["failed"]
+    by_hand, compiling = (any(report.get(name) for report in reports) for name in ("by_hand", "compiling"))
     torch = max(known.torch, len(reports))
     return replace(known, torch=torch, fired=fired, failed=failed, by_hand=by_hand, compiling=compiling)
 
 
 class FirstStep:
-    """Logs when a job's first steps are recorded, and once a minute why they are not.
+    """Shows when a job's first steps are recorded, and once a minute why they are not.
 
-    ``given`` was added to the job's environment, ``auto`` says whether seams find its stages. ``note`` gets the reason
+    ``added`` was added to the job's environment, ``auto`` says whether seams find its stages. ``note`` gets the reason
     whenever it changes, and "" once a step is recorded.
     """
 
     def __init__(
         self,
         rings: Path,
-        given: Mapping[str, str],
+        added: Mapping[str, str],
         shape: Shape,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
         note: Callable[[str], None] = lambda _: None,
         *,
         auto: bool,
     ) -> None:
         self._rings, self._auto = rings, auto
-        self._shape, self._say, self._note = shape, say, note
-        self._processes, self._looked_s = Processes(given), 0.0
+        self._shape, self._show, self._note = shape, show, note
+        self._processes, self._checked_s = Processes(added), 0.0
         self._since_s: float | None = None
         self._free_bytes: int | None = None
         self._torch_s: float | None = None
         self._first_s: float | None = None
-        self._said_s = 0.0
+        self._logged_s = 0.0
         self._noted = ""
         self._step_s = math.inf
         self.recorded = False
 
     def follow(self, launcher: Launcher) -> None:
-        """Look until the job has ended; only logs errors."""
-        while not launcher.ended.wait(None if self.recorded else LOOK_S):
+        """Check until the job has ended; only logs errors."""
+        while not launcher.ended.wait(None if self.recorded else POLL_S):
             with suppressed():
-                self.look(launcher.pid, time.monotonic())
+                self.check(launcher.pid, time.monotonic())
         with suppressed():
-            self.end(launcher.status, launcher.told)
+            self.end(launcher.status, launcher.last_signal)
 
-    def look(self, launcher: int, now_s: float) -> None:
-        """Check once, and log news. ``now_s`` is of a monotonic clock."""
+    def check(self, launcher: int, now_s: float) -> None:
+        """Check once, and show changes. ``now_s`` is on a monotonic clock."""
         if self.recorded:
             return
         begun, world_size = self._begun()
@@ -292,34 +292,35 @@ class FirstStep:
                 self.recorded = True
                 shutil.rmtree(self._rings / REPORTS, ignore_errors=True)
                 about = tuple(self._shape.first_verdict_step(0, step_s) + 2 for step_s in (0.0, self._step_s))
-                self._say(begun_sentence(len(begun), world_size, begun[0].schema, about))
+                self._show(begun_sentence(len(begun), world_size, begun[0].schema, about))
                 self._note("")
             return
         self._since_s = now_s if self._since_s is None else self._since_s
-        if now_s < self._since_s + OFTEN_S or now_s >= self._looked_s + SELDOM_S:
-            self._looked_s = now_s
-            self._processes.look(launcher)
+        if now_s < self._since_s + OFTEN_S or now_s >= self._checked_s + SELDOM_S:
+            self._checked_s = now_s
+            self._processes.check(launcher)
         with contextlib.suppress(OSError):
             free_bytes = shutil.disk_usage(self._rings).free
             self._free_bytes = min(free_bytes, self._free_bytes or free_bytes)
         if self._processes.torch and self._torch_s is None:
-            self._torch_s = self._said_s = now_s
-        if self._torch_s is not None and now_s >= self._said_s + AGAIN_S:
-            self._said_s = now_s
+            self._torch_s = self._logged_s = now_s
+        if self._torch_s is not None and now_s >= self._logged_s + AGAIN_S:
+            self._logged_s = now_s
             minutes = round((now_s - self._torch_s) / 60)
-            what = self._why(self._facts())
-            self._say(f"no step is recorded yet, {counted(minutes, 'minute')} after torch was imported: {what}")
+            why = self._why(self._facts())
+            self._show(f"no step is recorded yet, {counted(minutes, 'minute')} after torch was imported: {why}")
 
-    def end(self, status: int | None, told: int | None) -> None:
-        """The job has ended: log why nothing was recorded, if nothing was."""
+    def end(self, status: int | None, ended_by: int | None) -> None:
+        """The job has ended: show why nothing was recorded, if nothing was."""
         begun, world_size = self._begun()
         if self.recorded or begun:
             if not self.recorded:
-                self._say(begun_sentence(len(begun), world_size, begun[0].schema))
+                self._show(begun_sentence(len(begun), world_size, begun[0].schema))
                 self._note("")
             self.recorded = True
             return
-        self._say(f"nothing was recorded: {self._why(replace(self._facts(), over=True, status=status, told=told))}")
+        facts = replace(self._facts(), over=True, status=status, ended_by=ended_by)
+        self._show(f"nothing was recorded: {self._why(facts)}")
 
     def _facts(self) -> Facts:
         known = Facts(
@@ -334,11 +335,11 @@ class FirstStep:
 
     def _why(self, facts: Facts) -> str:
         reason = why_nothing(facts)
-        what = "" if reason is None else "; ".join(filter(None, (reason.what, reason.advice)))
-        if what != self._noted:
-            self._noted = what
-            self._note(what)
-        return what
+        why = "" if reason is None else "; ".join(filter(None, (reason.words, reason.advice)))
+        if why != self._noted:
+            self._noted = why
+            self._note(why)
+        return why
 
     def _begun(self) -> tuple[list[RingInfo], int]:
         begun, world_size = {}, 0
@@ -364,8 +365,8 @@ def suppressed() -> Iterator[None]:
 def begun_sentence(ranks: int, world_size: int, schema: StageSchema, first_verdict: Sequence[int] = ()) -> str:
     """Which ranks are recorded, and at which step the first verdict comes: usually, and at the earliest."""
     names = [f"{name} (sync)" if name in schema.sync else name for name in schema.stages[:-1]]
-    those = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
-    recording = f"Recording {those}: {', '.join(names)}."
+    these = counted(ranks, "rank") if ranks >= world_size else f"{ranks} of {counted(world_size, 'rank')} here"
+    recording = f"Recording {these}: {', '.join(names)}."
     if not first_verdict:
         return recording
     usual, soonest = first_verdict

@@ -37,11 +37,11 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 FLUSH_S = 60.0
 """How long sending what is left may take."""
 LEAVE_S, HURRY_S, SOON_S = 8.0, 8.0, 13.0
-"""Limits after SIGTERM to all processes, which SLURM kills after 30 s: for the launcher to end, then to send what is
-left, and for both on all hosts before the controller stops waiting."""
+"""Time limits after a SIGTERM to all processes, which SLURM kills after 30 s: for the launcher to end; for sending what
+is left; and, on the controller, for both on all hosts."""
 RESTART_S, LEFT_S = 60.0, 5.0
-"""How long after its trainers a host counts as over: they may restart; and if all trainers have signed off."""
-LOOK_S = 0.5
+"""How long after the last trainer a host counts as over: they may restart; and if all of them ended in order."""
+POLL_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
 NOTE = "host.json"
 """In a host's directory: a `HostNote`."""
@@ -76,16 +76,16 @@ def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, ne
     return path if new else before
 
 
-def free(wanted: Path) -> Path:
+def free(name: Path) -> Path:
     """A new directory of that name, numbered if it exists: a job may be queued again under its name."""
-    return next(path for path in numbered(wanted) if not path.exists())
+    return next(path for path in numbered(name) if not path.exists())
 
 
-def numbered(wanted: Path) -> Iterator[Path]:
+def numbered(path: Path) -> Iterator[Path]:
     """A name, and numbered alternatives to it."""
-    yield wanted
+    yield path
     for number in count(2):
-        yield wanted.with_name(f"{wanted.name}-{number}")
+        yield path.with_name(f"{path.name}-{number}")
 
 
 def file_name(name: str) -> str:
@@ -165,16 +165,16 @@ class AgentHost:
     def watch(self, let_go: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the trainers, or their launcher, have gone for good; False if ``let_go`` comes first."""
         known = launcher_of(self._rings) is not None
-        # (a restarted agent may come after the last of them has gone)
-        seen_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
-        while seen_s is None or time.monotonic() < seen_s + RESTART_S:
+        # (the last of them may have gone before a restarted agent begins)
+        alive_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
+        while alive_s is None or time.monotonic() < alive_s + RESTART_S:
             if let_go():
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             if trainers_alive(self._rings):
-                seen_s = time.monotonic()
+                alive_s = time.monotonic()
                 continue
-            left = seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings)
+            left = alive_s is not None and time.monotonic() > alive_s + LEFT_S and trainers_left(self._rings)
             if left or (known and launcher_of(self._rings) is None):
                 break
         return True
@@ -185,11 +185,11 @@ class AgentHost:
             time.sleep(0.1)
         return not there
 
-    def finish(self, patience_s: float = FLUSH_S, *, says: bool = True) -> bool:
-        """The job is over here: send what is left, and return whether all was sent; ``says`` logs if not."""
-        # A hub that was never reached will not be within the grace period of a pod.
-        done = self._end.finish(patience_s if says or self._hub.was_connected else 0.0)
-        if not done and says and self._log_leader.should_log():
+    def finish(self, patience_s: float = FLUSH_S, *, logs: bool = True) -> bool:
+        """The job is over here: send what is left, and return whether all was sent; ``logs`` if not."""
+        # (a hub that was never reached will not appear within the grace period of a pod)
+        done = self._end.finish(patience_s if logs or self._hub.was_connected else 0.0)
+        if not done and logs and self._log_leader.should_log():
             log.warning("the hub does not answer; the last recordings of the job stay on their hosts")
         return done
 

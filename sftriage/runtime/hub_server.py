@@ -22,7 +22,7 @@ from sftriage.base.process import Supervised, start_child
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT, HubAddress, hosts_of
 from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runtime.hosting import LOOK_S, file_name, node_number
+from sftriage.runtime.hosting import POLL_S, file_name, node_number
 
 log = logging.getLogger("sftriage")
 
@@ -33,7 +33,7 @@ take to appear here once the hub is up."""
 ANSWER_S = 1.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
-ROOM_BYTES = 1 << 20
+FREE_BYTES = 1 << 20
 _STORES_NOTHING = (b"no space left on device", b"disk quota exceeded")
 
 
@@ -86,7 +86,7 @@ class HubServer:
             self._log = store / "server.log"
             self._command = [program, "-c", str(store / "server.conf")]
             self._log.unlink(missing_ok=True)
-            self._read, self._had_room = 0, False
+            self._read, self._had_space = 0, False
             where = str(self._log)
             self._child = Supervised(
                 "hub", lambda _: self._started(), end_s=END_S, where=where, is_stuck=self._is_stuck
@@ -116,8 +116,8 @@ class HubServer:
         except OSError:
             return False
         self._read += len(lines)
-        had_room, self._had_room = self._had_room, found.f_bavail * found.f_frsize > ROOM_BYTES
-        if not (had_room and self._had_room and any(words in lines for words in _STORES_NOTHING)):
+        had_space, self._had_space = self._had_space, found.f_bavail * found.f_frsize > FREE_BYTES
+        if not (had_space and self._had_space and any(words in lines for words in _STORES_NOTHING)):
             return False
         log.info("restarting the hub: its disk was full, and has room again")
         return True
@@ -152,7 +152,7 @@ def listens_on(host: str) -> str:
     if host == "localhost" or host.replace(".", "").isdecimal() or ":" in host:
         return host
     found = {address[4][0] for address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
-    return "0.0.0.0" if all(ip_address(one).is_loopback for one in found) else host
+    return "0.0.0.0" if all(ip_address(name).is_loopback for name in found) else host
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class HubOptions:
             # (listing the directory refreshes a network file system, which looking up a name may not)
             with contextlib.suppress(OSError), os.scandir(self.secret.parent) as entries:
                 next(entries, None)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def arguments(self) -> list[str]:
         found = ["--nats", self.nats or ""] if self.hub is None else ["--hub", self.hub]

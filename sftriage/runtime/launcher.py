@@ -1,4 +1,4 @@
-"""The launcher as a child with our terminal and signals, and triage beside it, whose failures spare the job."""
+"""Runs the launcher as a child with our terminal and signals, and triage beside it, which cannot disturb the job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Launcher:
     job continues.
 
     Attributes:
-        told: the last of INT, TERM, HUP and QUIT that the job got; ``told_s`` is when its first SIGTERM came.
+        last_signal: the last of INT, TERM, HUP and QUIT that the job got; ``sigterm_s`` is when its first SIGTERM came.
         ended: set once the job has ended, and ``status`` as a shell gives it (128 + a signal).
         hurried: Ctrl-C has come since the job ended: wait no longer.
     """
@@ -50,8 +50,8 @@ class Launcher:
         self._terminal = _foreground_terminal()
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
-        self.told: int | None = None
-        self.told_s: float | None = None
+        self.last_signal: int | None = None
+        self.sigterm_s: float | None = None
         self.ended = threading.Event()
         self.status: int | None = None
         self._ended_s = float("inf")
@@ -114,7 +114,7 @@ class Launcher:
         """Wait for the child. If Ctrl-Z stops it, we stop too: the shell gets its terminal, and continues both."""
         assert self._process is not None, "nothing has been started"
         while True:
-            # (a handler that runs between the two sends a signal to a group that is still there)
+            # (between the two calls, a handler can still send a signal to the group)
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             _, status = os.waitpid(self._process.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
@@ -143,22 +143,22 @@ class Launcher:
             self.hurried = self.hurried or signum in (signal.SIGINT, signal.SIGQUIT)
             return
         if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            self.told = signum
-        if signum == signal.SIGTERM and self.told_s is None:
-            self.told_s = time.monotonic()
+            self.last_signal = signum
+        if signum == signal.SIGTERM and self.sigterm_s is None:
+            self.sigterm_s = time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signum)
 
 
 class Notes:
-    """The signals of a process beside a job: notes those that end it, and survives those for the job.
+    """The signals of a process beside a job: notes those that end it, and ignores those for the job.
 
     Attributes:
-        told: the last signal that ends it; None for none so far.
+        last_signal: the last signal that ends it, if any.
     """
 
     def __init__(self, ends: Iterable[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
-        self.told: int | None = None
+        self.last_signal: int | None = None
         self._ends = frozenset(ends)
         # (SIGHUP ends it, as by default; signals that stop and continue it keep their effect)
         kept = {signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT} - self._ends
@@ -168,7 +168,7 @@ class Notes:
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if signum in self._ends:
-            self.told = signum
+            self.last_signal = signum
 
 
 def _foreground_terminal() -> int | None:
@@ -198,7 +198,7 @@ END_S = 14.0
 """How long triage may work after the end of its job; with the end of the process, 15 s."""
 LEAVE_S = 0.75
 """How long the end of this process may take then."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 Result = TypeVar("Result")
 
 
@@ -336,4 +336,4 @@ def _problem(error: BaseException) -> str:
 def _wait(future: Future[Result], for_s: float, enough: Callable[[], bool] = lambda: False) -> None:
     deadline_s = time.monotonic() + for_s
     while not future.done() and not enough() and time.monotonic() < deadline_s:
-        futures.wait([future], _LOOK_S)
+        futures.wait([future], _POLL_S)

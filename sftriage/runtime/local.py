@@ -39,7 +39,7 @@ from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import ELASTIC_MODULES, NsysLaunch, place_in, remove_place, wrapped
 from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
-from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
+from sftriage.runtime.triage import POLL_S, SHOW_S, Triage
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk, Do, at_once
 from sftriage.traces.store import LocalStore
@@ -99,7 +99,7 @@ class WatchedRun:
         self._sinks = sinks(directory, info)
         self._ended_at = ""
 
-    def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SEEN_S) -> None:
+    def _watch(self, fleet: Fleet, *, resume: bool, reads_s: float = SHOW_S) -> None:
         about = self.directory, self._info, self.files, fleet, self._sinks
         self._triage = Triage(*about, resume=resume, reads_s=reads_s, disk=self._disk)
 
@@ -188,8 +188,8 @@ class LocalRun(WatchedRun):
         }
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})
-        self._given = {**(environment or {}), **self._auto, **place}
-        return Triaged(self._command, self._given, partial(self._follow, say), self.close)
+        self._environment = {**(environment or {}), **self._auto, **place}
+        return Triaged(self._command, self._environment, partial(self._follow, say), self.close)
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
         """Run the job to its end; return its exit status.
@@ -200,14 +200,14 @@ class LocalRun(WatchedRun):
             return supervise(launcher, self._command, lambda: self.triaged(environment), output=output)
 
     def _follow(self, say: Callable[[str], None], launcher: Launcher) -> None:
-        def note(what: str) -> None:
-            self._disk.do(partial(self._note, not_recorded=what), "run.json", waits=False)
+        def note(reason: str) -> None:
+            self._disk.do(partial(self._note, not_recorded=reason), "run.json", waits=False)
 
         try:
             remember(self.directory)
             note_launcher(self._rings, launcher.pid)
             self._triage.start()
-            about = self._rings, self._given, shape_of(self.files.current.detection), say, note
+            about = self._rings, self._environment, shape_of(self.files.current.detection), say, note
             FirstStep(*about, auto=bool(self._auto)).follow(launcher)
             self._finish()
         finally:
@@ -220,8 +220,8 @@ class LocalRun(WatchedRun):
         self._held.close()
 
     @property
-    def steps_seen(self) -> int:
-        return self._triage.steps_seen
+    def recorded_steps(self) -> int:
+        return self._triage.recorded_steps
 
 
 class TakeOver(WatchedRun):
@@ -244,12 +244,12 @@ class TakeOver(WatchedRun):
         """Triage the job to the end of its launcher, or else its trainers; False if ``let_go`` comes first."""
         self._triage.start()
         known = launcher_of(self._rings) is not None
-        seen_s = time.monotonic()
+        alive_s = time.monotonic()
         while not let_go():
             time.sleep(POLL_S)
             if self._triage.trainers_alive:
-                seen_s = time.monotonic()
-            over = launcher_of(self._rings) is None if known else time.monotonic() - seen_s > RESTART_S
+                alive_s = time.monotonic()
+            over = launcher_of(self._rings) is None if known else time.monotonic() - alive_s > RESTART_S
             if over:
                 self._finish()
                 shutil.rmtree(self.directory.path / FOLDER, ignore_errors=True)

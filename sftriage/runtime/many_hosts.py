@@ -63,7 +63,7 @@ class HostRun:
         self._host: hosting.AgentHost | None = None
         self._controller: Supervised | None = None
         self._server: HubServer | None = None
-        self._said = ""
+        self._problem = ""
 
     def triaged(
         self,
@@ -112,43 +112,43 @@ class HostRun:
         if launch is not None:
             place |= launch.environment(os.environ)
             command = wrapped(command, launch.script)
-        self._given = {**self._auto, **place}
-        return Triaged(command, self._given, self._watch, self._held.close)
+        self._environment = {**self._auto, **place}
+        return Triaged(command, self._environment, self._watch, self._held.close)
 
     def _watch(self, launcher: Launcher) -> None:
         with self._held:
             note_launcher(self._rings, launcher.pid)
             while self._host is None and not launcher.ended.is_set():
                 self._join(launcher.ended)
-                launcher.ended.wait(hosting.LOOK_S if self._host else AGAIN_S)
+                launcher.ended.wait(hosting.POLL_S if self._host else AGAIN_S)
             # (one host logs what is the same on all)
-            say = log.warning if self._leads else log.debug
-            about = self._rings, self._given, shape_of(self._detection), say
+            show = log.warning if self._leads else log.debug
+            about = self._rings, self._environment, shape_of(self._detection), show
             first = FirstStep(*about, auto=bool(self._auto))
-            while not launcher.ended.is_set() and time.monotonic() < (launcher.told_s or math.inf) + hosting.LEAVE_S:
+            while not launcher.ended.is_set() and time.monotonic() < (launcher.sigterm_s or math.inf) + hosting.LEAVE_S:
                 with suppressed():
-                    first.look(launcher.pid, time.monotonic())
-                launcher.ended.wait(hosting.LOOK_S)
-            told = launcher.told_s is not None
+                    first.check(launcher.pid, time.monotonic())
+                launcher.ended.wait(hosting.POLL_S)
+            terminated = launcher.sigterm_s is not None
             if not launcher.ended.is_set():
                 if self._leads:
                     still_runs = "the job did not end within %.0f s of SIGTERM; stopped watching it"
                     log.warning(still_runs, hosting.LEAVE_S)
-                self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
+                self._held.callback(remove_rings_directory, self._rings, even_written=True)
             elif launcher.status is not None:
                 with suppressed():
-                    first.end(launcher.status, launcher.told)
+                    first.end(launcher.status, launcher.last_signal)
             if self._host is not None:
-                self._host.finish(launcher.left_s(hosting.HURRY_S), says=not told)
+                self._host.finish(launcher.left_s(hosting.HURRY_S), logs=not terminated)
             if self._controller is None:
                 return
             # The controller ends once all other hosts have; this host waits no longer than that.
-            if told:
+            if terminated:
                 self._controller.terminate()
             try:
                 self._controller.wait(launcher.left_s(SEE_OFF_S))
             except subprocess.TimeoutExpired:
-                if not told:
+                if not terminated:
                     log.warning(
                         "the job has ended here; stopped its controller, which was waiting for other hosts or the hub"
                     )
@@ -168,17 +168,17 @@ class HostRun:
                 *(self._options.address, self._name, self._keeping),
             )
         except SftriageError as error:
-            self._say(str(error))
+            self._report(str(error))
             return
         self._log_leader.release()
         host.start()
         self._held.callback(host.close)
         self._host = host
 
-    def _say(self, problem: str) -> None:
-        if problem != self._said and self._log_leader.should_log():
+    def _report(self, problem: str) -> None:
+        if problem != self._problem and self._log_leader.should_log():
             log.warning("the job runs unwatched until this is fixed: %s", problem)
-        self._said = problem
+        self._problem = problem
 
     def _lead(self) -> None:
         options, directory = self._options, self._out

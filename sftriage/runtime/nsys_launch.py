@@ -26,7 +26,7 @@ from sftriage.runs.directory import RunDirectory
 RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 """Names the script that starts one rank, for launchers that start ranks their own way."""
 
-_ASK_S = 20.0
+_QUERY_S = 20.0
 _END_S = 10.0
 _PROGRAMS = (b"/nsys", b"QdstrmImporter")
 _PROGRAM_WORDS = 4
@@ -58,7 +58,7 @@ class NsysLaunch:
         if found is None:
             raise UsageError("--nsys: no nsys on PATH; install NVIDIA Nsight Systems")
         try:
-            parse_version(run_bounded([found, "--version"], _ASK_S).output)
+            parse_version(run_bounded([found, "--version"], _QUERY_S).output)
         except CaptureError as error:
             raise UsageError(f"--nsys: {error}") from error
         tmp = _executable_directory(directory)

@@ -1,4 +1,4 @@
-"""Analysis of captures: during their run, noted in their manifests, and later on demand."""
+"""Analysis of captures: by triage during a run (`Annotations`, noted in their manifests), or later by `reduce`."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ KEPT_COSTS = 64
 """How many costs to keep for captures that are not stored yet."""
 
 QUICK_BYTES = 4 * 2**20
-"""Up to this size, a packed trace is analysed at once, in a second or two; a larger one only on demand."""
+"""A packed trace up to this size is analysed at once, in a second or two; a larger one only on demand."""
 
 
 class Annotations:
-    """Keeps the manifests of a run's captures up to date. ``do`` runs the writes."""
+    """Writes findings into the manifests of a run's captures. ``do`` runs the writes."""
 
     def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
         self._do = do
         self.store = LocalStore(directory.path)
-        # Remains of a crash must not stop the start if the disk cannot remove them now.
+        # (a disk that cannot remove the remains of a crash must not stop the start)
         with suppress(SftriageError):
             self.store.sweep()
-        # Either may be known first, depending on how long writing a trace takes.
+        # A cost may be known before its capture is stored, or after.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
         self._steps = HeatSource(StepLogs(directory.steps))
         self._causes: deque[tuple[Manifest, CauseInfo, LeftOpen]] = deque()
-        self._told: dict[str, tuple[str, str]] = {}
+        self._published: dict[str, tuple[str, str]] = {}
         self._gpu_slowed: dict[str, float] = {}
 
     def stored(
@@ -82,8 +82,8 @@ class Annotations:
     ) -> None:
         """Update the manifest of a stored capture, and analyse it. The capture stays even if this fails.
 
-        ``found`` says whether its fault is in it, ``remarks`` are of its rank's GPU, whose clock is ``gpu_slowed`` (a
-        fraction) below the others', where it is slow.
+        ``found`` says whether the capture shows the fault; ``remarks`` are on its rank's GPU; ``gpu_slowed`` is how far
+        the GPU's clock is below the others', as a fraction, if it is slow.
         """
         if gpu_slowed is not None:
             self._gpu_slowed[capture_id] = gpu_slowed
@@ -115,7 +115,7 @@ class Annotations:
             yield CauseFound(now_s, *about, place, cause.compared_with, cause.next_step, missing)
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
-        """The manifest with a note, which the store has too once the disk takes it."""
+        """Write a note to the store, and return the manifest with it."""
         self._have_noted(manifest.capture_id, noted)
         return manifest.noting(noted)
 
@@ -131,11 +131,11 @@ class Annotations:
         self._do(note, "notes", Counted("notes on captures"))
 
     def _analyse(self, manifest: Manifest, attempt: int) -> None:
-        """Note what filled the suspect stage beside the control's, for small traces; the later of the two starts it."""
+        """Note what filled the suspect stage; runs once for each small capture of a suspect and its control."""
         if not quick(manifest):
             return
         try:
-            beside = [one for one in self._beside(manifest) if quick(one)]
+            beside = [found for found in self._beside(manifest) if quick(found)]
             if manifest.capture.role == "suspect":
                 self._find(manifest, next(iter(beside), None), attempt)
                 return
@@ -145,31 +145,33 @@ class Annotations:
             log.info("capture %s is stored but could not be analysed: %s", manifest.capture_id, error)
 
     def _find(self, manifest: Manifest, control: Manifest | None, attempt: int) -> None:
-        samples, its = self._samples(manifest), None if control is None else self._samples(control)
+        samples, control_samples = self._samples(manifest), None if control is None else self._samples(control)
         if manifest.sampled:
             mine = self._sampled(manifest, samples, attempt)
-            theirs = None if control is None or its is None else self._sampled(control, its, attempt)
+            theirs = None
+            if control is not None and control_samples is not None:
+                theirs = self._sampled(control, control_samples, attempt)
             named = manifest.trigger.stage
             stage = named if named is not None and named in mine.stages else slowest(mine, theirs)
             findings = find_sampled(mine, stage, theirs, known_faulty(manifest))
         else:
-            one, other = self._reduced(manifest), None
+            reduction, other = self._reduced(manifest), None
             if control is not None and not control.sampled:
                 other = self._reduced(control)
-            stage = stage_in_question(None, manifest, None, one, other)
+            stage = stage_in_question(None, manifest, None, reduction, other)
             if other is not None and stage not in other.schema.stages:
                 other = None
-            findings = find(one, stage, other, known_faulty(manifest))
+            findings = find(reduction, stage, other, known_faulty(manifest))
         findings = findings.model_copy(update={"counted": self._counted(manifest, findings, attempt)})
-        beside = its if findings.control is not None and findings.beside == "rank" else None
+        beside = control_samples if findings.control is not None and findings.beside == "rank" else None
         cause = explained(findings, manifest, samples, beside)
         self._note(manifest, findings.model_copy(update={"cause": cause}))
         torch_call = samples is not None and in_torch(samples, findings.stage)
         sources = {"operators": not manifest.sampled, "stacks": samples is not None}
         missing = left_open(cause.code, **sources, torch_call=torch_call)
         # (the control's trace may add a cause, or repeat it)
-        if self._told.get(manifest.capture_id) != (cause.code, missing):
-            self._told[manifest.capture_id] = (cause.code, missing)
+        if self._published.get(manifest.capture_id) != (cause.code, missing):
+            self._published[manifest.capture_id] = (cause.code, missing)
             self._causes.append((manifest, cause, missing))
 
     def _sampled(self, manifest: Manifest, samples: StackSamples | None, attempt: int) -> SampledRank:
@@ -182,7 +184,7 @@ class Annotations:
         return SampledRank(source, manifest.capture.rank, steps, samples)
 
     def _counted(self, manifest: Manifest, findings: Findings, attempt: int) -> dict[str, float] | None:
-        """Counters of the captured rank above its peers', and what it lost to a lower clock of its GPU."""
+        """The captured rank's counters above its peers', and the time lost to a lower clock of its GPU."""
         counted, slowed = counted_beside(self._steps, manifest, attempt), self._gpu_slowed.get(manifest.capture_id)
         if slowed is None:
             return counted
@@ -190,7 +192,7 @@ class Annotations:
         return {**(counted or {}), "gpu_s": slowed * (findings.suspect.step_s if whole else findings.suspect.device_s)}
 
     def _samples(self, manifest: Manifest) -> StackSamples | None:
-        if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
+        if not any(artefact.name == SAMPLES_NAME for artefact in manifest.artefacts):
             return None
         try:
             return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
@@ -200,19 +202,19 @@ class Annotations:
 
     def _reduced(self, manifest: Manifest) -> Reduction:
         path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)
-        (one,) = (reduce_trace(trace) for trace in read_traces(path))
-        return one
+        (reduction,) = (reduce_trace(trace) for trace in read_traces(path))
+        return reduction
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
-        return [one for _, one in beside(self.store, manifest.capture_id, manifest)]
+        return [found for _, found in beside(self.store, manifest.capture_id, manifest)]
 
     def costed(self, cost: CostMeasured) -> None:
-        """Note what captures have cost the job in the manifests of those that touched its steps."""
+        """Note a cost to the job in the manifests of the captures that ran during its steps."""
         self._costs.append((cost, []))
         self._note_cost(*self._costs[-1])
 
     def _note_cost(self, cost: CostMeasured, sharing: list[str]) -> None:
-        """Note a cost in the captures that share it, now with those that have touched its steps as well."""
+        """Note a cost in the captures that share it, and in those stored since that ran during its steps."""
         touched = [
             capture_id
             for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
@@ -221,7 +223,7 @@ class Annotations:
         if not touched:
             return
         for capture_id in touched:
-            # By now its last step is logged, and the other captures with it are stored.
+            # (by now its last step is logged, and the other captures of its steps are stored)
             attempt, *_ = self._uncosted.pop(capture_id)
             self._note_steps(capture_id, attempt)
             try:
@@ -231,7 +233,7 @@ class Annotations:
                 continue
             if manifest.findings is not None and manifest.findings.counted is None:
                 self._analyse(manifest, attempt)
-        # Earlier captures get the new number of captures.
+        # (earlier captures get the new number of captures, too)
         sharing += touched
         about = {name: getattr(cost, name) for name in ("first_step", "last_step", "cost_s", "before_s")}
         info = CostInfo(**about, captures=len(sharing))
@@ -239,10 +241,10 @@ class Annotations:
             self._have_noted(capture_id, info)
 
     def _note_steps(self, capture_id: str, attempt: int) -> None:
-        """Note the captured steps as they were recorded: a store has the manifest, but not the run."""
+        """Note the captured steps as they were recorded: a remote store has the manifest, but not the run."""
         try:
             manifest = self.store.manifest(capture_id)
-            controls = [one.capture.rank for one in self._beside(manifest) if one.capture.role == "control"]
+            controls = [found.capture.rank for found in self._beside(manifest) if found.capture.role == "control"]
             control = control_of(manifest)
             if control is None:
                 control = next(iter(controls), None)
@@ -255,13 +257,13 @@ class Annotations:
             log.warning("could not save the steps of capture %s in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
-        """Remove captures that retention no longer keeps. Retries a failing store the next time."""
+        """Remove captures that retention no longer keeps; retries failures the next time."""
         try:
             gone, problem = remove(self.store, outlook(self.store, retention, now_s).captures)
         except (SftriageError, OSError) as error:
             gone, problem = (), str(error)
-        for one in gone:
-            log.info("removed capture %s: beyond the policy's retention", one.capture_id)
+        for removed in gone:
+            log.info("removed capture %s: beyond the policy's retention", removed.capture_id)
         if problem is not None:
             log.warning("could not remove old captures: %s", problem)
 
@@ -273,90 +275,87 @@ def quick(manifest: Manifest) -> bool:
 
 
 def stage_in_question(
-    asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
+    stage: str | None, manifest: Manifest | None, verdict: Verdict | None, reduced: Reduction, control: Reduction | None
 ) -> str:
-    """The stage to analyse: the requested stage, the suspect's, or the longest.
-
-    The longest compared with the control if there is one, or else in the faulty steps compared with the others, if
-    these are known.
-    """
-    if asked is not None:
-        return asked
+    """The requested ``stage``, the suspect's, or the longest beyond the control, or in faulty steps beyond others."""
+    if stage is not None:
+        return stage
     triggered = manifest.trigger.stage if manifest is not None else None
     suspected = verdict.suspects[0].stage if verdict is not None and verdict.suspects else None
     for stage in (triggered, suspected):
-        if stage is not None and stage in one.schema.stages:
+        if stage is not None and stage in reduced.schema.stages:
             return stage
-    mean_s = one.mean_s
+    mean_s = reduced.mean_s
     if control is not None:
-        its_s = control.mean_s
-        mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
+        control_s = control.mean_s
+        mean_s = {stage: seconds - control_s[stage] for stage, seconds in mean_s.items() if stage in control_s}
     else:
-        faulty_N = np.isin(one.steps.number_N, known_faulty(manifest))
+        faulty_N = np.isin(reduced.steps.number_N, known_faulty(manifest))
         if faulty_N.any() and not faulty_N.all():
-            more_S = one.durations_ns_NS[faulty_N].mean(axis=0) - one.durations_ns_NS[~faulty_N].mean(axis=0)
-            mean_s = dict(zip(one.schema.stages, more_S.tolist(), strict=True))
+            durations_NS = reduced.durations_ns_NS
+            more_S = durations_NS[faulty_N].mean(axis=0) - durations_NS[~faulty_N].mean(axis=0)
+            mean_s = dict(zip(reduced.schema.stages, more_S.tolist(), strict=True))
     return max(mean_s, key=lambda stage: mean_s[stage])
 
 
 def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
-    """The captured steps that are known to have the fault; none if unknown."""
+    """The captured steps that are known to have the fault; empty if unknown."""
     return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
 
 
 def explained(
     findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
 ) -> CauseInfo:
-    """The cause behind some findings, with the steps in the manifest of the capture."""
+    """The cause behind findings; the manifest of the capture has the faulty steps and the excess."""
     faulty = known_faulty(manifest)
     if manifest is None or manifest.trigger.label != "suspect":
         return cause_of(findings, sampled, control, faulty)
     trigger = manifest.trigger
-    # If the captured steps do not show the excess, the trigger does.
+    # (by the captured steps, or else by the trigger)
     over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
     if trigger.stage is None:
-        first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
+        first = next((share.name for share in findings.shares[:1] if share.kind == "operator"), "")
         return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
     over = over_s if trigger.stage == findings.stage else None
     return cause_of(findings, sampled, control, faulty, over, on_device=trigger.clock == "device")
 
 
 FALSE_NAMES_PER_MILLION_STEPS = 10_000.0
-"""A trace is a few steps, judged once: one of a hundred may name a rank by chance."""
+"""A trace has few steps and is judged once: one in a hundred traces may name a rank by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """The verdict on all ranks' traces; why there is none, or why it names no rank."""
+    """The verdict on the traces of all ranks, and why there is none, or why it names no rank."""
 
     verdict: Verdict | None
     why_not: str
 
 
-def for_one_look(settings: Settings) -> Settings:
+def for_few_steps(settings: Settings) -> Settings:
     """The thresholds for a few steps that are judged once."""
     return replace(settings, false_names_per_million_steps=FALSE_NAMES_PER_MILLION_STEPS)
 
 
 def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
-    """Judge the traces of all ranks, if none is missing and they belong together."""
+    """Judge the traces of all ranks, if they are complete and of one job."""
     try:
         if len(reductions) < 2:
             raise InputError("only one rank's trace: a verdict needs those of all ranks")
         window = together(reductions)
     except InputError as error:
         return Accounted(None, str(error))
-    verdict, _ = judge(window, None, for_one_look(settings))
+    verdict, _ = judge(window, None, for_few_steps(settings))
     if window.schema.sync:
         return Accounted(verdict, "")
-    none = not any(one.has_collectives for one in reductions)
+    none = not any(reduction.has_collectives for reduction in reductions)
     why = "no collective in these traces" if none else "no stage of these traces ends with a collective in most steps"
     verdict = replace(verdict, label="needs_evidence", reasons=("no_sync",), suspects=())
     return Accounted(verdict, f"{why}; name the stages in which ranks wait with --map (sync)")
 
 
 LONG_STEPS = 512
-"""Steps of a run to read at once, needed or not."""
+"""How many steps of a run to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,21 +368,21 @@ class Signal:
     store: LocalStore
 
     def steps(self, first: int, last: int) -> dict[int, Window]:
-        """The recorded steps of a range, each a window of one step; of several attempts the last that has it."""
+        """The recorded steps of a range, each as a window of one step, from the last attempt that has it."""
         found: dict[int, Window] = {}
         for shape in (*self._shapes(first, last), Shape(window_steps=1, stride_steps=1, warmup_steps=0)):
             for window in self.recording.windows(shape):
                 for number in range(max(first, window.first_step), min(last, window.last_step) + 1):
-                    one = window.steps(number, number)
-                    if np.isfinite(one.durations_NRS).any() and window.attempt >= found.get(number, one).attempt:
-                        found[number] = one
-            # Windows of one step are slow, and only for a run whose end no whole window reaches.
+                    step = window.steps(number, number)
+                    if np.isfinite(step.durations_NRS).any() and window.attempt >= found.get(number, step).attempt:
+                        found[number] = step
+            # (windows of one step are slow, and needed only at the end of a run)
             if len(found) > last - first:
                 break
         return found
 
     def _shapes(self, first: int, last: int) -> list[Shape]:
-        """For each attempt, long windows of which one ends with the last requested step."""
+        """For each attempt, the shape of long windows, one of which ends with the last requested step."""
         begins: dict[int, int] = {}
         for window in self.recording.windows(Shape(LONG_STEPS, LONG_STEPS, 0)):
             begins.setdefault(window.attempt, window.first_step)
@@ -395,7 +394,7 @@ class Signal:
 
 
 def load_signal(path: Path) -> Signal:
-    """A run directory, or the manifest of one of its captures; InputError if it is neither."""
+    """Load a run directory, or the manifest of a capture in one; raises InputError for another path."""
     capture_id = None
     run = path
     if path.name == MANIFEST_NAME and path.is_file():
@@ -412,7 +411,7 @@ def load_signal(path: Path) -> Signal:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Whether the heavy trace agrees with the recording, rank by rank, and as a whole if all ranks are there."""
+    """Whether traces agree with the recording, by rank, and by their verdict if all ranks have a trace."""
 
     agrees: Agrees
     ranks: tuple[Agreement, ...]
@@ -423,36 +422,35 @@ class Confirmation:
 def confirm(
     reductions: Sequence[Reduction], accounted: Accounted, signal: Signal, stage: str | None, settings: Settings
 ) -> Confirmation:
-    """Compare traces with the recording of the same steps; InputError if there is none."""
-    for one in reductions:
-        trace = one.trace
-        if one.origin != "sftriage" and trace.capture_id is None:
+    """Compare traces with the recording of the same steps; raises InputError if there is none."""
+    for reduction in reductions:
+        trace = reduction.trace
+        if reduction.origin != "sftriage" and trace.capture_id is None:
             foreign = "not captured by sftriage: its step numbers are the profiler's, not the run's"
             raise InputError(f"{trace.source}: {foreign}")
         if trace.job is not None and trace.job != signal.job:
             raise InputError(f"{trace.source}: of job {trace.job!r}, but the run is of {signal.job!r}")
-        if trace.rank is None:
-            raise InputError(f"{trace.source}: unknown rank; give it with --rank FILE=RANK")
-    first = min(int(one.steps.number_N.min()) for one in reductions)
-    last = max(int(one.steps.number_N.max()) for one in reductions)
+        trace.check_rank()
+    first = min(int(reduction.steps.number_N.min()) for reduction in reductions)
+    last = max(int(reduction.steps.number_N.max()) for reduction in reductions)
     recorded = signal.steps(first, last)
     if not recorded:
         raise InputError(f"{signal.recording.source}: no recording of steps {first} to {last}")
-    agreements = tuple(_agreement(one, recorded, stage) for one in reductions)
+    agreements = tuple(_agreement(reduction, recorded, stage) for reduction in reductions)
     verdict, verdicts_agree = None, None
     judged = accounted.verdict is not None and not accounted.why_not
     if judged and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
-        # A profiler ran in all of these steps, which is expected here and no reason to hold the verdict.
-        verdict, _ = judge(replace(whole, capturing_N=None), None, for_one_look(settings))
+        # A profiler ran in all of these steps, so that must not hold this verdict.
+        verdict, _ = judge(replace(whole, capturing_N=None), None, for_few_steps(settings))
         verdicts_agree = _named(verdict) == _named(accounted.verdict)  # type: ignore[arg-type]  # there is one
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 
 
-def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None) -> Agreement:
-    rank = one.trace.rank or 0
+def _agreement(reduction: Reduction, recorded: Mapping[int, Window], stage: str | None) -> Agreement:
+    rank = reduction.trace.rank or 0
     rows, signal = [], []
-    for row, number in enumerate(one.steps.number_N.tolist()):
+    for row, number in enumerate(reduction.steps.number_N.tolist()):
         window = recorded.get(number)
         if window is None or rank >= window.durations_NRS.shape[1]:
             continue
@@ -461,15 +459,15 @@ def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None
             rows.append(row)
             signal.append(durations_S)
     if not rows:
-        raise InputError(f"{one.trace.source}: no recording of its steps on rank {rank}")
-    heavy_S = (one.durations_ns_NS[rows].mean(axis=0) * 1e-9).tolist()
+        raise InputError(f"{reduction.trace.source}: no recording of its steps on rank {rank}")
+    heavy_S = (reduction.durations_ns_NS[rows].mean(axis=0) * 1e-9).tolist()
     coarse_S = np.mean(signal, axis=0).tolist()
     return compare(
-        dict(zip(one.schema.stages, heavy_S, strict=True)),
+        dict(zip(reduction.schema.stages, heavy_S, strict=True)),
         dict(zip(next(iter(recorded.values())).schema.stages, coarse_S, strict=True)),
         stage=stage,
         rank=rank,
-        numbers=tuple(one.steps.number_N[rows].tolist()),
+        numbers=tuple(reduction.steps.number_N[rows].tolist()),
     )
 
 
@@ -480,16 +478,13 @@ def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
 
 
 def _ranks_to_compare(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
-    """Of several ranks, the suspect, or the slowest in the requested stage; and the median rank to compare with.
-
-    None without a suspect and without a requested stage.
-    """
+    """The suspect, or else the slowest rank in the requested stage, and the median rank to compare with; or None."""
     suspect = verdict.suspects[0] if verdict.suspects else None
-    asked = stage or (suspect.stage if suspect else None)
+    chosen = stage or (suspect.stage if suspect else None)
     took_s = {
-        one.trace.rank: sum(one.mean_s.values()) if asked is None else one.mean_s.get(asked, 0.0)
-        for one in reductions
-        if one.trace.rank is not None
+        reduction.trace.rank: sum(reduction.mean_s.values()) if chosen is None else reduction.mean_s.get(chosen, 0.0)
+        for reduction in reductions
+        if reduction.trace.rank is not None
     }
     order = sorted(took_s, key=lambda rank: took_s[rank])
     if len(order) < 2 or (stage is None and (suspect is None or suspect.rank not in took_s)):
@@ -516,20 +511,20 @@ def findings_of(
     signal: Signal | None,
     control: Path | None,
     how: tuple[Names, dict[str, int]],
-    asked: str | None,
+    requested: str | None,
 ) -> Findings | None:
-    """What filled the stage in question, on a single rank or on the suspect among several."""
+    """What filled the stage in question, of a single rank, or of the suspect among several."""
     beside: Reduction | None = None
     if len(reduced.reductions) > 1:
         if control is not None:
             raise UsageError("--control needs a single trace; among several, the median rank is the control")
         verdict = accounted.verdict
-        chosen = None if verdict is None else _ranks_to_compare(reduced.reductions, verdict, asked)
+        chosen = None if verdict is None else _ranks_to_compare(reduced.reductions, verdict, requested)
         if chosen is None:
             return None
-        one, beside = (reduced.whole(rank, *how) for rank in chosen)
+        reduction, beside = (reduced.whole(rank, *how) for rank in chosen)
     else:
-        (one,) = reduced.reductions
+        (reduction,) = reduced.reductions
         if control is not None:
             read = read_all([control], *how)
             if len(read.reductions) != 1:
@@ -537,12 +532,12 @@ def findings_of(
             (beside,) = read.reductions
     manifest = signal.manifest if signal else None
     if manifest is None and len(reduced.reductions) == 1:
-        manifest = manifest_beside(reduced.files[0], one.trace)
-    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
-    findings = find(one, stage, beside, known_faulty(manifest))
+        manifest = manifest_beside(reduced.files[0], reduction.trace)
+    stage = stage_in_question(requested, manifest, accounted.verdict, reduction, beside)
+    findings = find(reduction, stage, beside, known_faulty(manifest))
     known = None if manifest is None else manifest.findings
     findings = findings.model_copy(update={"counted": None if known is None else known.counted})
     files = reduced.files[0] if len(reduced.reductions) == 1 else None, control
     beside_files = (None if file is None else file.with_name(SAMPLES_NAME) for file in files)
-    its, others = (read_samples(file) if file is not None and file.is_file() else None for file in beside_files)
-    return findings.model_copy(update={"cause": explained(findings, manifest, its, others)})
+    samples = [read_samples(file) if file is not None and file.is_file() else None for file in beside_files]
+    return findings.model_copy(update={"cause": explained(findings, manifest, *samples)})

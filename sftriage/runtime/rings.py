@@ -1,7 +1,7 @@
-"""The directory of a run's rings while it lasts: private, on tmpfs, swept when no longer needed.
+"""The directory of a run's rings: private, on tmpfs, and swept when it is no longer needed.
 
-It also marks a run that was killed: sweeping its rings removes all that it had outside its run directory, with the
-remains of nsys.
+A rings directory without a running owner marks a killed run. The sweep removes all that such a run had outside its run
+directory, with the remains of nsys.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def note_steps(rings: Path, steps: Path) -> None:
         (rings / _STEPS).write_bytes(os.fsencode(steps.resolve()))
 
 
-def remove_rings_directory(rings: Path, *, whoever_writes: bool = False) -> None:
-    """Remove a run's rings, unless a trainer still writes to them; and their parent, if it is empty then."""
-    if whoever_writes or not trainers_alive(rings):
+def remove_rings_directory(rings: Path, *, even_written: bool = False) -> None:
+    """Remove a run's rings, unless a trainer still writes to them (or ``even_written``), and an empty parent."""
+    if even_written or not trainers_alive(rings):
         shutil.rmtree(rings, ignore_errors=True)
         if rings.parent.name == f"sftriage-{os.getuid()}":
             with contextlib.suppress(OSError):

@@ -44,19 +44,19 @@ from sftriage.windows.logs import StepLogs, kept_steps
 log = logging.getLogger("sftriage")
 
 POLL_S = 0.25
-SEEN_S = 1.0
+SHOW_S = 1.0
 """How often sinks get the state of the ranks."""
-LOOKS_SHARE, LOOKS_S = 0.1, 5.0
-"""Check the ranks of a very large job as often as takes at most this share of time, but at least this often."""
+CHECK_SHARE, CHECK_S = 0.1, 5.0
+"""Checks for a stall take at most this share of the time in a very large job, but run at least this often."""
 TIDY_S = 3600.0
-"""How often to look for captures to remove, in addition to after each capture."""
+"""How often to apply retention, in addition to after each capture."""
 ENDING_S, ENDING_SHARE = 12.0, 2 / 3
-"""How long all remaining work may take after the end of the job, and the share of the remaining time for each part:
-captures that ending trainers still write, writes that wait for the disk, events that sinks have not got yet."""
+"""How long all remaining work may take after the end of the job, and each part's share of the time that is left then:
+captures that trainers still write, writes that wait for the disk, and events that sinks have not taken yet."""
 USUAL_STEP_S = 0.05
 """The assumed time of a step before the first window."""
 LEARNT_WINDOWS = 64
-"""How many of a run's first windows a controller that takes over reads, to learn what was normal."""
+"""How many of a run's first windows a controller that takes over reads, to learn what is normal."""
 
 
 class Triage:
@@ -76,7 +76,7 @@ class Triage:
         sinks: Sequence[Sink] = (),
         *,
         resume: bool = False,
-        reads_s: float = SEEN_S,
+        reads_s: float = SHOW_S,
         disk: Disk | None = None,
     ) -> None:
         self.directory, self._fleet = directory, fleet
@@ -88,7 +88,7 @@ class Triage:
             logs = StepLogs(directory.steps)
             self._journal = Journal(directory.decisions, self._disk.do)
             held.callback(self._journal.close)
-            # Only once no other process writes to it.
+            # (read once no other process writes to it)
             self._left = resume_state(self._journal.events()) if resume else None
             judged = {} if self._left is None else self._left.judged
 
@@ -96,22 +96,22 @@ class Triage:
                 self._disk.settle()
                 return kept_steps(logs, generation, first_step, last_step) if self._disk.well else None
 
-            self._gathering = WindowAssembly(self._shape, kept, judged)
+            self._assembly = WindowAssembly(self._shape, kept, judged)
             self._stream = Stream(sinks)
             parts = policy, self._journal, directory.state, self._stream.publish, self._left
             controller = self._controller = Controller(*parts, nsys=directory.nsys.exists())
             about = info.job, info.run_id
             self._stream.add(Webhooks(*about, lambda: {rule.name: rule for rule in controller.policies.rules}))
-            self._wants = DesiredCaptures()
+            self._captures = DesiredCaptures()
             self._evidence = Corroboration()
             self._held = held.pop_all()
         self._annotate = partial(self._disk.do, queue="annotations", patience_s=STORING_S)
-        # The time of a step, by the newest window.
+        # The time of a step in the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
-        self._seen_s = self._tidied_s = self._looked_s = self._mitigated_s = -TIDY_S
-        self._look_took_s = 0.0
+        self._shown_s = self._tidied_s = self._checked_s = self._mitigated_s = -TIDY_S
+        self._check_took_s = 0.0
         self._failures = FailedTurns(directory.failures, self._rings, self._disk.do)
-        self._asks = ManualRequests(directory, partial(self._disk.do, queue="asks"))
+        self._manual = ManualRequests(directory, partial(self._disk.do, queue="requests"))
         self._log_once = LogOnce(log, logging.ERROR)
         self._reports: list[Report] = []
         self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
@@ -135,12 +135,12 @@ class Triage:
         self._ended = True
         self.turn()
         deadline_s = time.monotonic() + self._share_s()
-        while self._wants.unended and time.monotonic() < deadline_s:
+        while self._captures.unended and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             self.turn()
-        for one in self._wants.unended:
-            late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
-            self._noted(Report(late))
+        for wanted in self._captures.unended:
+            late = CaptureResult(wanted.capture_id, wanted.rank, "expired", "no answer by the end of the job")
+            self._take_report(Report(late))
         self._failures.report()
 
     def close(self) -> None:
@@ -148,19 +148,19 @@ class Triage:
         if self._halt():
             self._fleet.close()
         self._disk.drain(self._share_s())
-        self._tell_of_disk()
+        self._publish_disk()
         self._disk.close()
-        for seen in self._disk.news():
-            self._stream.publish(seen)
-            if isinstance(seen, DiskRecovered) and not self._disk.hangs:
-                self._journal.append_from_reserve(seen)
+        for event in self._disk.news():
+            self._stream.publish(event)
+            if isinstance(event, DiskRecovered) and not self._disk.hangs:
+                self._journal.append_from_reserve(event)
         self._stream.close(self._share_s())
         if not self._disk.hangs:
             # (closing a file may wait for a disk that hangs; the end of the process closes them too)
             self._held.close()
 
     @property
-    def steps_seen(self) -> int:
+    def recorded_steps(self) -> int:
         return self._fleet.telemetry().steps
 
     def _now_s(self) -> float:
@@ -171,7 +171,7 @@ class Triage:
         if self._left is not None:
             left, self._left = self._left, None
             self._failures.run("taking over", partial(self._take_over, left))
-        # Steps are read as often as there is a window of them, or more often.
+        # Read steps at least once per window.
         due_s = self._read_s + min(self._shape.stride_steps * self._step_s, self._reads_s) - POLL_S / 2
         self.turn(reads=began_s >= due_s)
         return max(0.0, began_s + POLL_S - time.monotonic())
@@ -201,7 +201,7 @@ class Triage:
         self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid(), *counts))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
         for capture_id, (request, trigger) in left.unended.items():
-            self._wants.resume(request, trigger, left.attempts[capture_id])
+            self._captures.resume(request, trigger, left.attempts[capture_id])
 
     def turn(self, *, reads: bool = True) -> None:
         """One turn: judge new windows, start captures, note those that have ended.
@@ -210,61 +210,61 @@ class Triage:
         end the turn (see `FailedTurns`).
         """
         self._reads = reads
-        # Captures that have ended are taken before the rings are read: these have all of their steps then.
+        # Take the reports of captures before reading the rings, which then have all of the captured steps.
         for part, act in (
-            ("reading reports of captures", self._hear),
+            ("reading reports of captures", self._take_reports),
             ("reading and judging steps", self._judge),
-            ("looking for a stall", self._see_stall),
+            ("looking for a stall", self._check_stall),
             ("gathering evidence", self._gather),
-            ("taking manual requests", self._take_asks),
-            ("starting and noting captures", self._note),
+            ("taking manual requests", self._take_requests),
+            ("starting and noting captures", self._update_captures),
             ("mitigation", self._mitigate),
-            ("publishing the state of the job", self._show),
+            ("publishing the state of the job", self._publish_state),
         ):
             self._failures.run(part, act)
 
-    def _hear(self) -> None:
+    def _take_reports(self) -> None:
         self._reports += self._fleet.reports()
 
     def _judge(self) -> bool:
-        if not (self._reads or self._reports or self._wants.unended):
+        if not (self._reads or self._reports or self._captures.unended):
             return False
         self._read_s = time.monotonic()
-        hold = bool(self._reports or self._wants.unended)
-        for window in self._gathering.add(self._fleet.rows(), ended=self._ended, hold=hold):
+        hold = bool(self._reports or self._captures.unended)
+        for window in self._assembly.add(self._fleet.rows(), ended=self._ended, hold=hold):
             # A window that cannot be judged must not stop the others.
             self._failures.run("judging a window", partial(self._take, window))
         return True
 
     def _take(self, window: Window) -> None:
-        spans = self._gathering.spans(window)
+        spans = self._assembly.spans(window)
         if self._controller.decided(window):
             self._controller.learn(window, spans)
             return
         judged = self._controller.take(window, time.time(), spans)
         if self._disk.well:
-            for agent, position in self._gathering.settled(window).items():
+            for agent, position in self._assembly.settled(window).items():
                 self._fleet.settled(agent, position)
         for cost in self._controller.costs:
             self._annotate(partial(self._annotations.costed, cost))
         self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
         if window.attempt >= self._attempt:
             self._attempt, self._step_s = window.attempt, judged.verdict.step_s
-        self._want(judged.decision)
+        self._order(judged.decision)
 
-    def _see_stall(self) -> bool:
+    def _check_stall(self) -> bool:
         now_s = self._now_s()
-        every_s = max(SEEN_S, min(self._look_took_s / LOOKS_SHARE, LOOKS_S))
-        if not self._ended and self._looked_s <= now_s < self._looked_s + every_s:
+        every_s = max(SHOW_S, min(self._check_took_s / CHECK_SHARE, CHECK_S))
+        if not self._ended and self._checked_s <= now_s < self._checked_s + every_s:
             return False
         began_s = time.thread_time()
-        self._looked_s, self._job = now_s, None
+        self._checked_s, self._job = now_s, None
         job = self._job = None if self._ended else self._fleet.statuses()
         self.trainers_alive = job is not None and bool((job.alive_R != 0).any())
         stall = None if job is None else self._controller.look(job, monotonic_ns(), time.time())
-        self._look_took_s = time.thread_time() - began_s
+        self._check_took_s = time.thread_time() - began_s
         if stall is not None:
-            self._want(stall.decision)
+            self._order(stall.decision)
         return True
 
     def _gather(self) -> None:
@@ -272,47 +272,48 @@ class Triage:
         if found is not None:
             self._controller.record(found)
 
-    def _take_asks(self) -> None:
-        for ask, job in self._asks.due(self._fleet.statuses, self._now_s(), ended=self._ended):
-            if not self._controller.answered(ask):
-                self._want(self._controller.ask(ask, job, time.time()))
+    def _take_requests(self) -> None:
+        for request, job in self._manual.due(self._fleet.statuses, self._now_s(), ended=self._ended):
+            if not self._controller.answered(request):
+                self._order(self._controller.ask(request, job, time.time()))
 
     def _mitigate(self) -> bool:
         now_s = self._now_s()
-        if self._ended or now_s < self._mitigated_s + SEEN_S:
+        if self._ended or now_s < self._mitigated_s + SHOW_S:
             return False
         self._mitigated_s = now_s
         self._fleet.switch(self._controller.mitigate(self._fleet.switches(), time.time()))
         return True
 
-    def _want(self, decision: Decision) -> None:
+    def _order(self, decision: Decision) -> None:
         requests = decision.requests
         if self._ended:
-            for one in requests:
-                gone = CaptureResult(one.capture_id, one.rank, "failed", "the job ended before the capture began")
+            for request in requests:
+                about = request.capture_id, request.rank
+                gone = CaptureResult(*about, "failed", "the job ended before the capture began")
                 self._controller.changed(gone, time.time())
             return
         if len(requests) > 1 and (job := self._fleet.statuses()) is not None:
             requests = in_the_same_steps(requests, int(job.step_R.max()), self._step_s)
-        triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-        self._wants.add(requests, triggers, decision.attempt, self._now_s())
+        triggers = {request.capture_id: self._controller.trigger_of(request.capture_id) for request in requests}
+        self._captures.add(requests, triggers, decision.attempt, self._now_s())
 
-    def _note(self) -> None:
-        self._fleet.want(self._wants.wanted(self._now_s()))
-        self._hear()
+    def _update_captures(self) -> None:
+        self._fleet.want(self._captures.wanted(self._now_s()))
+        self._take_reports()
         while self._reports:
-            self._noted(self._reports.pop(0))
-        self._tell_causes()
+            self._take_report(self._reports.pop(0))
+        self._publish_causes()
 
-    def _tell_causes(self) -> None:
+    def _publish_causes(self) -> None:
         for found in self._annotations.causes(time.time()):
             self._controller.explained(found)
 
-    def _noted(self, report: Report) -> None:
+    def _take_report(self, report: Report) -> None:
         if report.result.state not in ENDED:
             self._controller.changed(report.result, time.time())
             return
-        wanted, result = self._wants.ended(report.result)
+        wanted, result = self._captures.ended(report.result)
         found = None
         if result.state == "stored":
             attempt = self._attempt if wanted is None or wanted.generation is None else wanted.generation
@@ -320,36 +321,36 @@ class Triage:
             remarks = tuple(self._evidence.remarks.get(result.rank, ()))
             slowed = self._evidence.slowed.get(result.rank)
             self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
-            # Before the capture counts as ended: a controller that takes over then analyses it again.
-            self._tell_causes()
+            # (before the capture is recorded as ended: if this process dies here, the next one analyses it again)
+            self._publish_causes()
         self._controller.changed(result, time.time(), found, report.stored_bytes)
         if result.state == "stored":
             self._tidy()
         if report.hangs and wanted is not None:
             decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), time.time())
             if decision is not None:
-                self._want(decision)
+                self._order(decision)
 
     def _reproduced(self, result: CaptureResult, attempt: int) -> Reproduced | None:
         """Whether the fault was there; a failure to find out does not lose the capture."""
         if result.first_step is None or result.last_step is None:
             return None
         try:
-            steps = self._gathering.steps(attempt, result.first_step, result.last_step)
+            steps = self._assembly.steps(attempt, result.first_step, result.last_step)
             return self._controller.reproduced(result.capture_id, steps)
         except Exception as error:
             self._log_once(f"cannot tell whether capture {result.capture_id} reproduced its fault: {error}")
             log.debug("cannot tell whether a capture reproduced its fault", exc_info=True)
             return None
 
-    def _show(self) -> bool:
+    def _publish_state(self) -> bool:
         now_s = self._now_s()
-        self._tell_of_disk()
+        self._publish_disk()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
-        if now_s < self._seen_s + SEEN_S and not self._ended:
+        if now_s < self._shown_s + SHOW_S and not self._ended:
             return False
-        self._seen_s = now_s
+        self._shown_s = now_s
         received = deepcopy(self._fleet.telemetry())  # it continues to count while sinks read
         wall_s = time.time()
         for where, reason in received.problems.items():
@@ -367,14 +368,14 @@ class Triage:
             limits = RetentionLimits(policies.retention_s, policies.retention_bytes)
             self._annotate(partial(self._annotations.tidy, limits, time.time()))
 
-    def _tell_of_disk(self) -> None:
-        for seen in self._disk.news():
-            if isinstance(seen, DiskRecovered):
+    def _publish_disk(self) -> None:
+        for event in self._disk.news():
+            if isinstance(event, DiskRecovered):
                 note_problem(self._rings / DISK, None)
-                self._controller.record(seen)
+                self._controller.record(event)
             else:
-                note_problem(self._rings / DISK, seen.problem)
-                self._stream.publish(seen)
+                note_problem(self._rings / DISK, event.problem)
+                self._stream.publish(event)
 
 
 STARTING_S = 10.0
@@ -405,16 +406,16 @@ class ManualRequests:
 
         self._do(find, latest=True)
         while self._found:
-            path, ask = self._found.popleft()
+            path, request = self._found.popleft()
             job = statuses()
-            since_s = self._waits_s.setdefault(ask.request_id, now_s)
-            missing = set() if job is None else set(ask.ranks).difference(job.rank_R.tolist())
+            since_s = self._waits_s.setdefault(request.request_id, now_s)
+            missing = set() if job is None else set(request.ranks).difference(job.rank_R.tolist())
             # (the job may have a rank that has recorded nothing yet)
             may_start = job is None or (missing and max(missing) < job.world_size)
             if not ended and may_start and now_s < since_s + STARTING_S:
                 continue  # (its file stays, and is found again)
-            yield ask, job
-            self._waits_s.pop(ask.request_id)
+            yield request, job
+            self._waits_s.pop(request.request_id)
             # In the same queue as the search for requests, so that none is found twice.
             self._do(partial(path.unlink, missing_ok=True))
 
@@ -424,7 +425,7 @@ MAX_LOG_BYTES = 64 << 10
 
 
 class FailedTurns:
-    """Runs the parts of a turn, and shows triage as off while one fails. The next turn tries again.
+    """Runs the parts of a turn, and reports triage as off while one of them fails. The next turn tries again.
 
     ``path`` gets the traceback of each new failure, up to `MAX_LOG_BYTES`; ``rings`` is where pages and `sftriage
     watch` learn that triage is off.
@@ -437,7 +438,7 @@ class FailedTurns:
         self._log_once, self._off = LogOnce(log), False
 
     def run(self, part: str, act: Callable[[], object]) -> None:
-        """Run a part of a turn; an exception is a failure. A part that returns False had nothing to do."""
+        """Run a part of a turn; an exception counts as a failure. A part without work returns False."""
         try:
             if act() is False:
                 return

@@ -27,7 +27,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import Journal
 from sftriage.runtime.copies import what_is_left
 from sftriage.runtime.doctor import JobFound, Ranks, found_of
-from sftriage.runtime.first_step import ROOM_BYTES, Facts, begun_sentence, why_nothing
+from sftriage.runtime.first_step import FREE_BYTES, Facts, begun_sentence, why_nothing
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.store import Upload
 from sftriage.traces.uploading import UploadProgress
@@ -288,7 +288,7 @@ FACTS = (
     *(replace(AUTO, fired={"backward": n, "optimizer": n}) for n in (1, 3)),
     replace(AUTO, rings=2),
     *(replace(FIRED, failed={seam: "RuntimeError('broken')"}) for seam in ("optimizer", "data")),
-    *(replace(FIRED, free_bytes=ROOM_BYTES - 1), replace(FIRED, free_bytes=2048), replace(AUTO, rings=1, free_bytes=0)),
+    *(replace(FIRED, free_bytes=FREE_BYTES - 1), replace(FIRED, free_bytes=2048), replace(AUTO, rings=1, free_bytes=0)),
     *(BY_HAND, replace(BY_HAND, rings=2), replace(BY_HAND, free_bytes=0)),
     *(replace(AUTO, by_hand=True), replace(AUTO, by_hand=True, rings=1)),
     # what keeps the seams from the trainers, of which a Monitor needs only the place of the rings
@@ -300,7 +300,7 @@ FACTS = (
     # how it ended
     *(OVER, replace(OVER, torch=0), *(replace(OVER, status=status) for status in (1, 3, 137))),
     replace(OVER, status=1, hidden=HIDDEN),
-    *(replace(OVER, status=130, told=2), replace(OVER, told=15)),
+    *(replace(OVER, status=130, ended_by=2), replace(OVER, ended_by=15)),
     *(replace(OVER, status=status, seconds=20.0) for status in (0, 1)),
     replace(OVER, status=None, seconds=20.0, compiling=True),
     replace(OVER, status=0, compiling=True),
@@ -309,7 +309,7 @@ FACTS = (
 
 def _why_nothing(facts: Facts) -> str:
     reason = why_nothing(facts)
-    return "  recorded" if reason is None else f"  {reason.code}: {reason.what}"
+    return "  recorded" if reason is None else f"  {reason.code}: {reason.words}"
 
 
 def _begun() -> Iterator[str]:
@@ -362,13 +362,13 @@ MISSING: dict[str, JobFound] = {
     "an exchange": found_of(ranks(COLLECTING, durations_ns=(10, 20, 50, 10, 5, 5), **_EXCHANGES)),
     "FSDP": found_of(ranks(report(), sync=("forward", "backward"))),
     "a seam that failed": found_of(ranks(report(fired={"data": 0}, failed={"data": "RuntimeError('broken')"}))),
-    "no optimizer": found_of(replace(NOTHING, told=(report(fired={"optimizer": 0}, rounds=0),))),
+    "no optimizer": found_of(replace(NOTHING, reports=(report(fired={"optimizer": 0}, rounds=0),))),
     "nothing is known": found_of(NOTHING),
     "not reached": found_of(NOTHING, Facts(auto=True, torch=2, status=0, hidden=HIDDEN)),
     "time in no stage": found_of(ranks(report(), durations_ns=(10, 20, 30, 5, 35))),
     "time in no stage, no batch": found_of(ranks(report(fired={"data": 0}), durations_ns=(0, 20, 30, 5, 45))),
     "failed after a step": found_of(ranks(report()), Facts(auto=True, status=1)),
-    "failed before a step": found_of(replace(NOTHING, told=(report(rounds=0),)), Facts(auto=True, status=137)),
+    "failed before a step": found_of(replace(NOTHING, reports=(report(rounds=0),)), Facts(auto=True, status=137)),
     "a good Monitor": found_of(by_hand(ready_ns=50)),
     "a Monitor without ready moments": found_of(by_hand()),
     "a Monitor without sync stage": found_of(by_hand(sync=())),

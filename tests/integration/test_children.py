@@ -154,7 +154,7 @@ def test_signals_of_a_fork_that_comes_meanwhile_are_not_lost(launcher):
         # THEN the job ends by one of them
         launcher.start(("sleep", "60"), {})
         assert launcher.wait() == 128 + signal.SIGTERM
-        assert (launcher.told, launcher.ended.is_set()) == (signal.SIGTERM, True)
+        assert (launcher.last_signal, launcher.ended.is_set()) == (signal.SIGTERM, True)
     finally:
         stop.set()
         sending.join()

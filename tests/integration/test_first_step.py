@@ -37,7 +37,7 @@ def test_what_keeps_seams_from_a_trainer_is_seen_in_its_process(tmp_path, how):
     with ended(process):
         assert process.stdout.readline() == "up\n"
         processes = Processes(given)
-        processes.look(process.pid)
+        processes.check(process.pid)
         assert (len(processes.torch), processes.hidden) == (1, hidden)
 
 
@@ -48,12 +48,12 @@ def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(
         first = FirstStep(tmp_path, given, Shape(50, 10, 20), said.append, noted.append, auto=False)
         # GIVEN a process that is yet to import torch THEN nothing is said of it, however long that takes
         for minute in range(3):
-            first.look(2**22, AGAIN_S * minute)
+            first.check(2**22, AGAIN_S * minute)
         assert said == []
         # WHEN it has, and takes no step THEN that is said once a minute, and noted once
         assert process.stdout.readline() == "up\n"
         for second in range(0, 130, 5):
-            first.look(process.pid, 1000.0 + second)
+            first.check(process.pid, 1000.0 + second)
         why = "the script creates no sftriage.Monitor, and --no-auto detects no stages"
         assert said == [
             f"no step is recorded yet, 1 minute after torch was imported: {why}",
@@ -65,8 +65,8 @@ def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(
             for _ in range(2):
                 with monitor.step(), monitor.stage("data"):
                     pass
-            first.look(process.pid, 1200.0)
-        first.look(process.pid, 2000.0)
+            first.check(process.pid, 1200.0)
+        first.check(process.pid, 2000.0)
         first.end(0, None)
     assert said[2:] == ["Recording 1 rank: data. First verdict about step 71."]
     assert noted == [why, ""]

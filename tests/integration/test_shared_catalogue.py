@@ -272,7 +272,7 @@ def own_server(server):
 
 def _put_and_index(url, root, begun):
     """As a run does it: into the store, and then the catalogue is told, which nobody waits for."""
-    index = SharedIndexing(root, url, look_s=0.01, retry_s=0.01)
+    index = SharedIndexing(root, url, poll_s=0.01, retry_s=0.01)
     index.start()
     for one in range(60):
         keep(root, f"c-{one:02}")
@@ -302,7 +302,7 @@ def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_
 def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path, store_of, caplog):
     caplog.set_level(logging.WARNING, logger="sftriage")
     url, store = own_server.database(), store_of("run", "a")
-    index = SharedIndexing(tmp_path / "run", url, look_s=0.02, retry_s=0.05)
+    index = SharedIndexing(tmp_path / "run", url, poll_s=0.02, retry_s=0.05)
     index.start()
     wait_until(lambda: ids(Catalogue(url, None)) == ["a"])
     # GIVEN a server that is gone while captures are put and removed
@@ -324,7 +324,7 @@ def test_a_capture_is_found_at_once_and_its_copy_where_everybody_can_reach_it(ur
     # GIVEN a run that tells a shared catalogue, and looks at its store once in a long while
     store, elsewhere = store_of("run", "z"), f"file://{tmp_path / 'elsewhere'}"
     everywhere = Catalogue(url, None)
-    index = SharedIndexing(tmp_path / "run", url, look_s=DEADLINE_S * 2)
+    index = SharedIndexing(tmp_path / "run", url, poll_s=DEADLINE_S * 2)
     index.start()
     wait_until(lambda: ids(everywhere) == ["z"])
     # WHEN it is told of another capture THEN that is found
@@ -335,7 +335,7 @@ def test_a_capture_is_found_at_once_and_its_copy_where_everybody_can_reach_it(ur
     index.finish(pytest.fail)
     # GIVEN a run that uploads its captures too
     remote = RemoteStore.open(elsewhere, job="resnet", run="run-1", create=True)
-    index = SharedIndexing(tmp_path / "run", url, look_s=0.02)
+    index = SharedIndexing(tmp_path / "run", url, poll_s=0.02)
     index.start()
     assert catalogues.on_one_host(everywhere.find()[0].store)
     # WHEN the copy is there and verified THEN that is where the catalogue says it is

@@ -6,7 +6,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.model.verdicts import Settings
 from sftriage.reduce.together import compare, overall, together
-from sftriage.runtime.reducing import for_one_look
+from sftriage.runtime.reducing import for_few_steps
 from sftriage.verdict.judging import judge
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 
@@ -16,7 +16,7 @@ DAY_NS = 86_400 * 10**9
 def test_the_accounting_on_all_traces_names_the_slow_rank_in_whatever_order_they_come(tmp_path):
     late = [reduced(tmp_path / f"{r}.json", job_events(r, slow=0), rank=r, world_size=4) for r in (3, 2, 1, 0)]
     window = together(late)
-    verdict, _ = judge(window, None, for_one_look(Settings()))
+    verdict, _ = judge(window, None, for_few_steps(Settings()))
     assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (0,), "data")
     assert (window.first_step, window.last_step) == (100, 107)
 

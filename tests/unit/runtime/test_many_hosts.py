@@ -56,7 +56,7 @@ def test_a_host_is_told_from_others_of_its_name_by_its_number():
 @pytest.fixture
 def quick(monkeypatch):
     """A port on which nobody listens, looked at often."""
-    monkeypatch.setattr(hub_server, "LOOK_S", 0.01)
+    monkeypatch.setattr(hub_server, "POLL_S", 0.01)
     monkeypatch.setattr(hub_server, "HINT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return closed.getsockname()[1]

@@ -237,7 +237,7 @@ def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
     ],
 )
 def test_an_nsys_that_will_not_do_is_said_before_the_job_starts(fake, tmp_path, monkeypatch, script, traces, reason):
-    monkeypatch.setattr(nsys, "_ASK_S", 0.5)
+    monkeypatch.setattr(nsys, "_QUERY_S", 0.5)
     if script is None:
         monkeypatch.setenv("PATH", str(tmp_path))
     else:

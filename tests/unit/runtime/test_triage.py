@@ -19,7 +19,7 @@ from sftriage.runs.summary import RunSummary
 from sftriage.runtime import triage
 from sftriage.runtime.local import ThisHost
 from sftriage.runtime.reducing import Annotations
-from sftriage.runtime.triage import LOOKS_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage, requests_in
+from sftriage.runtime.triage import CHECK_S, MAX_LOG_BYTES, STARTING_S, FailedTurns, ManualRequests, Triage, requests_in
 from sftriage.traces.disk import at_once
 from sftriage.verdict.judging import reproduced
 from sftriage.windows.rings import status_of
@@ -62,7 +62,7 @@ def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(triage_of_
     # GIVEN three windows that are ready at once, of which one cannot be judged
     triage, directory = triage_of_run, triage_of_run.directory
     windows = [window(first) for first in (0, 20, 40)]
-    monkeypatch.setattr(triage._gathering, "add", lambda rows, ended, hold: windows if not ended else [])
+    monkeypatch.setattr(triage._assembly, "add", lambda rows, ended, hold: windows if not ended else [])
     original = triage._controller.take
 
     def take(window, *arguments):
@@ -99,7 +99,7 @@ def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp
     source = RunSource(lambda: directory)
 
     def face() -> str:
-        clock.now_s += LOOKS_S
+        clock.now_s += CHECK_S
         triage.turn()
         return RunSummary(source.view()).health
 
@@ -140,7 +140,7 @@ def test_a_ring_that_was_given_up_is_on_record_once(triage_of_run):
     for _ in range(3):
         triage._reads = triage._ended = True
         triage._judge()
-        triage._show()
+        triage._publish_state()
     (event,) = [one for one in read_journal(directory.decisions) if isinstance(one, RingGivenUp)]
     assert (event.rank, "not a ring of sftriage" in event.reason) == (1, True)
 
