@@ -1,5 +1,5 @@
-"""What runs in the training process: the monitor and its rings, seams, captures, and the sampler of stacks.
+"""Runs in the training process: the monitor and its rings, the seams, captures, and the sampler of stacks.
 
-Standard library only; torch is used where the training script has imported it, and never imported here. This module
-imports nothing: a process whose ``PYTHONPATH`` begins with `sftriage.trainer.seams.site` loads only what it uses.
+It imports only the standard library. It uses torch if the training script has imported it, and never imports it itself.
+This module imports nothing, so that a process with `sftriage.trainer.seams.site` on its ``PYTHONPATH`` loads little.
 """

@@ -1,11 +1,11 @@
-"""What the seams put into torch: functions that are replaced by ours around them, and hooks of models and optimizers.
+"""Wrapped functions of torch, and hooks of models and optimizers, which the seams install and remove.
 
-None gets in the way of what it is put around. Hooks on models leave no trace in what is copied, pickled or compiled of
-these.
+A wrapper passes arguments, results and exceptions on unchanged. A model that is copied, pickled or compiled carries no
+hooks of ours.
 
-The seam `exchange`: a rank waits for others in a collective of torch.distributed, wherever it is called, if the call
-blocks, and in the wait for a call with ``async_op=True``. That time is the stage ``exchange``, which may lie inside any
-other stage, whose own time is without it.
+The seam `exchange`: in a blocking collective of torch.distributed, and in the wait for one with ``async_op=True``, a
+rank waits for others. That time is the stage ``exchange``, which may lie inside any other stage; that stage's own time
+does not include it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sftriage.trainer.seams.patches import Seams
 
 AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER = range(5)
-"""What the form in C makes: something around a function, or a hook of an optimizer's step, or of a model."""
+"""What the form in C makes: a wrapper around a function, a hook of an optimizer's step, or a hook of a model."""
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """What replaces a hook in copies and pickles: it takes any arguments, does nothing, and exists in every Python."""
 
@@ -37,11 +37,11 @@ _COLLECTIVES = (
     *("broadcast", "_broadcast_coalesced", "gather", "recv", "reduce", "scatter", "send"),
     *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "_reduce_scatter_base"),
 )
-"""Of torch.distributed, as far as this torch has them. Those for objects call these, and all that wait call Work.wait.
-(On a device, a call that blocks may have done its work before that.)"""
+"""Functions of torch.distributed, as far as this torch has them. Collectives of objects call these; all call Work.wait.
+(On a device, a blocking call may have done its work before that.)"""
 
 REMAPS = "torch.distributed._functional_collectives"
-"""Where the compiler looks up what it makes of a collective, by the called function."""
+"""The module in which the compiler looks up, by the called function, what to compile a collective to."""
 
 
 def _nothing(*_: object) -> None:
@@ -49,7 +49,7 @@ def _nothing(*_: object) -> None:
 
 
 class Replaced:
-    """Functions of torch that are replaced, until `undo`."""
+    """Functions of torch that are wrapped until `undo`."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
@@ -59,19 +59,19 @@ class Replaced:
 
     def undo(self) -> None:
         undo, self._undo = self._undo, []
-        for one in reversed(undo):
+        for restore in reversed(undo):
             with contextlib.suppress(Exception):
-                one()
+                restore()
 
-    def stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] = _nothing) -> None:
-        """Make a function of torch a stage. Until the job is in its stride, ``seen`` gets its result."""
+    def stage(self, owner: Any, name: str, stage: str, inspect: Callable[..., None] = _nothing) -> None:
+        """Make a function of torch a stage. ``inspect`` gets its results until the form in C takes over."""
         original, steps = getattr(owner, name), self._seams.steps
 
         def begins(*_: object, **__: object) -> bool:
             return steps.enter(stage)
 
         def ended(answer: object, *_: object) -> None:
-            seen(answer)
+            inspect(answer)
             steps.leave(stage)
 
         staged = self.around(original, stage, begins, ended)
@@ -81,11 +81,11 @@ class Replaced:
     def wrap(
         self, owner: Any, name: str, seam: str, begins: Callable[..., bool], ended: Callable[..., None] = _nothing
     ) -> None:
-        """Put these around what is there, until `undo`; see `around`."""
+        """Wrap the function in ``begins`` and ``ended`` until `undo`; see `around`."""
         self.put(owner, name, self.around(getattr(owner, name), seam, begins, ended))
 
     def put(self, owner: Any, name: str, new: Callable[..., Any]) -> None:
-        """Replace what is there, until `undo`, unless it was replaced again meanwhile."""
+        """Replace the function; `undo` restores it, unless someone else has replaced it meanwhile."""
         old = getattr(owner, name)
         own = name in vars(owner)
 
@@ -102,7 +102,7 @@ class Replaced:
     def around(
         self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
     ) -> Callable[..., Any]:
-        """The original, after ``begins``, and before ``ended`` with its result if ``begins`` returned true."""
+        """A wrapper: ``begins``, the original, and ``ended`` with its result if ``begins`` returned true."""
         seams = self._seams
         on, fail, tracing = seams.on, seams.fail, seams.tracing
         uncompiled(begins, ended, seams.steps.enter, seams.steps.leave)
@@ -127,7 +127,7 @@ class Replaced:
                         except Exception as error:
                             fail(name, error)
             except BaseException as error:
-                # A traceback shows the script and torch alone, also where a signal's handler raised in our code.
+                # A traceback shows only the script and torch, even if a signal handler raised in our code.
                 error.__traceback__ = without_our_frames(error.__traceback__)
                 raise
 
@@ -136,31 +136,31 @@ class Replaced:
 
 
 def uncompiled(*functions: Any) -> None:
-    """Keep the compiler from compiling these functions where they run within a compiled one's broken graph."""
+    """Keep the compiler from compiling these functions where a compiled function's graph breaks."""
     compiler: Any = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
-    codes = [one.__code__ for one in functions if hasattr(one, "__code__")]
+    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
     if hasattr(compiler, "skip_code"):
         for code in codes:
             compiler.skip_code(code)
     elif hasattr(compiler, "set_code_exec_strategy"):
         actions = compiler._FrameAction
-        alone = compiler._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+        skip = compiler._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
         for code in codes:
-            compiler.set_code_exec_strategy(code, alone)
+            compiler.set_code_exec_strategy(code, skip)
 
 
 class Exchanges:
-    """The collectives of this process."""
+    """Times the collectives of this process, and counts their calls."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.seen: dict[tuple[str, str], int] = {}  # calls by name and open stage
+        self.calls: dict[tuple[str, str], int] = {}  # by name and open stage
         # Stages that wait for other ranks as a whole: exchanges inside them are not timed.
         self.within: frozenset[str] = frozenset()
-        self.in_backward = False  # some were called there, in a thread of autograd, where no time can be noted
+        self.in_backward = False  # a thread of autograd called some, where no time can be noted
         self._wrapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def put_in(self) -> None:
+    def install(self) -> None:
         distributed = sys.modules["torch.distributed"]
         for name in _COLLECTIVES if distributed.is_available() else ():
             owners = [owner for owner in (sys.modules[C10D], distributed) if hasattr(owner, name)]
@@ -177,9 +177,9 @@ class Exchanges:
             self.remaps()
 
     def remaps(self) -> None:
-        """The module has been imported that says what the compiler makes of collectives, and waits for them."""
+        """Make the compiler treat wrapped collectives like the originals: the module of its remaps was imported."""
         with self._seams.guarded(EXCHANGE):
-            # (the compiler makes the same of a collective and its wrapper, whichever of the two it knows)
+            # (one entry for a collective and its wrapper, whichever of the two the table has)
             known = getattr(sys.modules[REMAPS], "traceable_collective_remaps", {})
             for original, wrapper in self._wrapped.items():
                 found = known.get(original, known.get(wrapper))
@@ -189,8 +189,8 @@ class Exchanges:
             self._seams.replaced.put(sys.modules[REMAPS], "wait_tensor", waiting)
 
     def _waiting(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        steps, seen, begun = self._seams.steps, self.seen, f"{name} (async)"
-        at = _place(original, "async_op")
+        steps, calls, begun = self._seams.steps, self.calls, f"{name} (async)"
+        at = _position(original, "async_op")
 
         def begins(*args: Any, **kwargs: Any) -> bool:
             stage = steps.opened[-1] if steps.opened else "other"
@@ -198,7 +198,7 @@ class Exchanges:
                 return False
             later = kwargs.get("async_op") or (len(args) > at and args[at])
             key = begun if later else name, stage
-            seen[key] = seen.get(key, 0) + 1
+            calls[key] = calls.get(key, 0) + 1
             if later or stage in self.within:
                 return False
             entered = steps.enter(EXCHANGE)
@@ -208,29 +208,29 @@ class Exchanges:
         return self._seams.replaced.around(original, EXCHANGE, begins, lambda *_: steps.leave(EXCHANGE))
 
 
-def _place(function: Callable[..., Any], parameter: str) -> int:
-    """The position of a function's parameter; past all of them if it has no such one."""
+def _position(function: Callable[..., Any], parameter: str) -> int:
+    """The position of a function's parameter; past all positions if there is none."""
     try:
         return list(signature(function).parameters).index(parameter)
-    except ValueError:  # (also for a function that is not Python's)
+    except ValueError:  # (also for a built-in function)
         return sys.maxsize
 
 
 class Models:
-    """The trained models, which report when they are called."""
+    """Hooks on the trained models, which report each call."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
         self._hooked: list[_Model] = []
         self._may_be_compiled = False
 
-    def put_in(self) -> None:
-        """Put the seam in; the models are found later."""
+    def install(self) -> None:
+        """Install the seam; the models are found later."""
         for owner, name in ((sys.modules["torch"], "compile"), (sys.modules.get("torch.export"), "export")):
             if hasattr(owner, name):
                 self._seams.replaced.wrap(owner, name, "forward", self._compiles)
 
-    def take_out(self) -> None:
+    def remove(self) -> None:
         for model in self._hooked:
             model.unhook()
         self._hooked.clear()
@@ -241,7 +241,8 @@ class Models:
             return
         with seams.guarded("forward"):
             for module in found:
-                self._hooked += [_Model(seams, one) for one in (module, models.wrapped(module)) if one is not None]
+                inner = models.wrapped(module)
+                self._hooked += [_Model(seams, module)] + ([] if inner is None else [_Model(seams, inner)])
             jit = sys.modules["torch"].jit
             if hasattr(jit, "script"):
                 seams.replaced.wrap(jit, "script", "forward", self._scripts, self._scripted)
@@ -255,21 +256,21 @@ class Models:
                 model.unhook()
                 self._hooked.remove(model)
                 for part in models.children(module):
-                    if any(one.requires_grad for one in part.parameters()):
+                    if any(parameter.requires_grad for parameter in part.parameters()):
                         self._hooked.append(_Model(seams, part))
 
     def set_to_evaluate(self) -> bool:
-        """Whether one of them is in evaluation mode and was not always."""
+        """Whether a model has been switched to evaluation mode."""
         return any(model.set_to_evaluate() for model in self._hooked)
 
     def settle(self, made: Callable[..., Any]) -> None:
-        """Replace their hooks by what ``made`` makes of them, unless the compiler may read them."""
+        """Replace the hooks by hooks that ``made`` makes, unless the compiler may read them."""
         if not self._may_be_compiled:
             for model in self._hooked:
                 model.settle(made)
 
     def _compiles(self, *_: object, **__: object) -> bool:
-        """``torch.compile`` and ``torch.export.export`` read a model with its hooks, which must be Python's."""
+        """Use hooks in Python: ``torch.compile`` and ``torch.export.export`` read a model with its hooks."""
         if not self._may_be_compiled:
             self._may_be_compiled = True
             for model in self._hooked:
@@ -277,7 +278,7 @@ class Models:
         return False
 
     def _scripts(self, *_: object, **__: object) -> bool:
-        """``torch.jit.script`` would compile our hooks: they are removed while it works."""
+        """Remove the hooks while ``torch.jit.script`` works, which would compile them."""
         for model in self._hooked:
             model.unhook()
         return True
@@ -288,7 +289,7 @@ class Models:
 
 
 class _Model:
-    """A model that reports when it is called. It is not kept alive, and its copies and pickles report nothing."""
+    """The hooks on one model, which they do not keep alive. Copies and pickles of it carry none."""
 
     def __init__(self, seams: Seams, module: Any) -> None:
         self.module = weakref.ref(module)
@@ -304,7 +305,7 @@ class _Model:
         if module is None or self._handles:
             return
         if vars(module).get("_compiled_call_impl") is not None:
-            # `model.compile()` would compile hooks too. (What it makes is not pickled.)
+            # `model.compile()` would compile hooks too. (Its compiled call is not pickled.)
             self._around_compiled(module)
             return
         begins, ended = self._hooks
@@ -377,7 +378,7 @@ class _Model:
 
 
 class _Hook:
-    """A hook of a seam, while that is on. A copy, or a pickle, of it does nothing."""
+    """A hook of a seam: does nothing once the seam is off. A copy or a pickle of it never does anything."""
 
     __slots__ = ("_call", "_name", "_seams", "_tracing")
 
@@ -397,17 +398,17 @@ class _Hook:
 
 
 class Optimizers:
-    """What reports that an optimizer steps, which ends a step: hooks, ``GradScaler.step``, and clipping by norm."""
+    """Reports optimizer steps, which end a step: by hooks, ``GradScaler.step``, and clipping by norm."""
 
     def __init__(self, seams: Seams) -> None:
         self._seams = seams
-        self.seen: dict[int, weakref.ref[Any]] = {}  # those that have stepped in the first round, by id
-        self.clip_across_ranks = False  # gradients that are spread over the ranks are clipped
+        self.stepped: dict[int, weakref.ref[Any]] = {}  # the optimizers of the first round, by id
+        self.clip_across_ranks = False  # the script clips gradients that are spread over the ranks
         self._handles: list[Any] = []
         self._begins = _Hook(seams, "optimizer", self._step_begins)
         self._ended = _Hook(seams, "optimizer", self._step_ended)
 
-    def put_in(self) -> None:
+    def install(self) -> None:
         replaced, torch = self._seams.replaced, sys.modules["torch"]
         self._hook(self._begins, self._ended)
         scaler = sys.modules["torch.amp.grad_scaler"].GradScaler
@@ -418,20 +419,20 @@ class Optimizers:
         if torch.nn.utils.clip_grad_norm_ is original:
             replaced.put(torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
 
-    def take_out(self) -> None:
+    def remove(self) -> None:
         for handle in self._handles:
             with contextlib.suppress(Exception):
                 handle.remove()
 
     def settle(self, made: Callable[..., Any], ender: int) -> Any:
-        """Replace these hooks by what ``made`` makes of them; returns what counts the steps of the ``ender``."""
+        """Replace the hooks by hooks that ``made`` makes; returns the one that counts the steps of the ``ender``."""
         counting = made(AFTER, "optimizer", self._ended, ender)
         self._hook(made(BEFORE, "optimizer", self._begins, ender), counting)
         return counting
 
     def _hook(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
         optimizer = sys.modules["torch.optim.optimizer"]
-        self.take_out()
+        self.remove()
         self._handles = [
             optimizer.register_optimizer_step_pre_hook(begins),
             optimizer.register_optimizer_step_post_hook(ended),
@@ -440,15 +441,15 @@ class Optimizers:
     def _step_begins(self, optimizer: Any, *_: object) -> None:
         steps = self._seams.steps
         if steps.monitor is None:
-            self.seen[id(optimizer)] = weakref.ref(optimizer)
+            self.stepped[id(optimizer)] = weakref.ref(optimizer)
         steps.optimizer_begins(id(optimizer))
 
     def _step_ended(self, optimizer: Any, *_: object) -> None:
         self._seams.steps.optimizer_ended(id(optimizer))
 
     def _scaled_step_begins(self, _scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
-        """``GradScaler.step(optimizer)`` does not call the optimizer's step if gradients are infinite."""
-        # (apart from the optimizer's own step, which is inside this one)
+        """``GradScaler.step(optimizer)`` skips the optimizer's own step if gradients are infinite."""
+        # (minus: not to be confused with the optimizer's own step inside this one)
         self._seams.steps.optimizer_begins(-id(optimizer))
         return True
 
@@ -456,5 +457,5 @@ class Optimizers:
         self._seams.steps.optimizer_ended(-id(optimizer))
 
     def _clips(self, norm: object) -> None:
-        """Clipping by norm is part of the optimizer, and under FSDP an exchange between the ranks."""
+        """Note whether the norm spans ranks: under FSDP, clipping is an exchange."""
         self.clip_across_ranks |= models.is_sharded(norm)

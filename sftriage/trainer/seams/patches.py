@@ -1,21 +1,24 @@
-"""The seams: where torch says, in an unedited script, that a part of a step begins or ends.
+"""The seams: the places in torch that show where each part of an unedited script's step begins and ends.
+
+The `sitecustomize` of `sftriage.trainer.seams.site` calls `imported`, a framework's callback calls `lead`. Both change
+torch in the trainer's process:
 
 ===========  =========================================================================================================
 data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
-forward      a hook on each outermost model that is trained: on itself, not on its parts
+forward      a hook on each outermost model that is trained, none on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
-ready        what `Monitor.watch` does, under DDP
-h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
-exchange     collectives that block, and waits for those that do not, wherever the script, or what it uses, calls them:
-             in the stages too, whose own time is without them
+ready        `Monitor.watch`, under DDP
+h2d          the functions of Accelerate and Lightning that copy a batch to the device
+exchange     blocking collectives, and waits for the others, wherever the script or a library calls them; the stage
+             around one does not include its time
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
-evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
-checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
-compilation  ``torch.compile`` was at work: the kind of that step
+evaluation   a kind of step: a trained model is called without gradients, or in its evaluation mode
+checkpoint   a kind of step: ``torch.save``, and ``torch.distributed.checkpoint``
+compilation  a kind of step: ``torch.compile`` has compiled something
 ===========  =========================================================================================================
 
 ``SFTRIAGE_SEAMS=-data,-ready`` switches seams off by name, ``off`` all of them. A seam that raises is switched off with
-one warning; what it wraps continues. A monitor that the script makes replaces them all at any time.
+one warning, and the wrapped call goes on. A monitor that the script creates replaces them all at any time.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process keeps a report of its seams for `sftriage doctor`."""
 _REPORT_EVERY_S, _REPORT_LATER_S, _REPORT_OFTEN_S = 0.25, 5.0, 60.0
-"""How often a process looks for news to report; how often after the first minute, in a job that does not train yet."""
+"""Seconds from one report of a process to the next: at first, and after the first minute without a step."""
 _OLDEST_TORCH = 2, 4
 _COMPILER = tuple(os.path.join("torch", part, "") for part in ("_dynamo", "_inductor"))  # noqa: PTH118 (of frames)
 NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
@@ -61,24 +64,24 @@ class Seams:
 
     def __init__(self, off: frozenset[str] = frozenset()) -> None:
         self.on = set(NAMES) - off
-        self.fired = dict.fromkeys(NAMES, 0)  # uses of each seam that is no stage
-        # Once known: the stages that wait for other ranks, the ranks that do the same work, the types of the models.
+        self.fired = dict.fromkeys(NAMES, 0)  # uses of each seam that is not a stage
+        # Known after the first round: the stages that wait for other ranks, the rank's cohort, the types of the models.
         self.sync: tuple[str, ...] = ()
         self.cohort = ""
         self.trained: tuple[str, ...] = ()
         self.failed: dict[str, str] = {}  # why seams were switched off
         self.steps = StageSteps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
-        # (whether the compiler reads the calling code instead of running it; it takes the answer as a constant)
+        # (true while the compiler traces the calling code; it takes the result as a constant)
         self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self.replaced = Replaced(self)
         self.models, self.optimizers, self.exchanges = Models(self), Optimizers(self), Exchanges(self)
         self.counters: dict[str, dict[str, int]] = {}  # the compiler's, once it is imported
-        self.compiled = 0  # frames that it had compiled at the end of the last step
+        self.compiled = 0  # frames compiled by the end of the last step
 
     def install(self) -> None:
-        """Put them in; what this torch lacks is left out, with a warning."""
+        """Install the seams; those that this torch lacks are left out with a warning."""
         if _made_by_hand():
             self.stop()
             return
@@ -87,37 +90,37 @@ class Seams:
             self.failed["optimizer"] = "it needs torch {}.{} or later".format(*_OLDEST_TORCH)
             self.stop()
             return
-        for name, put_in in (
-            ("optimizer", self.optimizers.put_in),
+        for name, install in (
+            ("optimizer", self.optimizers.install),
             ("backward", lambda: self.replaced.stage(self._torch.autograd, "backward", "backward")),
             ("data", self._data),
-            (EXCHANGE, self.exchanges.put_in),
+            (EXCHANGE, self.exchanges.install),
             (CHECKPOINT, lambda: self.replaced.wrap(self._torch, "save", CHECKPOINT, self._saves)),
-            ("forward", self.models.put_in),
+            ("forward", self.models.install),
         ):
             if name in self.on:
                 with self.guarded(name):
-                    put_in()
+                    install()
         os.register_at_fork(after_in_child=self.steps.abandon)
 
     def stop(self) -> None:
-        """Take them out; what stays does nothing."""
+        """Remove the seams; those that others have wrapped meanwhile stay, and do nothing."""
         self.on.clear()
-        self.optimizers.take_out()
+        self.optimizers.remove()
         self.replaced.undo()
-        self.models.take_out()
+        self.models.remove()
         self.steps.stop()
 
     @contextlib.contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """An exception inside switches the seam off, and goes no further."""
+        """Switch the seam off if the block raises, and drop the exception."""
         try:
             yield
         except Exception as error:
             self.fail(name, error)
 
     def fail(self, name: str, error: Exception) -> None:
-        """A seam raised: switch it off; with the optimizer's all of them, for then no step ends."""
+        """Switch a seam off that raised; without the optimizer's no step ends, so with it all of them."""
         if name in self.on:
             self.on.discard(name)
             self.failed[name] = repr(error)
@@ -127,7 +130,7 @@ class Seams:
                 self.stop()
 
     def checkpoints(self) -> None:
-        """torch.distributed.checkpoint has been imported."""
+        """Install the seams of torch.distributed.checkpoint, which was just imported."""
         if CHECKPOINT in self.on:
             with self.guarded(CHECKPOINT):
                 saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
@@ -153,19 +156,19 @@ class Seams:
         self.replaced.stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _loads(self, *_: object, **__: object) -> bool:
-        # (the loop may then call parts of the model instead of the model)
+        # (an evaluation loop may call parts of the model instead of the model)
         if self.steps.monitor is not None and self.models.set_to_evaluate():
             self.evaluates()
         return self.steps.enter("data")
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended, which shows what is trained: make a monitor for it."""
+        """Make a monitor: the first round has ended, and has shown what is trained."""
         from sftriage.trainer import moments
         from sftriage.trainer import monitor as recorder
 
         monitor = None
         try:
-            found = self._look()
+            trained = self._find_trained()
             self.compiled = self._compilations()
             cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
             monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort=cohort)
@@ -173,7 +176,7 @@ class Seams:
             if not monitor.active:
                 self.stop()
                 return None
-            watched = models.largest_ddp(found) if "ready" in self.on else None
+            watched = models.largest_ddp(trained) if "ready" in self.on else None
             if "backward" in self.sync and "forward" not in self.sync and watched is not None:
                 monitor.watch(watched)
                 self.fired["ready"] += 1
@@ -185,15 +188,15 @@ class Seams:
                 monitor.close()
             return None
 
-    def _look(self) -> list[Any]:
-        """Find the trained models, where their ranks wait for one another, and which ranks do the same work."""
-        optimizers = [made for reference in self.optimizers.seen.values() if (made := reference()) is not None]
-        self.optimizers.seen.clear()
-        trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
+    def _find_trained(self) -> list[Any]:
+        """Find the trained models, the stages in which ranks wait for one another, and the rank's cohort."""
+        optimizers = [made for reference in self.optimizers.stepped.values() if (made := reference()) is not None]
+        self.optimizers.stepped.clear()
+        trained = {id(tensor) for made in optimizers for group in made.param_groups for tensor in group["params"]}
         module, parts = self._torch.nn.Module, models.part_types()
-        living = models.living((module, *parts))
-        found = models.outermost([one for one in living if isinstance(one, module)], trained)
-        self.trained = tuple(type(one).__name__ for one in found)
+        objects = models.living((module, *parts))
+        found = models.outermost([living for living in objects if isinstance(living, module)], trained)
+        self.trained = tuple(type(model).__name__ for model in found)
         self.models.hook(found)
         on_device = any(not parameter.is_cpu for model in found for parameter in model.parameters())
         if H2D in self.on and on_device and (copiers := models.copiers()):
@@ -205,14 +208,14 @@ class Seams:
             self.exchanges.within = frozenset(exchanged)
         elif self.exchanges.in_backward:
             exchanged = ("backward",)
-        self.sync = tuple(one for one in exchanged if one in self.on)
+        self.sync = tuple(stage for stage in exchanged if stage in self.on)
         if models.many_ranks():
-            at = models.coordinates_of([one for one in living if isinstance(one, parts)])
+            at = models.coordinates_of([living for living in objects if isinstance(living, parts)])
             self.cohort = models.cohort_of(at, loads=self.steps.entered["data"] > 0)
             if not exchanged:
                 self.cohort = self.cohort or models.model_cohort(found)
             if EXCHANGE in self.on:
-                # (an exchange may come at any time, and all ranks need the same stages)
+                # (a rank may exchange at any time, and all ranks need the same stages)
                 self.steps.stages = (*self.steps.stages[:-1], EXCHANGE, self.steps.stages[-1])
                 self.sync = (*self.sync, EXCHANGE)
         return found
@@ -231,12 +234,12 @@ class Seams:
             self._settle(self.steps.turns.alone)
 
     def _settle(self, optimizer: int) -> None:
-        """The job is in its stride: let the form in C do what seams do."""
+        """Hand the steady job's seams over to the form in C."""
         steps = self.steps
         steps.settle(*(stage for stage in steps.stages if stage in self.on))
         form = sys.modules["sftriage.trainer.moments"].FORM
         make, spans = form.seam, list(steps.spans.values())
-        if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
+        if make is None or steps.counting is not None or not all(isinstance(span, form.stage) for span in spans):
             return
         with self.guarded("optimizer"):
             more = (self._leave, steps.stepping, steps.kinds, self.counters, self.gradients)
@@ -248,7 +251,7 @@ class Seams:
             for owner, name, stage, original, slow in self.replaced.stages:
                 if stage in self.on and getattr(owner, name) is slow:
                     seam: Any = wraps(original)(made(AROUND, stage, slow, original))
-                    # (pickled by its name, as a function is)
+                    # (pickle it by name, like a function)
                     seam.__reduce_ex__ = lambda _, name=original.__qualname__: name
                     self.replaced.put(owner, name, seam)
             self.models.settle(made)
@@ -258,7 +261,7 @@ class Seams:
             self.steps.leave(stage)
 
     def _compilations(self) -> int:
-        """How many frames the compiler has compiled; 0 if that seam is off."""
+        """Frames that the compiler has compiled; 0 if that seam is off."""
         if not self.counters and COMPILATION in self.on:
             self.counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self.counters)
         compiled = self.counters.get("frames")
@@ -272,7 +275,7 @@ def take_out() -> None:
 
 
 def lead() -> Seams | None:
-    """The seams of this process for a framework that says where steps end, put in if needed; None without recording."""
+    """The seams for a framework that marks where steps end, installed if needed; None if nothing is recorded."""
     global _installed
     if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
         return None
@@ -280,7 +283,7 @@ def lead() -> Seams | None:
         _installed.stop()
         _installed = None
     if "torch.distributed" in sys.modules:
-        # (before the seams are in, which would not see its import)
+        # (before the seams are installed, which would miss its import)
         with contextlib.suppress(ImportError):
             import_module(REMAPS)
     imported("torch")
@@ -290,7 +293,7 @@ def lead() -> Seams | None:
 
 
 def imported(name: str) -> None:
-    """A module of torch has just been imported: put its seams in."""
+    """Install the seams of a module of torch, which was just imported."""
     global _installed
     if name == "torch":
         off = switched_off(os.environ.get(SEAMS_ENV, ""))
@@ -304,7 +307,7 @@ def imported(name: str) -> None:
 
 
 def _keep_report(seams: Seams, directory: Path) -> None:
-    """Write the report several times a second until the directory is gone: a process may end at any time."""
+    """Keep a report up to date until the directory is gone: a process may end at any time."""
     # (not in every process that imports torch)
     from sftriage.base.files import write_atomically
     from sftriage.base.loops import start_thread
@@ -328,7 +331,7 @@ def _keep_report(seams: Seams, directory: Path) -> None:
             waiting.wait(_REPORT_EVERY_S if monotonic() < begun_s + _REPORT_OFTEN_S else _REPORT_LATER_S)
 
     def begin() -> None:
-        # (a fork of a rank that trains is none)
+        # (a fork of a training rank does not train)
         if not seams.steps.rounds and directory.is_dir():
             start_thread("doctor", keep)
 
@@ -349,7 +352,7 @@ def _report(seams: Seams) -> dict[str, object]:
         "failed": dict(seams.failed),
         "rounds": seams.steps.rounds,
         "models": list(seams.trained),
-        "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.seen).items()},
+        "collectives": {f"{name} in {stage}": n for (name, stage), n in dict(seams.exchanges.calls).items()},
         "by_hand": _made_by_hand(),
         "kineto": bool(kineto is not None and kineto()),
         "compiling": _compiles(),
@@ -365,11 +368,11 @@ def _made_by_hand() -> bool:
 def _compiles() -> bool:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = () if frame is None else walk_stack(frame)
-    return any(part in one.f_code.co_filename for one, _ in frames for part in _COMPILER)
+    return any(part in each.f_code.co_filename for each, _ in frames for part in _COMPILER)
 
 
 def switched_off(text: str) -> frozenset[str]:
-    """The seams that `SEAMS_ENV` switches off: ``-data,-ready``."""
+    """The names of the seams that a value of `SEAMS_ENV` such as ``-data,-ready`` switches off."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     wrong = [name for name in names if name[:1] != "-" or name[1:] not in NAMES]
     if wrong:

@@ -1,7 +1,7 @@
-"""Steps and stages of a `Monitor`, from what torch's seams report. No torch here.
+"""Turns what the seams report into the steps and stages of a `Monitor`. Imports no torch.
 
-A step ends, and the next one begins, where the optimizer has stepped. The first round teaches which optimizer is the
-last of a step, and which models there are; only then is the monitor made.
+A step ends, and the next begins, where the optimizer has stepped. The first round shows which optimizer is the last of
+a step, and which models are trained; the monitor is made after it.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ STAGES = ("data", "forward", "backward", "optimizer")
 H2D = "h2d"
 """A stage of frameworks that copy batches to a device themselves."""
 EXCHANGE = "exchange"
-"""A stage of jobs of several ranks: where this one waits in a collective, inside whatever other stage is open."""
+"""A stage of jobs of several ranks: the time a rank waits in a collective, inside any other stage."""
 ALL_STAGES = (*STAGES, H2D, EXCHANGE)
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
-"""Stands for all optimizers that step while gradients are accumulated: no object has this id."""
-_NOBODY = -1
+"""The id of all optimizers that step while gradients are accumulated: no object has it."""
+_NO_THREAD = -1
 """No thread has this ident."""
 
 
 class Rounds:
-    """Which of several optimizers ends a training step: the last one before they begin again."""
+    """Finds which of several optimizers ends a training step: the last one before the first steps again."""
 
     def __init__(self) -> None:
         self.ender: int | None = None
         self.alone: int | None = None  # the only optimizer of the latest steps
         self._last: int | None = None
-        self._seen: set[int] = set()
+        self._stepped: set[int] = set()
 
     def ends(self, optimizer: int) -> bool:
         before, self._last = self._last, optimizer
         self.alone = optimizer if before == optimizer == self.ender else None
         if optimizer == self.ender:
-            self._seen.clear()
+            self._stepped.clear()
             return True
-        if optimizer not in self._seen:
-            self._seen.add(optimizer)
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
             return False
-        # It steps again before the one that used to end a step: the round ended with the one before.
+        # This optimizer steps twice in a round without the ender: the round ended with the optimizer before it.
         self.ender = before
-        self._seen.clear()
+        self._stepped.clear()
         if before == optimizer:
             return True
-        self._seen.add(optimizer)
+        self._stepped.add(optimizer)
         return False
 
 
 class StageSteps:
     """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
 
-    ``begin`` makes the monitor when the first round has ended, if there is to be one; ``ends`` is called at each end.
+    ``begin`` makes the monitor after the first round, or returns None; ``ends`` is called at each end of a step.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
@@ -66,16 +66,16 @@ class StageSteps:
         self.monitor: Monitor | None = None  # records the steps, from the second round on
         self.stages: tuple[str, ...] = STAGES
         self.opened: list[str] = []  # stages, outermost first
-        # By stage: filled once a seam in C may enter and leave it without `enter` and `leave`.
+        # By stage: not empty once a seam in C may enter and leave it without `enter` and `leave`.
         self.steady: dict[str, list[bool]] = {stage: [] for stage in ALL_STAGES}
         self.stepping: list[int] = []  # optimizers whose step is under way, outermost first
-        self.stepped_in_backward = False  # one of them has stepped while gradients were accumulated
-        self.kinds: set[str] = set()  # what is done in this step that ordinary steps do not
-        self.counting: Any = None  # counts the steps that it ends itself
-        self.led = False  # a framework says where steps end (`ended`), and no optimizer does
+        self.stepped_in_backward = False  # an optimizer stepped while gradients were accumulated
+        self.kinds: set[str] = set()  # of this step: evaluation, checkpoint, compilation
+        self.counting: Any = None  # the hook in C that ends steps, and counts them
+        self.led = False  # a framework marks where steps end (`ended`), instead of an optimizer
         self.first = 0  # the number of the loop's first step, by default
         self.turns = Rounds()
-        self.spans: dict[str, AbstractContextManager[None]] = {}  # what enters and leaves each stage in the monitor
+        self.spans: dict[str, AbstractContextManager[None]] = {}  # the monitor's context manager of each stage
         self._entered = dict.fromkeys(ALL_STAGES, 0)
         self._rounds = self._thread = 0
         self._step: AbstractContextManager[None] | None = None
@@ -95,13 +95,13 @@ class StageSteps:
                 self.steady[stage][:] = [True]
 
     def forget(self, *stages: str) -> None:
-        """These stages are over, and entered no more; by default all of them."""
+        """Close these stages for good; by default all."""
         for stage in stages or self.steady:
             self.steady.get(stage, []).clear()
-            self.opened[:] = [one for one in self.opened if one != stage]
+            self.opened[:] = [opened for opened in self.opened if opened != stage]
 
     def enter(self, stage: str) -> bool:
-        """Enter a stage unless it is open or this is another thread; whether it has to be left again."""
+        """Enter a stage; False, and nothing to leave, if it is open or this is another thread."""
         if get_ident() != self._thread:
             if self._thread or stage not in ("backward", "optimizer"):
                 return False
@@ -118,7 +118,7 @@ class StageSteps:
         return True
 
     def leave(self, stage: str) -> None:
-        """Leave a stage, and whatever is still open in it."""
+        """Leave a stage, and all stages that are still open in it."""
         opened = self.opened
         if stage not in opened or get_ident() != self._thread:
             return
@@ -133,10 +133,10 @@ class StageSteps:
             self.stepped(IN_BACKWARD)
 
     def optimizer_begins(self, optimizer: int) -> None:
-        """An optimizer's step begins, perhaps inside another one's, or while gradients are accumulated."""
+        """An optimizer's step begins, perhaps inside that of another, or while gradients are accumulated."""
         if not self.stepping and "backward" in self.opened:
             return
-        if optimizer in self.stepping:  # (an exception has left it)
+        if optimizer in self.stepping:  # (an exception ended that step)
             del self.stepping[self.stepping.index(optimizer) :]
             if not self.stepping:
                 self.leave("optimizer")
@@ -146,7 +146,7 @@ class StageSteps:
             self.stepping.append(optimizer)
 
     def optimizer_ended(self, optimizer: int) -> None:
-        """It ended, which may end the step."""
+        """An optimizer's step ended, which may end the training step."""
         if not self.stepping and "backward" in self.opened:  # (perhaps in a thread of autograd)
             self.stepped_in_backward = True
             self.steady["backward"].clear()
@@ -159,37 +159,37 @@ class StageSteps:
             self.stepped(abs(optimizer))
 
     def note(self, kind: str) -> None:
-        """This step does something that ordinary ones do not."""
+        """Give the open step a kind: it does something that ordinary steps do not."""
         if self.monitor is not None and get_ident() == self._thread and kind not in self.kinds:
             self.kinds.add(kind)
             self.monitor.note(kind=_kind(self.kinds))
 
     def stop(self) -> None:
         monitor, self.monitor = self.monitor, None
-        self._thread = _NOBODY
+        self._thread = _NO_THREAD
         self.forget()
         self._entered, self.spans, self._step = self.entered, {}, None
         if monitor is not None:
             monitor.close()
 
     def abandon(self) -> None:
-        """This is a forked child: a worker if its parent trains; otherwise it may begin to train."""
+        """Record nothing in a forked child of a training process: it is a worker. Other children may train."""
         if self._thread:
             self.forget()
-            self.monitor, self._thread, self.spans, self._step = None, _NOBODY, {}, None
+            self.monitor, self._thread, self.spans, self._step = None, _NO_THREAD, {}, None
 
     def stepped(self, optimizer: int) -> None:
-        """An optimizer's step and its stage are over; if it is the last one of a round, a training step ends."""
+        """An optimizer's step and its stage are over; the last of a round ends a training step."""
         if not self.led and self.turns.ends(optimizer):
             self.ended()
 
     def ended(self, number: int | None = None) -> None:
-        """A step ends, and the next one begins: its ``number``, by default one more than the last's, from 0."""
+        """End the step and begin the next, whose ``number`` is by default one more than the last's, from 0."""
         if get_ident() != self._thread:
             return
         self._rounds += 1
         if self._step is None:
-            # (the first round is seen from its first backward on)
+            # (the seams know the first round from its first backward on)
             monitor = None if self.led and self.rounds == 1 else self._begin()
             if monitor is None:
                 return

@@ -1,9 +1,10 @@
-"""Imported by every Python that has this folder first on its PYTHONPATH. It waits for torch, and hands over.
+"""Waits for torch in every Python of a job, and then has `sftriage.trainer.seams.patches` install the seams.
 
-A process that never imports torch pays for this file and for one look at the name of each module that it imports.
+Python imports it where this folder is first on PYTHONPATH. A process that never imports torch pays for this file and
+for a check of the name of each module that it imports.
 """
 
-# (no annotations that mypy would read: what they name is not imported here)
+# (no annotations: this file runs in Pythons from 2.7 on)
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 import os
@@ -13,7 +14,7 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib is not imported yet)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
 
 
-_WAITED_FOR = (
+_MODULES = (
     "torch",
     "torch.distributed._functional_collectives",
     "torch.distributed.checkpoint.state_dict_saver",
@@ -21,34 +22,34 @@ _WAITED_FOR = (
 
 
 class _Torch:
-    """Finds torch as everybody else does, and has the seams put in once it is imported."""
+    """A finder that leaves finding to the others, and installs the seams once a module is imported."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in _WAITED_FOR:
+        if name not in _MODULES:
             return None
         for finder in sys.meta_path:
             spec = None if finder is cls else finder.find_spec(name, path, target)
             if spec is not None:
-                _tell_when_done(spec)
+                _install_after(spec)
                 return spec
         return None
 
 
-def _tell_when_done(spec):
+def _install_after(spec):
     loader = spec.loader
 
     def exec_module(module):
         del loader.exec_module
         loader.exec_module(module)
-        _hand_over(spec.name)
+        _install(spec.name)
 
-    # One without a place for it is left alone: the script trains unseen.
+    # A loader that takes no attribute is left alone: the script trains unrecorded.
     if hasattr(loader, "__dict__"):
         loader.exec_module = exec_module
 
 
-def _hand_over(name):
+def _install(name):
     try:
         if sys.version_info < (3, 10):  # noqa: UP036 (any Python of the job gets here)
             raise ImportError("Python 3.10 or later is needed")
@@ -64,7 +65,7 @@ def _hand_over(name):
 
 
 def _find_package():
-    """The sftriage that this Python has; where it has none, or one without seams, the one that this folder is of."""
+    """Make sftriage importable: the installed one if it has seams, or else the one that this folder belongs to."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     found = find_spec("sftriage")
@@ -80,8 +81,8 @@ def _find_package():
         spec.loader.exec_module(module)
 
 
-def _go_on():
-    """Import the sitecustomize that this one has taken the place of, if there is one, under its name."""
+def _import_displaced():
+    """Import the job's own sitecustomize, which this file hides, under its name."""
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     ours = sys.modules.pop("sitecustomize")
     try:
@@ -95,7 +96,7 @@ def _go_on():
 
 if sys.version_info >= (3,) and os.environ.get("SFTRIAGE_RINGS") and os.environ.get("SFTRIAGE_SEAMS") != "off":
     if "torch" in sys.modules:
-        _hand_over("torch")
+        _install("torch")
     else:
         sys.meta_path.insert(0, _Torch)
-_go_on()
+_import_displaced()
