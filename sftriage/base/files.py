@@ -1,4 +1,4 @@
-"""Atomic writes, private files, opening without following links; small values in files."""
+"""Files: atomic writes, private files, opening without following links, small values; trainer and agents call it."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def regular(path: Path, error_type: type[SftriageError]) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Raise a UsageError for an OSError: ``what`` failed, and the reason."""
+def refusing(subject: str) -> Iterator[None]:
+    """Raise a UsageError for an OSError: the subject, and the reason."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}") from error
+        raise UsageError(f"{subject}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -140,7 +140,7 @@ class Note(Generic[T]):
     type: type[T]
 
     def save(self, value: T) -> None:
-        """Replace what the file holds.
+        """Replace the file's content.
 
         Raises:
             OSError: the file cannot be written.

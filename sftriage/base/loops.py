@@ -1,4 +1,4 @@
-"""Background threads: loops that repeat a turn, wait longer after failures, and stop; messages logged once."""
+"""The background threads of all packages: loops that repeat a turn, and back off after failures; log-once messages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Loop:
     """Calls ``turn`` in a daemon thread, every ``every_s`` (or after what it returns), and at once when woken.
 
     Args:
-        failing: what to log with the error of a turn, once until the error is of another kind.
-        works: what to log when a turn succeeds after that.
+        failing: the message to log with the error of a turn, once until the error is of another kind.
+        works: the message to log when a turn succeeds after that.
         expected: errors to log without a traceback.
         backoff: pauses after failures; `wake` does not shorten them.
 

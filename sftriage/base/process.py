@@ -69,7 +69,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The state of a process, its parent, and what follows in ``/proc/<pid>/stat``; an empty state if it is gone."""
+    """The fields of ``/proc/<pid>/stat`` from the state on; an empty state if the process is gone."""
     try:
         # The name is in parentheses and may hold anything, parentheses too: the fields count from the last one.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -92,11 +92,11 @@ def locked(path: Path, *, shared: bool = False, wait_s: float | None = 0.0) -> I
 @contextlib.contextmanager
 def locked_file(descriptor: int, shared: bool = False, wait_s: float | None = None) -> Iterator[None]:
     """Lock an open file until the block ends; see `locked`."""
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     until_s = time.monotonic() + (wait_s or 0.0)
     while True:
         try:
-            fcntl.flock(descriptor, how | (0 if wait_s is None else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, mode | (0 if wait_s is None else fcntl.LOCK_NB))
             break
         except BlockingIOError:
             if time.monotonic() >= until_s:
@@ -119,7 +119,7 @@ def is_locked(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended, and the start of what it wrote to standard output and error."""
+    """How a program ended, and the start of its standard output and error."""
 
     status: int
     output: str
@@ -130,7 +130,7 @@ class Finished:
 
 
 class BoundedProgram:
-    """One run of a program, in its own session, so that all it started can be killed with it.
+    """One run of a program, in its own session, so that its children can be killed with it.
 
     Its output goes to an unnamed file, which never blocks the program and leaves nothing behind. ``output`` is its
     start, once the program has ended or was killed.
@@ -198,7 +198,7 @@ class BoundedProgram:
         return finished
 
     def kill(self) -> None:
-        """End it and all that it started. Does nothing once it has ended."""
+        """End the program and its children. Does nothing once it has ended."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -234,7 +234,7 @@ class Supervised:
     """A child that is restarted if it ends early, and that ends with `close` or with this process.
 
     Args:
-        what: its display name.
+        name: its display name.
         start: starts it; called with True for a restart. May raise an OSError.
         is_due: whether to restart it, by its exit status.
         end_s: how long it may take to end.
@@ -247,14 +247,14 @@ class Supervised:
 
     def __init__(
         self,
-        what: str,
+        name: str,
         start: Callable[[bool], subprocess.Popen[bytes]],
         is_due: Callable[[int], bool] = lambda _: True,
         end_s: float = 10.0,
         where: str = "its log",
         is_stuck: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._what, self._start, self._is_due, self._end_s, self._where = what, start, is_due, end_s, where
+        self._name, self._start, self._is_due, self._end_s, self._where = name, start, is_due, end_s, where
         self._is_stuck = is_stuck
         self._process = start(False)
         self._closing, self._over = threading.Event(), threading.Event()
@@ -272,7 +272,7 @@ class Supervised:
     def keep(self) -> None:
         """From now on, restart it if it ends by itself."""
         # (to the kernel, the parent ends with this thread)
-        self._keeper = start_thread(f"keeps-{self._what}", self._keep)
+        self._keeper = start_thread(f"keeps-{self._name}", self._keep)
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -284,7 +284,7 @@ class Supervised:
             subprocess.TimeoutExpired: it has not.
         """
         if self._keeper is not None and not self._over.wait(timeout_s):
-            raise subprocess.TimeoutExpired(self._what, timeout_s or 0.0)
+            raise subprocess.TimeoutExpired(self._name, timeout_s or 0.0)
         self._process.wait(timeout_s)
 
     def close(self) -> None:
@@ -310,13 +310,13 @@ class Supervised:
                 break
             quick = quick + 1 if time.monotonic() < began_s + QUICK_S else 0
             if quick >= MOST_QUICK:
-                log.error("the %s keeps ending; see %s", self._what, self._where)
+                log.error("the %s keeps ending; see %s", self._name, self._where)
                 break
             began_s = time.monotonic()
             try:
                 self._process = self._start(True)
             except OSError as error:
-                log.error("the %s has ended and cannot be restarted: %s", self._what, error)
+                log.error("the %s has ended and cannot be restarted: %s", self._name, error)
                 break
         self._over.set()
         self._closing.wait()

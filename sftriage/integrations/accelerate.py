@@ -28,7 +28,7 @@ def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> V
         The log of verdicts. ``end_training`` closes it, and waits briefly for verdicts on the last steps.
     """
     trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
-    targets = [one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")]
+    targets = [each.tracker for each in trackers if each.name in ("tensorboard", "wandb", "mlflow")]
     lead = Lead()
     lead.begin(targets, optimizers=True, first_step=first_step)
     end_training = accelerator.end_training

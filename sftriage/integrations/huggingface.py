@@ -51,5 +51,5 @@ class SftriageCallback(TrainerCallback):  # type: ignore[misc]  # transformers l
 
 def _writers() -> list[Any]:
     """The TensorBoard writers of Trainers: a callback has no access to other callbacks."""
-    callbacks = [one for one in gc.get_objects() if issubclass(type(one), TensorBoardCallback)]
-    return [one.tb_writer for one in callbacks if one.tb_writer is not None]
+    callbacks = [found for found in gc.get_objects() if issubclass(type(found), TensorBoardCallback)]
+    return [callback.tb_writer for callback in callbacks if callback.tb_writer is not None]

@@ -1,6 +1,6 @@
-"""Experiment trackers, and the numbers and texts that they get for a run's events, each at a step.
+"""Experiment trackers, and the numbers and texts that they receive for a run's events, each at a step.
 
-They are called in a thread of sftriage, and may raise. This module imports none of them.
+`VerdictLog` calls them in a thread of sftriage; they may raise. This module imports no tracker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_SUSPECT = -1.0
 
 
 class Tracker(ABC):
-    """A target for numbers and texts. ``settle`` is called regularly, to log what had to wait.
+    """A target for numbers and texts. ``settle`` is called regularly, to log delayed values.
 
     ``close`` is the last call; the tracker itself belongs to the script, and stays open.
     """
@@ -47,12 +47,12 @@ class TensorBoard(Tracker):
         self._closed = False
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        self._look()
+        self._check_closed()
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        self._look()
+        self._check_closed()
         self._writer.add_text(name, text, step)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class TensorBoard(Tracker):
         else:
             self._writer.flush()
 
-    def _look(self) -> None:
+    def _check_closed(self) -> None:
         # A closed writer that is written to opens another file.
         self._closed = self._closed or getattr(self._writer, "all_writers", self) is None
 
@@ -94,7 +94,7 @@ class WeightsAndBiases(Tracker):
 
     def close(self) -> None:
         if self._run.step == self._last:
-            # The last row was not merged yet: whatever is logged now would go into it.
+            # The last row was not merged yet: the next call of `log` would merge into it.
             self._waiting.appendleft(self._open)
         while self._waiting:
             self._run.log(self._waiting.popleft())
@@ -162,7 +162,7 @@ class EntrySink(LineSink):
         self._step = 0
 
     def entry(self, event: Event) -> tuple[int, Mapping[str, float], str, str]:
-        """What to log of an event: the step, numbers by name, and a text with its name, or ""."""
+        """An event's log entry: the step, numbers by name, and a text with its name, or ""."""
         numbers: Mapping[str, float] = {}
         name = "sftriage/run"
         match event:
@@ -188,11 +188,11 @@ class EntrySink(LineSink):
 
 def _numbers_of(verdict: Verdict) -> dict[str, float]:
     """Step time, and the exposed time of each stage that adds up to it; the suspected rank, and its gain."""
-    found = verdict.named
-    first = None if found is None or not found.ranks else found
+    named = verdict.named
+    suspect = None if named is None or not named.ranks else named
     return {
         "sftriage/step_time_s": verdict.step_s,
         **{f"sftriage/exposed_s/{stage}": advance_s for stage, advance_s in verdict.advances_s.items()},
-        "sftriage/suspect_rank": NO_SUSPECT if first is None else float(first.ranks[0]),
-        "sftriage/suspect_gain_s": 0.0 if first is None else first.gain_s,
+        "sftriage/suspect_rank": NO_SUSPECT if suspect is None else float(suspect.ranks[0]),
+        "sftriage/suspect_gain_s": 0.0 if suspect is None else suspect.gain_s,
     }

@@ -1,4 +1,4 @@
-"""Recording under a training framework, and logging of its run's verdicts to experiment trackers."""
+"""Records under a training framework, and logs its run's verdicts to trackers; never raises into the training loop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from sftriage.integrations.trackers import EntrySink, Tracker
     from sftriage.trainer.seams.patches import Seams
 
-LOOK_S = 0.5
-"""How often to read the journal."""
+POLL_S = 0.5
+"""Seconds between two reads of the journal."""
 
 QUIET_S, LINGER_S = 1.5, 4.0
-"""At the end, how long to wait after the last new verdict, and at most."""
+"""Seconds to wait at the end, after the last new verdict and at most."""
 
 
 def log_verdicts(*targets: Any) -> VerdictLog:
@@ -73,9 +73,9 @@ class VerdictLog:
             from sftriage.runs.journal import Appended
 
             sink, journal = EntrySink(), run / "decisions.jsonl"
-            # (existing lines are of another training in this run, or of an earlier attempt)
+            # (existing lines belong to another training in this run, or to an earlier attempt)
             appended = Appended(journal, lambda line: self._log(sink, line), lambda: None, skip=True)
-            self._thread = start_thread("verdicts", self._go_on, appended.follow, journal)
+            self._thread = start_thread("verdicts", self._run, appended.follow, journal)
             atexit.register(self.close)
 
     def close(self) -> None:
@@ -87,16 +87,16 @@ class VerdictLog:
             self._ending.set()
             thread.join(2 * LINGER_S)
 
-    def _go_on(self, follow: Callable[[], bool], journal: Path) -> None:
+    def _run(self, follow: Callable[[], bool], journal: Path) -> None:
         try:
-            while not self._ending.wait(LOOK_S):
+            while not self._ending.wait(POLL_S):
                 follow()
                 self._each(lambda tracker: tracker.settle())
-            ended_s = heard_s = time.monotonic()
-            while (now_s := time.monotonic()) < min(heard_s + QUIET_S, ended_s + LINGER_S):
+            ended_s = latest_s = time.monotonic()
+            while (now_s := time.monotonic()) < min(latest_s + QUIET_S, ended_s + LINGER_S):
                 if follow():
-                    heard_s = now_s
-                time.sleep(LOOK_S / 10)
+                    latest_s = now_s
+                time.sleep(POLL_S / 10)
             if not journal.exists():
                 warn("no verdicts to log: %s is not on this host", journal)
         except Exception as error:
@@ -117,18 +117,18 @@ class VerdictLog:
             if text:
                 self._each(lambda tracker: tracker.text(step, name, text))
 
-    def _each(self, do: Callable[[Tracker], object]) -> None:
-        """Call ``do`` with each tracker; drop a tracker that raises."""
+    def _each(self, action: Callable[[Tracker], object]) -> None:
+        """Call ``action`` with each tracker; drop a tracker that raises."""
         for tracker in list(self._trackers):
             try:
-                do(tracker)
+                action(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
                 warn("stopped logging verdicts to %s: %r", type(tracker).__name__, error)
 
 
 class Lead:
-    """A framework reports where the steps of its loop end, and their kind; the stages come from torch's seams.
+    """Records the loop of a framework that reports the ends and kinds of its steps; stages come from torch's seams.
 
     Never raises. Records no stages if the job is not recorded, or the script creates a `Monitor` itself.
 
@@ -164,22 +164,22 @@ class Lead:
 
     def ended(self, next_number: int) -> None:
         """A step has ended; ``next_number`` is that of the next step."""
-        self._have(lambda seams: seams.steps.ended(next_number))
+        self._call(lambda seams: seams.steps.ended(next_number))
 
     def note(self, kind: str) -> None:
         """This step is of a special kind (`sftriage.trainer.seams.steps`)."""
-        self._have(lambda seams: seams.steps.note(kind))
+        self._call(lambda seams: seams.steps.note(kind))
 
     def stop(self) -> None:
         """Training is over. Waits briefly for verdicts on the last steps. A second call does nothing."""
-        self._have(lambda seams: seams.stop())
+        self._call(lambda seams: seams.stop())
         self._seams = None
         self.log.close()
 
-    def _have(self, do: Callable[[Seams], object]) -> None:
+    def _call(self, action: Callable[[Seams], object]) -> None:
         try:
             if self._seams is not None:
-                do(self._seams)
+                action(self._seams)
         except Exception as error:
             self._seams = None
             warn("stopped recording stages: %r", error)

@@ -1,5 +1,5 @@
-"""The records of a job: windows, verdicts, captures and events, one type each.
+"""The records that packages exchange: frozen, and free of third-party imports where the trainer needs them.
 
-`windows` has what ranks recorded, `verdicts` what that shows, `captures` decisions and what they capture, `counters`
-what the kernel counts of a rank, and `events` what the journal keeps and all sinks get.
+`windows`: stages, steps, windows and the kernel's counters. `verdicts`: labels, suspects and thresholds. `captures`:
+decisions and captures. `events`: what the journal keeps and sinks receive.
 """

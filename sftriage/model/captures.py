@@ -19,14 +19,14 @@ Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch", "nsys", "stacks"]
 ProfilerChoice = Literal["auto", "torch", "nsys", "stacks"]
-"""The requested profiler; sftriage replaces ``auto`` once it knows what there is to see."""
+"""The requested profiler; sftriage replaces ``auto`` once the stage and the clock are known."""
 ChoiceReason = Literal["", "host_stage", "compute_stage", "device_clock", "whole_rank", "stands_still", "left_open"]
 """Why ``auto`` chose a profiler; "" if it was named."""
 LeftOpen = Literal["", "operators", "stacks", "system"]
-"""What a capture that holds its fault does not show and another means would: operators and kernels, Python stacks, or
-what only a look at the whole process has; "" where it shows what the time went into."""
+"""What a capture of the fault lacks and another profiler would show: operators and kernels, Python stacks, or the whole
+process; "" if it shows where the time went."""
 SAMPLE_STACKS = "sample_stacks"
-"""The option of a capture that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
+"""The option that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
 SAMPLES_PER_SECOND = "samples_per_second"
 """The option for the maximum rate; an integer from 1 to 1,000."""
 Role = Literal["suspect", "control"]
@@ -50,9 +50,8 @@ Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
 class Trigger:
     """Why a capture exists: the window, the suspect, and the rule of the policy that requested it.
 
-    ``why`` is the reason as a sentence. ``chosen`` is why ``auto`` chose this profiler, and ``follows`` the earlier
-    capture of the same suspect that left open what this one should show. ``clock`` is the verdict's, or ""
-    if unrecorded.
+    ``why`` is the reason as a sentence. ``chosen`` is why ``auto`` chose this profiler, and ``follows`` the earlier,
+    inconclusive capture of the same suspect. ``clock`` is the verdict's, or "" if unrecorded.
     """
 
     first_step: int
@@ -80,7 +79,7 @@ class Trigger:
 class ManualRequest:
     """A person's request for a capture: ``who``, and why. The answer has the same ``request_id``.
 
-    ``options`` are those of each profiler under its name, as in a policy, with the same defaults.
+    ``options`` has the options of each profiler under its name, as in a policy, with the same defaults.
     """
 
     request_id: str
@@ -98,13 +97,15 @@ class ManualRequest:
 
 @dataclass(frozen=True, slots=True)
 class WantedCapture:
-    """A capture ordered from an agent: desired state, which it reaches once, however often the order is repeated.
+    """A capture ordered from an agent: desired state, reached once, however often the order is repeated.
 
-    Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
-    ``expires_s`` seconds from now, if there are any. An earlier process requested one that is ``resumed``: it continues
-    and does not begin again. The ``trigger`` goes into its manifest. On its way to an agent it is of a
-    ``process`` (boot id, pid, start ticks and rank), or of whichever its rank has; that it is stored may have been
-    ``heard`` by then.
+    Attributes:
+        trigger: goes into its manifest.
+        generation: the start of the job to which its rank must belong; None: any.
+        expires_s: seconds within which it must begin; None: no limit.
+        resumed: an earlier process ordered it; it continues, and does not begin again.
+        process: boot id, pid, start ticks and rank of its trainer; None: any process of the rank.
+        heard: whether the controller already knows that it is stored.
     """
 
     request: CaptureRequest
@@ -120,10 +121,12 @@ class WantedCapture:
 class Reproduced:
     """Whether the captured steps contain the fault that led to the capture: most of them, some, or none.
 
-    It was there in ``steps_with`` captured steps, whose numbers are ``fault_steps``, of ``steps`` in which it was due:
-    all of them, or, of what comes back, one a period (at least one; more, where it was there more often), whichever
-    these are. In so many steps, those in which the suspect was furthest over its peers, it was so by ``over_s`` seconds
-    a step, where the gain that led to the capture was ``expected_s``.
+    Attributes:
+        steps: in how many captured steps the fault was due: all, or one per period of a recurring fault (at least one,
+            and as many as have it).
+        steps_with, fault_steps: how many captured steps have it, and their numbers.
+        over_s: the suspect's time over its peers, in the ``steps`` with the most of it, in seconds a step.
+        expected_s: the gain that led to the capture.
     """
 
     answer: Literal["yes", "no", "partly"]
@@ -136,14 +139,14 @@ class Reproduced:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
+    """One time-boxed run of a profiler on one rank, bounded in steps, seconds and bytes, whatever the profiler does.
 
-    ``options`` are the profiler's, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
-    whether the rank is suspected, or a healthy peer to compare with. ``labels`` say in the trace itself what led to it.
+    ``options`` are the profiler's, ready for JSON: switches, and for nsys a word and a list of words. ``role``: the
+    rank is the suspect, or a healthy peer to compare with. ``labels`` go into the trace, and link it to its trigger.
 
-    What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
-    over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step. No step before
-    ``first_step`` is recorded: ranks that are captured together are so in the same steps.
+    With ``period_steps``, the capture begins so that it records a step n with ``n % period_steps == phase``. Without
+    (0) it begins at the rank's next step. It records no step before ``first_step``: ranks that are captured together
+    record the same steps.
 
     Raises:
         ValueError: a value is out of bounds, or the id is not a file name.
@@ -164,7 +167,7 @@ class CaptureRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the request wherever it is made: it passes through a file that another process reads."""
+        """Check the request in every process: it passes through a file."""
         if not CAPTURE_ID.fullmatch(self.capture_id):
             raise ValueError(f"capture id {self.capture_id!r} is not a plain file name")
         if self.profiler not in get_args(Profiler):
@@ -180,17 +183,17 @@ class CaptureRequest:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether the trainer runs it, or marks its steps; otherwise stacks are taken once, from outside."""
+        """Whether the trainer runs it, or marks its steps; otherwise one stack sample is taken from outside."""
         return self.profiler != "stacks" or bool(self.options.get(SAMPLE_STACKS))
 
     def begins_at(self, step: int) -> int:
-        """The first step to be recorded, if none before ``step`` can be: with what comes back in the middle."""
+        """The first step to record, from ``step`` on, so that a recurring fault is in the middle."""
         step = max(step, self.first_step)
         if not self.period_steps or self.steps >= self.period_steps:
             return step
         before = (self.steps - 1) // 2
         to_go = (self.phase - step) % self.period_steps
-        # It comes soon enough to be recorded from now on, or later than half of the steps.
+        # The fault comes soon enough to begin now; otherwise begin half of the steps before it.
         return step if to_go <= before else step + to_go - before
 
 
@@ -198,11 +201,11 @@ class CaptureRequest:
 class CaptureResult:
     """The state of a request. ``first_step``..``last_step`` are the recorded steps, without warm-up.
 
-    ``stored`` is one whose trace is whole: in the spool where an executor says so, in the store once it was collected.
-
-    ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds, of torch's
-    profiler also ``import`` and ``prepare``.
-    ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
+    ``stored``: its trace is complete, in the spool if an executor reports it, in the store once collected.
+    ``timings_s``
+    is its cost for the rank: ``start``, ``run``, ``stop`` and ``export`` seconds, for torch's profiler also ``import``
+        and ``prepare``. ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in
+        nanoseconds.
     ``detail`` is for people; ``code`` is for programs.
     """
 
@@ -222,8 +225,8 @@ class CaptureResult:
 class Report:
     """An agent's report on an ordered capture: ``result`` is its state, with the reason.
 
-    One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store. Of one that
-    is ``elsewhere``, its host has put a copy into the store that its run keeps copies in, and verified it there.
+    ``hangs``: it was given up, and its rank still runs. ``stored_bytes`` is its size in the store. ``elsewhere``: its
+    host has put a copy into the run's remote store, and verified it.
     """
 
     result: CaptureResult
@@ -234,11 +237,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided about one window, why, and the numbers behind it.
+    """The decision about one window, with its reason and numbers.
 
     ``requests`` is not empty exactly when ``outcome`` is ``capture``. `words.decisions` makes sentences of ``reason``
-    and ``parameters``: why (`reason_sentence`), and what would resolve a hold-off (`resolution`).
-    ``notify`` names the rules whose notifications are due, whatever the outcome is.
+    and ``parameters``: why (`reason_sentence`), and what would resolve a hold-off (`resolution`). ``notify`` names the
+    rules whose notifications are due, whatever the outcome.
     """
 
     time_s: float

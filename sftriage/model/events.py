@@ -84,9 +84,9 @@ class PolicyChanged(_Event, tag="policy", frozen=True):
 class CostMeasured(_Event, tag="cost", frozen=True):
     """What the captures that touched some steps cost the job, over all ranks.
 
-    ``cost_s`` is by how much these steps, and some after them, took longer than they would have without (see
-    `sftriage.controller`): the fault that led to a capture is no part of it. It is nothing where the machine was
-    quicker meanwhile, and None where too little is known of before. ``before_s`` is what a step took before.
+    ``cost_s`` is by how much these steps, and some after them, took longer than without captures (see
+    `sftriage.controller`), not counting the fault that led to a capture. It is 0 if the machine was faster meanwhile,
+    and None if too few earlier steps are known. ``before_s`` is the duration of a step before.
     """
 
     time_s: float
@@ -100,8 +100,8 @@ class CostMeasured(_Event, tag="cost", frozen=True):
 class EvidenceGathered(_Event, tag="evidence", frozen=True):
     """Evidence beside a verdict, which decided nothing.
 
-    ``gpus`` is what the driver says of the suspects' GPUs; ``ready_fraction`` the share of the steps whose sync stage
-    is split at the last ready gradient, where that has changed.
+    ``gpus`` has the driver's values for the suspects' GPUs; ``ready_fraction`` is the share of steps whose sync stage
+    is split at the last ready gradient, if that has changed.
     """
 
     time_s: float
@@ -119,7 +119,7 @@ PauseReason = Literal["in_sync", "in_own_work"]
 class JobPaused(_Event, tag="pause", frozen=True):
     """All ranks took many times as long as in other steps, and no single rank is the reason.
 
-    ``lasted_s`` is by how much longer than typical steps these were, most of it in ``stage``.
+    ``lasted_s`` is by how much these steps were longer than typical ones, mostly in ``stage``.
     """
 
     time_s: float
@@ -132,7 +132,7 @@ class JobPaused(_Event, tag="pause", frozen=True):
 
 
 class TakenOver(_Event, tag="taken_over", frozen=True):
-    """Another controller took over the run, with the windows judged and captures stored by then."""
+    """Another controller took over the run, with the numbers of windows judged and captures stored so far."""
 
     time_s: float
     host: str
@@ -144,9 +144,9 @@ class TakenOver(_Event, tag="taken_over", frozen=True):
 class DiskRecovered(_Event, tag="disk", frozen=True):
     """The run's disk failed from ``since_s`` on, and works again; with ``over`` false, it never recovered.
 
-    ``problem`` is what it said. Of what was to be written meanwhile, ``late`` was, and ``lost`` is not: how many, by
-    kind (windows, other records, steps, device times, readings, notes on captures). Lost windows are of the steps from
-    and to ``lost_steps``.
+    ``problem`` is its error. ``late`` and ``lost`` count the writes of that time that succeeded later or never did, by
+    kind (windows, other records, steps, device times, readings, notes on captures). ``lost_steps`` are the first and
+    the last step of lost windows.
     """
 
     time_s: float
@@ -167,11 +167,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class JournalCompacted(_Event, tag="compacted", frozen=True):
-    """The first line of a journal that replaced a longer one, which was the file ``inode``.
+    """The first line of a journal that replaced a longer one, the file ``inode``.
 
-    What that had from ``kept_from`` on follows whole, after ``older_bytes`` of what came before. ``dropped`` windows,
-    the last of which ended at ``dropped_step``, are not in it. ``losses`` are what suspects had cost by ``kept_from``,
-    as values of `sftriage.policy.state.Losses`.
+    After it come ``older_bytes`` of selected older lines, then all lines of that file from ``kept_from`` on.
+    ``dropped`` windows, the last of which ended at ``dropped_step``, are not in it. ``losses`` is what suspects had
+    cost before ``kept_from``, as values of `sftriage.policy.state.Losses`.
     """
 
     inode: int
@@ -193,8 +193,8 @@ class RingGivenUp(_Event, tag="ring", frozen=True):
 class CauseFound(_Event, tag="cause", frozen=True):
     """Why a captured rank was slow, by the capture's trace and the stacks sampled with it.
 
-    As `sftriage.traces.manifest.CauseInfo` has it. What is ``left_open`` another means would show: a capture by it
-    follows, once.
+    The fields are those of `sftriage.traces.manifest.CauseInfo`. ``left_open``: another profiler would show more, and
+    one capture with it follows.
     """
 
     time_s: float
@@ -213,17 +213,17 @@ RemedyState = Literal["advised", "trying", "kept", "undone"]
 _Unfit = Literal["not_allowed", "no_room", "not_switched"]
 _Over = Literal["moved", "gone", "restarted", "interrupted"]
 RemedyReason = Literal["worthwhile", "helps", "no_help", _Unfit, _Over]
-"""Why a remedy is in a state: its model has it worth the trouble; measured, it helps, or does not; it is another
-straggler, or none; the policy does not allow it; there is no room for the activations; the ranks did not switch; they
-began anew; or its trial was cut off.
+"""Why a remedy is in a state: its model predicts a gain (``worthwhile``); the measured gain is there or not (``helps``,
+``no_help``); the straggler has ``moved`` or is ``gone``; the policy does not allow it; the activations do not fit
+(``no_room``); the ranks did not switch; they restarted; or the trial was ``interrupted``.
 """
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """What a microbatch takes in a pipeline: seconds of a computation of each stage (S), and on each link (L).
+    """The durations of a microbatch in a pipeline, in seconds: each stage's computations (S), each link's delay (L).
 
-    A delay is, either way, from the end of a computation to where its output can be used. Stage i holds the activations
-    of ``most_S[i]`` microbatches (None: any).
+    A delay runs, either way, from the end of a computation until its output can be used. Stage i can hold the
+    activations of ``most_S[i]`` microbatches (None: any number).
 
     Raises:
         UsageError: the numbers do not describe a pipeline.
@@ -247,13 +247,12 @@ class Pipeline(msgspec.Struct, frozen=True):
 class RemedyChanged(_Event, tag="remedy", frozen=True):
     """A remedy against a straggler changed its state: advised only, tried, kept, or undone.
 
-    The straggler is ``rank``; of a ``pipeline`` it is the link from there to the next stage, and stages are to be
-    ``ahead_S`` microbatches ahead. ``switch`` is the name of the group that it is switched on
-    (`sftriage.mitigate.switching`), and ``numbers`` are what it was decided from: of its model ``late_s``,
-    ``step_s``, ``ring_s`` of ``ring_bytes`` among ``ring_ranks``, ``break_even_s``, ``expected_s``, or of a link
-    ``delay_s`` a microbatch, the longer of ``there_s`` and ``back_s``; of its trial the typical step with it and
-    without, ``on_s`` and ``off_s``, what it saves, ``saves_s``, give or take ``error_s``, and of how many steps,
-    ``on_steps`` and ``off_steps``.
+    The straggler is ``rank``; in a ``pipeline``, the link from that rank to the next stage, and stages run ``ahead_S``
+    microbatches ahead. ``switch`` is the name of the group that switches (`sftriage.mitigate.switching`). ``numbers``
+    decided: from the model ``late_s``, ``step_s``, ``ring_s`` of ``ring_bytes`` among ``ring_ranks``, ``break_even_s``
+    and ``expected_s``, or for a link ``delay_s`` per microbatch, the longer of ``there_s`` and ``back_s``; from the
+    trial the typical step with and without the remedy, ``on_s`` and ``off_s``, over ``on_steps`` and ``off_steps``,
+    and the saving ``saves_s`` with its ``error_s``.
     """
 
     time_s: float

@@ -11,9 +11,9 @@ from sftriage.model.windows import MOST_FRACTION, SystemCode
 
 Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
 NAMING: frozenset[Label] = frozenset({"suspect", "stalled"})
-"""The labels under which a suspect is named. Under any other there may be candidates, none of them sure enough."""
+"""The labels that name a suspect. Other verdicts may list candidates that are not certain enough."""
 UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles", "no_sync"})
-"""Reasons that hold on any clock, and for which a window shows nothing, not even of the job's own speed."""
+"""Reasons that hold on any clock, and for which a window shows nothing, not even the job's own speed."""
 Scope = Literal["rank", "host", "cohort", "all"]
 Clock = Literal["host", "device"]
 Pattern = Literal["chronic", "recurring", "one-off"]
@@ -21,19 +21,18 @@ Pattern = Literal["chronic", "recurring", "one-off"]
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The job is slower than the best it has shown, by itself.
+    """The job is slower than its own best.
 
     Attributes:
-        since_step: the step it began at, about: somewhere from ``since_first_step`` to ``since_last_step``.
+        since_step: the approximate step at which it began, between ``since_first_step`` and ``since_last_step``.
         fraction: by how much a typical step is longer than ``best_step_s``, as a fraction of that.
-        scope: ``all`` where the ranks have become slower alike, ``some`` where the step is longer for ranks that are
-            late in it, and what the ranks have in common is not.
-        stages: where, in the order of the step; none where it is in all of them alike, or only some ranks are slower.
-        best_step_s: what a typical step took when the job was at its best, with as much work.
+        scope: ``all`` if the ranks have become slower alike, ``some`` if late ranks make the step longer.
+        stages: the slower stages, in the order of the step; empty if all are slower alike, or only some ranks are.
+        best_step_s: the duration of a typical step at the job's best, with the same work.
         kind: the kind of step that has become slower, "" for ordinary ones.
-        until_step: the step, about, from which on the job has been as good as its best again; None while it is not.
-        descheduled_fraction: how much of that the rank that waits longest for a CPU waits more than at the job's best;
-            None where it waits no more, or that is not known. It decides nothing.
+        until_step: the approximate step from which the job is at its best again; None while it is not.
+        descheduled_fraction: the part of the slowdown that the longest wait of a rank for a CPU explains; None if no
+            rank waits longer than at the job's best, or if unknown. It decides nothing.
     """
 
     since_step: int
@@ -50,9 +49,9 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class OwnWork:
-    """What a rank does alone by its own note (``kind``) while the others wait, as an evaluation.
+    """Work that a rank does alone, by its own note (``kind``), while the others wait, such as an evaluation.
 
-    ``fraction`` of the steps that its fault fills have the note. In the run so far it held up the others in ``times``
+    ``fraction`` of the steps that its fault fills have the note. In the run so far it delayed the others in ``times``
     steps, which cost ``lost_s`` seconds.
     """
 
@@ -64,31 +63,30 @@ class OwnWork:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Who and what would have to be mended: a scope, a stage, and what that would save.
+    """A possible cause of exposed time: a scope, a stage, and what fixing it would save.
 
     Attributes:
-        scope: one rank, the ranks of one host, those of one cohort, or all; the field of that name says which.
+        scope: one rank, the ranks of one host, those of one cohort, or all; the field of that name identifies it.
         ranks: the ranks of the scope.
         host: its name; also that of a rank which is alone on its host.
-        stage: the stage, or None where all local stages of the scope are slow alike.
-        gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
-            that its fault fills (all of the window for a ``chronic`` one that was there from its start).
-        share: what it adds to those steps, as a fraction of their exposed time: ``gain_s``, or a little more, where
-            that is hardly worth a capture and the jitter of others hides a part of what is always there.
+        stage: the stage, or None if all local stages of the scope are slow alike.
+        gain_s: exposed seconds a step that fixing the suspect would save (if it were as its reference): the mean over
+            the steps that its fault fills (the whole window for a ``chronic`` fault that was there from its start).
+        share: what it adds to those steps, as a fraction of their exposed time: ``gain_s``, or a little more if that is
+            hardly worth a capture and the jitter of others hides part of a steady delay.
         persistence: fraction of the window's steps in which the suspect's gain was there.
-        pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
-        period_steps: of a ``recurring`` one, the steps from one time to the next.
-        onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
-        onset_range: the earliest and the latest step that it may have begun at instead.
-        descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
-            known.
-        contended_fraction: how much of its lateness contention for CPUs may explain: what it waited for one more than
-            its peers, or than is usual in the job, and, unless it is slow in one stage alone, what it ran longer; None
-            where that is not known.
-        system: what else the system did to it that was more of its lateness than anything else, and how much of it was
-            that; None where it was nothing of the sort, or that is not known.
-        alone: what it does alone by its own note in most of the steps that its fault fills; None where it notes none.
-        on_host: of a ``rank``, the host it is on, where the job has several.
+        pattern: ``chronic``: it lasts; ``recurring``: it comes back; ``one-off``: it has passed.
+        period_steps: the period of a ``recurring`` fault.
+        onset_step: the most likely first step of the fault; for a ``recurring`` one, one of its own steps.
+        onset_range: the earliest and the latest likely first step.
+        descheduled_fraction: the part of its lateness that was waiting for a CPU; None if unknown.
+        contended_fraction: the part of its lateness that contention for CPUs may explain: its wait for a CPU beyond its
+            peers', or beyond the job's usual wait, and, unless one stage alone is slow, its longer running time; None
+            if unknown.
+        system: what else the system did that explains most of its lateness, and which part; None if nothing, or if
+            unknown.
+        alone: what it does alone, by its own note, in most of the steps that its fault fills; None if it notes nothing.
+        on_host: the host of a ``rank``, if the job has several.
     """
 
     scope: Scope
@@ -117,12 +115,12 @@ class Suspect:
 
     @property
     def identity(self) -> tuple[Scope, tuple[int, ...], str | None]:
-        """Who and where, however that is worded. A slow host is slow in now one stage, now another: it has none."""
+        """Scope, ranks and stage. A slow host is slow in changing stages, so its stage does not count."""
         return self.scope, self.ranks, None if self.scope == "host" else self.stage
 
     @property
     def by_system(self) -> tuple[SystemCode, float] | None:
-        """What the system did to it that was more of its lateness than anything else, and how much of it was that."""
+        """What the system did that explains most of its lateness, waiting for a CPU included, and which part."""
         if self.system is not None:
             return self.system
         waited = self.descheduled_fraction
@@ -131,10 +129,10 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What one suspect cost a job of so many ``ranks``, in steps that no window before has counted: each counts once.
+    """What one suspect cost a job of ``ranks`` ranks, in steps that no earlier window has counted.
 
-    ``step_s`` has the exposed seconds that mending it would have saved in each step, from ``first_step`` on. ``of``
-    says whom, where the verdict itself does not: the one named before a capture that disturbs the window.
+    ``step_s`` has the exposed seconds that fixing it would have saved in each step, from ``first_step`` on. ``of`` is
+    the suspect if the verdict does not name it: the one named before a capture that disturbs the window.
     """
 
     first_step: int
@@ -147,17 +145,17 @@ class Lost:
 class Verdict:
     """One window's label, its reasons, its ranked suspects, and every number that decided.
 
-    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision. What a step
-    takes is ``step_s``, the median: of no pause, and of no other step that is longer now and then.
-    ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
-    advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
-    who leads there is a matter of microseconds. ``clock`` is the one that all of its times are on.
+    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision. ``step_s``
+    is the typical step: the median, which pauses and occasional long steps do not change. ``leaders`` has for each
+    stage the rank that led the frontier at its boundary, weighted by the advance; None if the frontier never moved. At
+    the end of the ``sync`` stages all ranks are together, and the leader is a matter of microseconds. All times are on
+    ``clock``.
 
-    A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
-    long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
+    A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is its
+    duration so far, a suspect's ``gain_s`` is how long the others have been waiting, and there is no frontier yet.
 
-    ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
-    ``lost`` is what the window adds to what stragglers have cost.
+    ``regression`` is set while the job is slower than its own best, and once when that ends. ``lost`` is what the
+    window adds to the cost of stragglers.
     """
 
     first_step: int
@@ -177,17 +175,17 @@ class Verdict:
 
     @property
     def step_s(self) -> float:
-        """What a step takes; the mean where no typical one is known."""
+        """The duration of a typical step; the mean if unknown."""
         return self.numbers.get("typical_step_s", self.exposed_s)
 
     @property
     def named(self) -> Suspect | None:
-        """Who is named; None where nobody is: the suspects of a window that is held are candidates and no more."""
+        """The named suspect; None if there is none: the suspects of a held window are only candidates."""
         return self.suspects[0] if self.suspects and self.label in NAMING else None
 
 
 def is_informative(label: Label, reasons: Iterable[str]) -> bool:
-    """Whether a verdict shows anything of who is slow: none does where ranks are missing, captured, or all wait."""
+    """Whether a verdict can show which rank is slow: not if ranks are missing or captured, or all wait."""
     return label != "stalled" and UNDECIDED.isdisjoint(reasons)
 
 
@@ -299,10 +297,10 @@ class Settings:
 
     @property
     def smaller_part_fraction(self) -> float:
-        """What is left beside the larger part.
+        """The rest beside the larger part.
 
-        More steps of a window than this are not special. And this of ``min_gain_fraction`` is enough as the gain of a
-        unit that is steadily later than its peers by all of it: their jitter hides the rest, in some steps the whole.
+        If more of a window's steps are special, they are ordinary. And this part of ``min_gain_fraction`` is enough as
+        the gain of a unit that is steadily later than its peers by all of it: their jitter hides the rest.
         """
         return 1.0 - self.larger_part_fraction
 

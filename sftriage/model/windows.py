@@ -1,6 +1,6 @@
-"""What is recorded of a job: stages, steps, windows, and the kernel's counters with what they account for.
+"""What a job records: stages, steps, windows, and the kernel's counters with the lateness that they explain.
 
-The trainer's process imports this module, so numpy is named here for the type checker alone.
+The training process imports this module, so numpy is imported for type checking only.
 Arrays carry their axes as suffixes: N steps, R ranks, S stages, G sync stages, C counters.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
 
 OTHER = "other"
-"""The last stage of a recorded vector: time outside every named stage. It closes the vector to the step."""
+"""The last stage of a recorded vector: time outside all named stages, so that the vector sums to the step."""
 
 EXCHANGE = "exchange"
 """Sync stage of collectives timed wherever they occur (`sftriage.trainer.seams`): in any stage, perhaps in some
@@ -32,7 +32,7 @@ steps only."""
 MAX_STAGES = 32
 MAX_STAGE_NAME_BYTES = 31
 STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
-"""What a stage may be called, up to so many bytes of it."""
+"""The pattern of a stage's name, of at most `MAX_STAGE_NAME_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StageSchema:
     sync: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse stages that no later part could interpret."""
+        """Refuse stages that no reader could interpret."""
         if not self.stages:
             raise SchemaError("a step needs at least one stage")
         if len(self.stages) > MAX_STAGES:
@@ -73,7 +73,7 @@ class StageSchema:
 
     @classmethod
     def closed(cls, stages: tuple[str, ...], sync: tuple[str, ...] = ()) -> StageSchema:
-        """The schema with ``other`` as its last stage, added if it is not there."""
+        """The schema with ``other`` as its last stage, added if missing."""
         return cls(stages if stages and stages[-1] == OTHER else (*stages, OTHER), sync)
 
     @property
@@ -83,7 +83,7 @@ class StageSchema:
 
     @property
     def split_sync(self) -> str | None:
-        """The sync stage that the moment of the last ready gradient splits: ``backward``, or else the first one."""
+        """The sync stage that the last ready gradient splits: ``backward``, or otherwise the first one."""
         return "backward" if "backward" in self.sync else next(iter(self.sync_in_order), None)
 
 
@@ -105,12 +105,12 @@ in its counter's name: ``_s`` is seconds (in files nanoseconds), all others are 
 
 OF_PROCESS: Final = ("throttled_s", "stopped_s", "memory_s", "io_s", "retransmitted")
 """Counters of the process: time throttled by its cgroup's CPU limit; time stopped (state T); time in which some thread
-of its cgroup, or else of its host, waited for memory and for disks (pressure stall information); TCP segments
+of its cgroup, or else of its host, was stalled on memory and on disks (pressure stall information); TCP segments
 retransmitted in its network namespace."""
 
 SHARED: Final = frozenset({"memory_s", "io_s", "retransmitted"})
-"""Counters that ranks of one host may share, and that are read less often: a rank has more of one than its peers only
-from twice as much on."""
+"""Counters that ranks of one host may share, and that are read less often: a difference counts only if a rank has twice
+as much as its peers."""
 
 COUNTERS: Final = (*OF_THREAD, *OF_PROCESS)
 PLACE: Final[Mapping[str, int]] = {name: place for place, name in enumerate(COUNTERS)}
@@ -123,12 +123,12 @@ UNITS: Final = tuple(1e-9 if name.endswith("_s") else 1.0 for name in COUNTERS)
 class StepRecord:
     """One rank's step as the recorder wrote it. Times are nanoseconds on the host's monotonic clock.
 
-    ``durations_ns`` has one entry a stage and sums to the measured step exactly. ``outside_ns`` has one entry a sync
-    stage: the part of ``other`` that was spent before that sync stage ended and after the one before it, without which
-    a delay between two stages would be accounted after the sync it held up. ``between_ns`` is the time from the end of
-    the previous step to the start of this one, outside the step. ``ready_ns`` is the part of the split sync stage until
-    the last gradient was ready on this rank, or None where that is not known. ``kind`` and ``work`` are the job's own
-    words for the step: what sort it is ("" for an ordinary one) and how much (tokens, samples; 0 where nobody said).
+    ``durations_ns`` has one entry per stage and sums to the measured step exactly. ``outside_ns`` has one entry per
+    sync stage: the part of ``other`` between the end of the previous sync stage and the end of this one; without it, a
+    delay between two stages would be accounted after the sync that it delayed. ``between_ns`` is the time from the end
+    of the previous step to the start of this one. ``ready_ns`` is the part of the split sync stage until the last
+    gradient was ready on this rank, or None if unknown. ``kind`` and ``work`` are the job's own notes: the kind of step
+    ("" for an ordinary one) and its amount of work (tokens, samples; 0 if not noted).
     """
 
     rank: int
@@ -149,10 +149,9 @@ class RankStatus:
     """What one rank is doing now. Times are ages, which mean the same on every host.
 
     ``stage`` is None between steps. ``stage_age_ns`` is the time in that stage, or since the last step ended; before
-    the first step, since the rank began to record. ``step`` is the one in progress, or the last one; it started
-    ``step_age_ns`` ago, and is ``special`` if it is of a kind of its own (a checkpoint, an evaluation). ``published``
-    counts the steps that have ended; a rank that is ``closed`` records no more. ``alive`` is whether its process is
-    there, None where that cannot be known.
+    the first step, since the rank began to record. ``step`` is in progress, or the last one; it started ``step_age_ns``
+    ago, and is ``special`` if it has a kind (a checkpoint, an evaluation). ``published`` counts the steps that have
+    ended; a rank that is ``closed`` records no more. ``alive`` is whether its process exists, None if unknown.
     """
 
     rank: int
@@ -169,10 +168,10 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class GpuFindings:
-    """What drivers say of the GPUs of some ranks, asked at ``time_s`` (seconds since the epoch).
+    """The drivers' values for the GPUs of some ranks, read at ``time_s`` (seconds since the epoch).
 
-    ``remarks`` say what is out of the ordinary, ``gpus`` has each rank's GPU in plain values, and ``problem`` says why
-    some of it is missing; empty where nothing is.
+    ``remarks`` are sentences about unusual values, ``gpus`` has each rank's GPU in plain values, and ``problem`` is why
+    some values are missing; "" if none are.
     """
 
     time_s: float
@@ -194,7 +193,7 @@ class _Row:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Steps read since the run began. ``problems`` says why a ring cannot be read, by its path."""
+    """Steps read since the run began. ``problems`` has the reason, by path, for each ring that cannot be read."""
 
     steps: int = 0
     missed: int = 0
@@ -204,12 +203,12 @@ class ReadCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobStatus:
-    """What the ranks of one attempt of a job are doing now, side by side; ranks that show nothing are not among them.
+    """What the ranks of one attempt of a job are doing now, side by side; ranks without a status are left out.
 
     Attributes:
-        hosts: where any of them are.
-        doing_VR: the values of a `RankStatus`, in their order, of each rank: its host and its stage by their numbers,
-            -1 for no stage; and -1 where it cannot be known whether it is alive.
+        hosts: the hosts of these ranks.
+        doing_VR: the values of a `RankStatus` of each rank, in order: host and stage as numbers, -1 for no stage; -1 if
+            it is unknown whether the rank is alive.
     """
 
     schema: StageSchema
@@ -247,22 +246,21 @@ class Window:
 
     - ``outside_NRG``: the part of ``other`` before the end of each sync stage (see `StepRecord.outside_ns`);
     - ``between_NR``: time between the previous step and this one;
-    - ``ready_NR``: seconds from the start of the sync stage that it splits (`StageSchema.split_sync`) until the
-      last gradient was ready on the rank;
+    - ``ready_NR``: seconds from the start of the split sync stage (`StageSchema.split_sync`) until the last gradient
+      was ready on the rank;
     - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job;
-    - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
-    - ``kinds``: of each step what sort it is, "" for an ordinary one: what (nearly) all ranks note;
-    - ``noted_NR``: what sort of step some ranks note where the others do not, "" elsewhere;
-    - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
-    - ``counted_NRC``: what the kernel counted of the rank, in the order of `COUNTERS`; NaN where that is not
-      known;
-    - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
-      those of launches, and of waiting for the device wherever the host next does;
+    - ``hosts``, ``cohorts``: each rank's host, and its role: ranks of one cohort do the same work;
+    - ``kinds``: each step's kind, "" for an ordinary one: what (nearly) all ranks note;
+    - ``noted_NR``: kinds that only some ranks note, "" elsewhere;
+    - ``work_NR``: the work of each rank's step (tokens, samples), 0 if not noted;
+    - ``counted_NRC``: the kernel's counters of the rank, in the order of `COUNTERS`; NaN if unknown;
+    - ``on_device``: some rank's steps run on a device for which its host does not wait: the host's durations are then
+      those of launches, and of waiting for the device wherever the host next blocks;
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR`` and ``device_ready_NR``: durations, outside, between
-      and ready once more, as the ranks' GPUs saw them; NaN where that is not known.
+      and ready by the GPUs' clocks; NaN if unknown.
 
-    Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do. `steps`,
-    `of_ranks` and `joined` take along every field that has an axis, by the axes in its name (see `axes_of`).
+    Reading is fastest if the ranks of one stage lie side by side in memory, but any layout works. `steps`, `of_ranks`
+    and `joined` keep every field that has an axis, by the axes in its name (see `axes_of`).
     """
 
     schema: StageSchema
@@ -286,12 +284,12 @@ class Window:
     noted_NR: NDArray[Any] | None = None
 
     def noted(self, n: int) -> tuple[str, ...]:
-        """The kinds that any rank notes for the n-th step."""
+        """The kinds that any rank notes for the n-th step of the window."""
         some = () if self.noted_NR is None else dict.fromkeys(self.noted_NR[n].tolist())
         return tuple(kind for kind in dict.fromkeys(((self.kinds[n] if self.kinds else ""), *some)) if kind)
 
     def counted(self, name: str) -> NDArray[np.floating[Any]] | None:
-        """What the kernel counted under a name of `COUNTERS` (N, R)."""
+        """A counter by its name in `COUNTERS` (N, R); None if unknown."""
         return None if self.counted_NRC is None else self.counted_NRC[:, :, PLACE[name]]
 
     @property
@@ -303,7 +301,7 @@ class Window:
         """Some of the steps, by number, the last one included. Arrays are views.
 
         Raises:
-            ValueError: none, or not all of them in the window.
+            ValueError: the range is empty, or not all of it is in the window.
         """
         if not self.first_step <= first_step <= last_step <= self.last_step:
             raise ValueError(f"steps {first_step} to {last_step} are not in {self.first_step} to {self.last_step}")
@@ -311,7 +309,7 @@ class Window:
         return replace(self, first_step=first_step, **{name: values[rows] for name, values in self._along("N")})
 
     def of_ranks(self, ranks: Sequence[int]) -> Window:
-        """Some of the ranks, in the order given; they are numbered anew from 0."""
+        """Some of the ranks, in this order, renumbered from 0."""
         chosen: dict[str, Any] = {}
         for name, values in self._along("R"):
             of_each = isinstance(values, tuple)
@@ -320,17 +318,17 @@ class Window:
 
     @staticmethod
     def joined(windows: Sequence[Window]) -> Window:
-        """Windows of one attempt that follow one another, as one.
+        """Consecutive windows of one attempt, joined into one.
 
-        An array that only some have is unknown in the others (NaN; no work, an ordinary kind, no capture). Between and
-        outside times are left out instead where durations are there without them: such a step would be incomplete.
-        Hosts and cohorts are the last that are there.
+        An array that some windows lack is unknown there (NaN; no work, an ordinary kind, no capture). Between and
+        outside times are dropped if some window has durations without them: its steps would be incomplete. Hosts and
+        cohorts are the last known ones.
 
         Raises:
-            ValueError: of different ranks, stages or attempts, or they do not follow one another.
+            ValueError: ranks, stages or attempts differ, or the windows are not consecutive.
         """
         for before, after in pairwise(windows):
-            same = [(one.schema, one.attempt, one.durations_NRS.shape[1:]) for one in (before, after)]
+            same = [(window.schema, window.attempt, window.durations_NRS.shape[1:]) for window in (before, after)]
             if before.last_step + 1 != after.first_step or same[0] != same[1]:
                 raise ValueError(f"steps from {after.first_step} do not continue those up to {before.last_step}")
         whole = {name: _joined(name, windows) for name in Window.__dataclass_fields__ if axes_of(name)}
@@ -342,7 +340,7 @@ class Window:
 
 
 def axes_of(name: str) -> str:
-    """The axes of a field of `Window`; none of what is not an array."""
+    """The axes of a field of `Window`; "" if it is no array."""
     suffix = name.rpartition("_")[2]
     return suffix if suffix.isupper() else {"hosts": "R", "cohorts": "R", "kinds": "N"}.get(name, "")
 
@@ -353,7 +351,7 @@ _REFINED = {
     "device_outside_NRG": "device_NRS",
     "device_between_NR": "device_NRS",
 }
-"""The durations that these belong to."""
+"""The durations that each of these refines."""
 
 
 def _joined(name: str, windows: Sequence[Window]) -> Any:
@@ -378,10 +376,10 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
 
 
 SystemCode = Literal["cgroup_throttled", "stopped", "page_faults", "memory_pressure", "descheduled"]
-"""Causes of lateness that no line of the rank's program has to do with."""
+"""Causes of lateness that are no line of the rank's program."""
 
 AccountCode = SystemCode | Literal["disk", "network", "gpu_throttled"]
-"""These, and what a line of the program waits for or does, or what makes operators slow."""
+"""These, and causes that act on a line of the program or make operators slow."""
 
 MOST_FRACTION = 0.5
 """Fraction of a lateness from which something is its cause."""
@@ -390,8 +388,8 @@ MAJOR_FAULTS = 1.0
 """Major faults a step below which time waiting for disks is not paging."""
 
 FAULT_S = 20e-6
-"""The longest time in the kernel that a minor fault takes, in a virtual machine under load; one in a mapped file, which
-brings sixteen pages in, takes 10 us."""
+"""The longest time in the kernel for a minor fault, in a virtual machine under load; a fault in a mapped file, which
+loads sixteen pages, takes 10 us."""
 
 RETRANSMISSION_S = 0.2
 """The least timeout before a TCP segment is retransmitted, without duplicate acknowledgements (RFC 6298)."""
@@ -399,11 +397,11 @@ RETRANSMISSION_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One thing that the system did to a rank.
+    """One effect of the system on a rank.
 
     Attributes:
         took_s: seconds a step.
-        counted: whether a counter says so, rather than an inference.
+        counted: whether a counter measured it; otherwise it is inferred.
         alone: ``code``, if no line of the program is involved and no profiler of the rank would show more.
     """
 
@@ -414,16 +412,12 @@ class Account:
 
     @property
     def of_rank(self) -> bool:
-        """Whether it concerns the whole rank, whatever line or operator it is at."""
+        """Whether it affects the whole rank, at any line or operator."""
         return self.alone is not None or self.code == "gpu_throttled"
 
 
 def accounts(over: Mapping[str, float]) -> Iterator[Account]:
-    """All that the system did to a rank.
-
-    Args:
-        over: for each known counter, by how much the rank has more of it than its peers, a step.
-    """
+    """All effects of the system on a rank; ``over`` has each known counter, a step, less its peers'."""
     disk_s = over.get("disk_s")
     pages = over.get("major_faults", 0.0) >= MAJOR_FAULTS
     throttled_s = max(0.0, over.get("throttled_s", 0.0))
@@ -444,7 +438,7 @@ def accounts(over: Mapping[str, float]) -> Iterator[Account]:
 
 
 def runs_for_faults(over: Mapping[str, float]) -> bool:
-    """Whether most of the CPU time that a rank has over its peers was spent on minor page faults."""
+    """Whether most of a rank's CPU time over its peers was spent on minor page faults."""
     system_s = over.get("system_s", 0.0)
     return _faults(over) and system_s > 0.0 and system_s >= MOST_FRACTION * over.get("run_s", 0.0)
 
@@ -458,13 +452,14 @@ def _alone(code: SystemCode, took_s: float, *, counted: bool = True) -> Account:
 
 
 def accounting(over: Mapping[str, float], late_s: float) -> Account | None:
-    """What accounts for most of a lateness (seconds a step): the largest, or the first of those that explain all."""
-    found = [one for one in accounts(over) if min(late_s, one.took_s) > 0.0 and one.took_s >= MOST_FRACTION * late_s]
-    return max(found, key=lambda one: (one.counted, min(one.took_s, late_s)), default=None)
+    """The effect that explains most of a lateness (seconds a step): the largest, or the first that explains all."""
+    least_s = MOST_FRACTION * late_s
+    found = [each for each in accounts(over) if min(late_s, each.took_s) > 0.0 and each.took_s >= least_s]
+    return max(found, key=lambda each: (each.counted, min(each.took_s, late_s)), default=None)
 
 
 def plain(record: Any) -> Any:
-    """A record as JSON-ready values: dataclasses and mappings to dicts, tuples to lists, the rest as it is."""
+    """A record as JSON-ready values: dataclasses and mappings become dicts, tuples lists, the rest stays."""
     names = getattr(type(record), "__dataclass_fields__", None)
     if names is not None:
         return {name: plain(getattr(record, name)) for name in names}

@@ -1,8 +1,8 @@
-"""Operations that wait for one another, and their replay: all steps and workers of one shape at once.
+"""Operations that wait for each other, and their replay: all steps and workers of one shape at once.
 
-T operations make up a step of one column of workers; the graph between them is the same in every step (N) and every
-column (W, the data-parallel ranks). An operation begins when all that it depends on have ended; those of a group, a
-transfer or a collective, end their work after the last of them has begun.
+T operations form a step of one column of workers; their graph is the same in every step (N) and every column (W, the
+data-parallel ranks). An operation begins when all operations that it depends on have ended; those of a group (a
+transfer, a collective) do their work after the last of them has begun.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 IndexArray = NDArray[np.intp]
 AnyFloat = NDArray[Any]
-"""Durations in their recorded precision; a replay adds up in double precision."""
+"""Durations in their recorded precision; a replay adds them in double precision."""
 
 BLOCK_BYTES = 1 << 22
-"""Steps that are replayed together: what they have reached stays in the cache from level to level."""
+"""Steps are replayed in batches of this size, which stay in the cache from level to level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """Operations that depend on earlier levels alone, those of a group side by side.
+    """Operations that depend only on earlier levels, those of a group side by side.
 
     Attributes:
-        ops: the operations (L).
-        before: what each waits for, padded by repetition (L × the most); None at the start of a step.
-        groups: where in ``ops`` each group begins, the groups first; after ``n_grouped`` come the operations alone.
-        joined: of the groups, those that span all columns.
+        ops: the operations (L), groups first.
+        before: the operations that each waits for, padded by repetition; None at the start of a step.
+        groups: where in ``ops`` each group begins; the first ``n_grouped`` operations are in groups.
+        joined: whether each group spans all columns.
     """
 
     ops: IndexArray
@@ -61,14 +61,14 @@ def graph_of(
     joined: Sequence[bool],
     names: Callable[[int], str] = str,
 ) -> Graph:
-    """Put operations into levels; raises InputError where they wait for one another in a circle.
+    """Sort operations into levels; raises InputError if they wait for each other in a circle.
 
     Args:
-        n_ops: how many there are.
-        dependencies: (earlier, later).
-        groups: operations that wait for one another; no operation is in two.
-        joined: of each group, whether its operations wait for those of all other columns too.
-        names: what an operation is called in the error.
+        n_ops: the number of operations.
+        dependencies: pairs (earlier, later).
+        groups: operations that wait for each other; no operation is in two groups.
+        joined: for each group, whether its operations also wait for those of all other columns.
+        names: an operation's name in the error.
     """
     group_T, joined_T = np.full(n_ops, -1, dtype=np.intp), np.zeros(n_ops, dtype=np.bool_)
     for group, (ops, is_joined) in enumerate(zip(groups, joined, strict=True)):
@@ -79,8 +79,8 @@ def graph_of(
     # A group is one node of the order: that of its first member.
     peers_T = [list(groups[int(group)]) if group >= 0 else [op] for op, group in enumerate(group_T)]
     order: TopologicalSorter[int] = TopologicalSorter()
-    for op, earlier_ones in enumerate(before):
-        order.add(peers_T[op][0], *(peers_T[earlier][0] for earlier in earlier_ones))
+    for op, waits_for in enumerate(before):
+        order.add(peers_T[op][0], *(peers_T[earlier][0] for earlier in waits_for))
     try:
         order.prepare()
     except CycleError as error:
@@ -99,51 +99,51 @@ def graph_of(
 
 def _level(ops: list[int], before: Sequence[set[int]], group_T: IndexArray, joined_T: BoolArray) -> Level:
     n_grouped = sum(1 for op in ops if group_T[op] >= 0)
-    firsts = [at for at in range(n_grouped) if not at or group_T[ops[at]] != group_T[ops[at - 1]]]
+    firsts = [index for index in range(n_grouped) if not index or group_T[ops[index]] != group_T[ops[index - 1]]]
     most = max(len(before[op]) for op in ops)
     table = None
     if most:
-        # One that waits for nothing, beside others that do, begins with the step: row -1 of what has ended is all 0.
+        # An operation that waits for nothing, beside others that do, begins with the step: row -1 of the ends is 0.
         rows = [sorted(before[op]) or [-1] for op in ops]
         table = np.array([row + row[-1:] * (most - len(row)) for row in rows], dtype=np.intp)
-    joined = joined_T[[ops[at] for at in firsts]] if firsts else np.zeros(0, dtype=np.bool_)
+    joined = joined_T[[ops[index] for index in firsts]] if firsts else np.zeros(0, dtype=np.bool_)
     return Level(np.array(ops, dtype=np.intp), table, np.array(firsts, dtype=np.intp), n_grouped, joined)
 
 
 class Spans(NamedTuple):
-    """What steps (N) took in a replay, and when the last of the operations that end them ended; seconds."""
+    """The duration of steps (N) in a replay, and when the last of their final operations ended; seconds."""
 
     whole_N: FloatArray
     finish_N: FloatArray
 
 
 Fill = Callable[[slice, FloatArray], None]
-"""Write the durations of some steps (T by steps by W) into an array of that shape."""
+"""Writes the durations of some steps into an array of shape (T, steps, W)."""
 
 
 def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolArray) -> Spans:
-    """Replay steps, some at a time; ``final_T`` are the operations that end one."""
-    found = Spans(np.empty(n_steps), np.empty(n_steps))
+    """Replay steps in batches; ``final_T`` are the operations that end a step."""
+    result = Spans(np.empty(n_steps), np.empty(n_steps))
     at_a_time = max(1, BLOCK_BYTES // (8 * len(final_T) * n_columns))
     for low in range(0, n_steps, at_a_time):
-        some = slice(low, min(low + at_a_time, n_steps))
-        work_TBW = np.empty((len(final_T), some.stop - some.start, n_columns))
-        fill(some, work_TBW)
+        batch = slice(low, min(low + at_a_time, n_steps))
+        work_TBW = np.empty((len(final_T), batch.stop - batch.start, n_columns))
+        fill(batch, work_TBW)
         start_TBW, end_TBW = timeline(graph, work_TBW)
-        # One axis after the other: over both at once numpy takes several times as long.
-        found.whole_N[some] = end_TBW.max(axis=0).max(axis=1) - start_TBW.min(axis=0).min(axis=1)
-        found.finish_N[some] = end_TBW[final_T].max(axis=0).max(axis=1)
-    return found
+        # One axis after the other: numpy takes several times as long for both at once.
+        result.whole_N[batch] = end_TBW.max(axis=0).max(axis=1) - start_TBW.min(axis=0).min(axis=1)
+        result.finish_N[batch] = end_TBW[final_T].max(axis=0).max(axis=1)
+    return result
 
 
 def timeline(graph: Graph, work_TNW: AnyFloat) -> tuple[FloatArray, FloatArray]:
-    """When each operation begins and ends (T × N × W each), seconds since the step began.
+    """When each operation begins and ends (T × N × W each), in seconds since the step began.
 
-    ``work_TNW`` is what an operation takes once it has begun; of one in a group, once all of the group have.
+    ``work_TNW`` is an operation's duration since it began, in a group since all of the group began.
     """
     n_ops, n_steps, n_columns = work_TNW.shape
     start_TNW = np.zeros((n_ops, n_steps, n_columns))
-    # One row more, for the beginning of the step.
+    # One more row, for the start of the step.
     end_TNW = np.zeros((n_ops + 1, n_steps, n_columns))
     for level in graph.levels:
         begin_LNW = _begins(level, end_TNW)
@@ -192,12 +192,12 @@ class OpType:
     """A type of operation.
 
     Attributes:
-        name: of which all operations have one ideal duration.
-        part: the name of its share of the slowdown: a transfer's two ends go together.
-        communication: its ideal is the median; that of computing is the mean.
-        phase: whether it is a forward or a backward computation, "" for neither.
-        of_peers: its ideal is what its worker's peers mostly take, as a straggler is much of the mean of few workers.
-        mixed: communication that has what workers compute meanwhile in it.
+        name: identifies it; its operations have one ideal duration.
+        part: the name of its share of the slowdown; both ends of a transfer have the same one.
+        communication: its ideal is the median; that of a computation is the mean.
+        phase: "forward" or "backward" for such a computation, otherwise "".
+        of_peers: its ideal is the usual time of its worker's peers, because a straggler dominates a mean of few.
+        mixed: communication that includes what workers compute meanwhile.
     """
 
     name: str
@@ -212,8 +212,8 @@ class OpType:
 class NamedOperations:
     """The verdict's ``workers`` (dp, pp), slow in ``part`` ("": in all).
 
-    Mending them saves ``saves_s`` of the ``step_s`` of a step that they slow down. Where the system holds them back
-    (``held_back``), what they add to communication is in there too.
+    Fixing them saves ``saves_s`` of the ``step_s`` of a step that they slow down. If the system holds them back
+    (``held_back``), that includes what they add to communication.
     """
 
     workers: tuple[tuple[int, int], ...]
@@ -228,15 +228,15 @@ class Operations:
     """T operations of each step (N) in each column of workers (W).
 
     Attributes:
-        graph: what they wait for.
-        types: of operations, by ``type_T``.
-        work_TNW: seconds that each takes by itself; a transfer, from when the last of its group began.
-        dp_TW, pp_TW: their workers, each T × W or what broadcasts to that.
-        steps, measured_N: the number of each step, and the seconds that it took.
-        chunk_T, microbatch_T: which part of the stage's layers it is of, and which microbatch; -1 for neither.
-        final_T: operations that end a step.
-        notes: what was left out of the recording, as sentences.
-        ranks: the global rank of each worker (dp, pp), where it is known.
+        graph: their dependencies.
+        types: the types of operations; ``type_T`` has each operation's index.
+        work_TNW: each operation's own seconds; for a transfer, since the last of its group began.
+        dp_TW, pp_TW: their workers, each T × W or broadcast to that.
+        steps, measured_N: each step's number, and its seconds.
+        chunk_T, microbatch_T: each operation's chunk of the stage's layers, and its microbatch; -1 for none.
+        final_T: the operations that end a step.
+        notes: sentences about omitted parts of the recording.
+        ranks: the global rank of each worker (dp, pp), if known.
         named: the verdict on these steps, if there is one.
     """
 
@@ -270,9 +270,9 @@ class Operations:
 
     @cached_property
     def ideal_T(self) -> FloatArray:
-        """The ideal duration of each operation: its type's mean for computing, its median else.
+        """The ideal duration of each operation: its type's mean for a computation, otherwise its median.
 
-        What peers mostly take is the lower median of a stage: of two workers, the faster one's.
+        The usual time of peers is the lower median of a stage: of two workers, the faster one's.
         """
         ideal_T = np.empty(len(self.type_T))
         for index, of_type in enumerate(self.types):
@@ -289,18 +289,18 @@ class Operations:
         return np.isin(self.type_T, indices)[:, None]
 
     def of_workers(self, workers: Sequence[tuple[int, int]]) -> BoolArray:
-        """The operations of some workers (dp, pp), as they broadcast to T × W."""
+        """The operations of some workers (dp, pp), broadcast to T × W."""
         of_TW: BoolArray = np.zeros((1, 1), dtype=np.bool_)
         for dp, pp in workers:
             of_TW = of_TW | ((self.dp_TW == dp) & (self.pp_TW == pp))
         return of_TW
 
-    def at_ideal(self, mended_TW: BoolArray) -> AnyFloat:
-        """What was measured, with some operations at their ideal (T × N × W)."""
-        return np.where(mended_TW[:, None, :], self.ideal_T.astype(self.work_TNW.dtype)[:, None, None], self.work_TNW)
+    def at_ideal(self, fixed_TW: BoolArray) -> AnyFloat:
+        """The measured durations, with some operations at their ideal (T × N × W)."""
+        return np.where(fixed_TW[:, None, :], self.ideal_T.astype(self.work_TNW.dtype)[:, None, None], self.work_TNW)
 
     def replay(self, kept_TW: BoolArray, work_TNW: AnyFloat | None = None) -> Spans:
-        """Replay all steps: what is in ``kept_TW`` as measured (or as in ``work_TNW``), all else at its ideal."""
+        """Replay all steps: operations in ``kept_TW`` as measured (or as in ``work_TNW``), others at their ideal."""
         n_ops, n_steps, n_columns = self.shape
         measured_TNW = self.work_TNW if work_TNW is None else work_TNW
         kept_TW = np.broadcast_to(kept_TW, (n_ops, n_columns))
@@ -313,7 +313,7 @@ class Operations:
         return spans(self.graph, fill, n_steps, n_columns, self.final_T)
 
     def ideal_step_s(self) -> float:
-        """What a step takes with all operations at their ideal; all steps take the same."""
+        """The duration of any step with all operations at their ideal."""
         _, end_TNW = timeline(self.graph, self.ideal_T[:, None, None])
         return float(end_TNW[self.final_T].max())
 

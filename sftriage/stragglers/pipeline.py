@@ -1,9 +1,9 @@
-"""Recorded traces of synchronous hybrid-parallel training: which operation waits for which, and rows laid side by side.
+"""Recorded traces of synchronous hybrid-parallel training: their operations' dependencies, and their rows as arrays.
 
-One step of one data-parallel rank shows the order (arXiv 2505.05713). On each worker computations, and transfers of
-each type, go in the order in which they began. A computation waits for what it receives, and what it sends waits for
-it. A send and its receive are a group, and so are the members of a collective. After the last backward computation come
-the gradients' collectives, clipping and the optimizer.
+One step of one data-parallel rank shows the order (arXiv 2505.05713). On each worker, computations, and transfers of
+each type, run in the order in which they began. A computation waits for its receive, and its send waits for it. A send
+and its receive are a group, and so are the members of a collective. After the last backward computation come the
+gradients' collectives, clipping and the optimizer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EMBEDDING, CLIP = "embedding-grads-all-reduce", "optimizer-clip-main-grad"
 OPTIMIZER, GC = "optimizer", "gc"
 
 TYPES: dict[str, OpType] = {
-    one.name: one
-    for one in (
+    op_type.name: op_type
+    for op_type in (
         OpType(FORWARD, FORWARD, communication=False, phase="forward"),
         OpType(BACKWARD, BACKWARD, communication=False, phase="backward"),
         OpType(FORWARD_SEND, "forward-pp-comm", communication=True),
@@ -43,10 +43,10 @@ TYPES: dict[str, OpType] = {
         OpType(GC, GC, communication=False),
     )
 }
-"""All types of operations that such a job has."""
+"""All types of operations of a hybrid-parallel job."""
 
 CLOCK_EPS_S = 5e-5
-"""How far two workers' clocks, and a transfer and its computation on one, may be apart."""
+"""Maximum difference between two workers' clocks, and between a transfer and its computation on one worker."""
 
 _PEERS = {
     FORWARD_SEND: (FORWARD_RECV, 1),
@@ -54,15 +54,15 @@ _PEERS = {
     BACKWARD_SEND: (BACKWARD_RECV, -1),
     BACKWARD_RECV: (BACKWARD_SEND, 1),
 }
-"""Of each transfer between stages, what its other end is, and how many stages on."""
+"""For each transfer between stages, its other end, and that end's distance in stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation of the step that shows the order, with its index among the T operations; seconds.
+    """An operation of the step that shows the order, with its index among the T operations; times in seconds.
 
-    ``order`` sorts types where all else is equal, ``seq`` counts those of a type on a worker, ``pp`` is its stage. A
-    computation is of a ``chunk`` of the stage's layers, and of a ``model_chunk``.
+    ``order`` breaks ties between types, ``seq`` counts those of a type on a worker, ``pp`` is its stage. A computation
+    belongs to a ``chunk`` of the stage's layers, and to a ``model_chunk``.
     """
 
     index: int
@@ -124,7 +124,7 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
             for op in stage.of(kind):
                 computed = matched.get(op)
                 if computed is None or not 0 <= computed.model_chunk + _PEERS[kind][1] < n_chunks:
-                    # Recorded, but at an end of the pipeline: it has no peer.
+                    # A recorded transfer at an end of the pipeline has no peer.
                     alone.append(op)
                     continue
                 pairs.setdefault(_pair(op, n_paired, len(stages)), []).append(op)
@@ -148,7 +148,7 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
 
 
 def _pair(op: Op, n_th: int, n_stages: int) -> tuple[int, int, str]:
-    """What both ends of a transfer have in common: its number, the sending stage, and the direction."""
+    """The key that both ends of a transfer share: its number, the sending stage, and the direction."""
     peer, distance = _PEERS[op.kind]
     sending = op.kind in (FORWARD_SEND, BACKWARD_SEND)
     sender = op.pp if sending else (op.pp + distance) % n_stages
@@ -171,7 +171,7 @@ def _matched(stage: _Stage, n_stages: int) -> Iterator[tuple[Op, Op]]:
             raise InputError(f"stage {stage.pp} has {len(transfers)} {kind} for {len(computed)} {of_kind}")
         if not transfers and not at_an_end:
             raise InputError(f"stage {stage.pp} has no {kind}")
-        # A missing one is the first to be received, or the last to be sent.
+        # The missing one is the first receive, or the last send.
         first = missing if receives else 0
         for seq, op in enumerate(transfers, first):
             found = stage.by_seq.get((of_kind, seq))
@@ -181,7 +181,7 @@ def _matched(stage: _Stage, n_stages: int) -> Iterator[tuple[Op, Op]]:
 
 
 def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op, Op]]:
-    """A send waits for its computation; a computation waits for its receive, which starts one computation ahead."""
+    """A send waits for its computation; a computation for its receive, which starts one computation ahead."""
     for op, computed in matched.items():
         if op.kind in (FORWARD_SEND, BACKWARD_SEND):
             yield computed, op
@@ -189,7 +189,7 @@ def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op
         yield op, computed
         if (before := stage.by_seq.get((computed.kind, computed.seq - 1))) is not None:
             yield before, op
-    # The first of the way back may begin as soon as the forward computation before the last one ahead of it has ended.
+    # The first backward transfer waits for the second last forward computation before the first backward one.
     kinds = [op.kind for op in stage.computed]
     first_back = kinds.index(BACKWARD)
     if first_back >= 2:
@@ -199,7 +199,7 @@ def _around_transfers(stage: _Stage, matched: dict[Op, Op]) -> Iterator[tuple[Op
 
 
 def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
-    """Parameters come in before their chunk's first forward; after the last backward gradients, and the optimizer."""
+    """Parameters arrive before their chunk's first forward; gradients and the optimizer follow the last backward."""
     gathers = {op.chunk: op for op in stage.in_turn(ALL_GATHER)}
     for chunk, gather in gathers.items():
         forwards = [op for op in stage.of(FORWARD) if op.chunk == chunk]
@@ -219,20 +219,20 @@ def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
     final = [*stage.first(CLIP), *stage.first(OPTIMIZER)]
     middle = [*stage.first(LAYERNORM), *stage.first(EMBEDDING)]
     tail = [*middle, *(separate or scatters), *final]
-    for one in [*end, *(scatters[-1:] if separate else [])]:
-        yield from pairwise([one, *tail[:1]])
+    for op in [*end, *(scatters[-1:] if separate else [])]:
+        yield from pairwise([op, *tail[:1]])
     yield from pairwise(tail)
 
 
 CLOCK_ERROR_S = 1e-2
-"""A transfer that ended so much before the last of its group began, by their clocks, took no time; no one operation
-ends so much before it began."""
+"""A transfer that ended this much before the last of its group began, by their clocks, took no time; a single operation
+never ends this much before it began."""
 
 MAX_CELLS = 1 << 24
-"""More numbers of types, sequences and stages are not looked through: such a file is damaged."""
+"""A file with more combinations of types, sequences and stages is damaged."""
 
 MAX_SPARSE = 16
-"""Each worker's steps must have at least one in this many of the operations that occur."""
+"""Each worker's steps must have at least one in this many of all operations."""
 
 COLUMNS = {
     "dp_rank": "dp_E",
@@ -246,14 +246,14 @@ COLUMNS = {
     "mb_id": "microbatch_E",
     "gmc": "model_chunk_E",
 }
-"""The columns of the published format, and where they are in `Rows`."""
+"""The columns of the published format, and their fields in `TraceRows`."""
 RANK = {"rank": "rank_E"}
 """An optional column that names the worker's global rank and decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceRows:
-    """Operations in any order (E), their types as indices into ``optypes``; seconds since some moment of the step."""
+    """Operations in any order (E), types as indices into ``optypes``; seconds since a fixed moment of the step."""
 
     optypes: Sequence[str]
     optype_E: NDArray[Any]
@@ -270,14 +270,14 @@ class TraceRows:
 
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any]], optypes: Sequence[str]) -> TraceRows:
-        """From columns by their names in the published format (`COLUMNS`; `RANK` where it is there)."""
+        """From columns by their names in the published format (`COLUMNS`, and `RANK` if present)."""
         return cls(optypes, **{field: columns[name] for name, field in (COLUMNS | RANK).items() if name in columns})
 
 
 def arranged(rows: TraceRows) -> Operations:
-    """The operations of all steps that every worker went through with the same operations.
+    """The operations of all steps in which every worker has the same operations.
 
-    Raises InputError where there are none, or they are no step of hybrid-parallel training.
+    Raises InputError if there are none, or if they form no step of hybrid-parallel training.
     """
     _check(rows)
     (steps, step_E), (dps, dp_E) = _places(rows.step_E), _places(rows.dp_E)
@@ -287,7 +287,7 @@ def arranged(rows: TraceRows) -> Operations:
     usual_K, whole_N = _usual(op_E, cell_E, len(ops), n_steps, n_dps)
     if not whole_N.any():
         raise InputError("in no step do all data-parallel ranks have the same operations")
-    # What is not of the usual operations, or of a step without all of them, is left out.
+    # Unusual operations, and steps without all of the usual ones, are left out.
     place_K = np.full(len(ops), -1)
     place_K[usual_K] = np.arange(len(usual_K))
     column_N = np.cumsum(whole_N) - 1
@@ -329,7 +329,7 @@ def _check(rows: TraceRows) -> None:
 
 
 def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
-    """The values that occur, in order, and of each row which it is. Rows mostly have the value of the one before."""
+    """The distinct values in order, and each row's index among them. Most rows repeat the value before."""
     starts = np.concatenate([[0], np.flatnonzero(values_E[1:] != values_E[:-1]) + 1])
     values, place = np.unique(values_E[starts], return_inverse=True)
     return values, np.repeat(place.ravel(), np.diff(np.append(starts, len(values_E))))
@@ -347,7 +347,7 @@ def _numbered(rows: TraceRows) -> tuple[NDArray[Any], IndexArray]:
 def _usual(
     op_E: IndexArray, cell_E: IndexArray, n_ops: int, n_steps: int, n_dps: int
 ) -> tuple[IndexArray, NDArray[np.bool_]]:
-    """The operations that most ranks' steps consist of, and the steps in which all ranks went through just those."""
+    """The operations of most ranks' steps, and the steps in which all ranks have exactly these."""
     if n_steps * n_dps * n_ops > MAX_SPARSE * len(op_E):
         raise InputError("the steps have too few operations in common")
     count_CK = np.bincount(cell_E * n_ops + op_E, minlength=n_steps * n_dps * n_ops).reshape(n_steps * n_dps, n_ops)
@@ -387,13 +387,13 @@ def _operations(
         for index, (name, at) in enumerate(zip(names, at_T, strict=True))
     ]
     graph = pipeline_graph(ops)
-    # A transfer ends its own work after the last of its group began.
+    # A transfer works from when the last of its group began.
     work_TNW = end_TNW - latest_begins(graph, start_TNW)
     work_TNW[work_TNW <= -CLOCK_ERROR_S] = 0
     alone_T = graph.group_T < 0
     work_TNW[alone_T] = duration_TNW[alone_T]
-    types = [one for one in TYPES.values() if one.name in names]
-    index_of = {one.name: index for index, one in enumerate(types)}
+    types = [op_type for op_type in TYPES.values() if op_type.name in names]
+    index_of = {op_type.name: index for index, op_type in enumerate(types)}
     final = OPTIMIZER if OPTIMIZER in names else None
     return Operations(
         graph=graph,

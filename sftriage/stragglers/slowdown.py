@@ -1,8 +1,8 @@
-"""How much time stragglers cost, whose, and which kinds they are: the figures of arXiv 2505.05713, equations 1 to 5.
+"""The time that stragglers cost, by place and kind: the figures of arXiv 2505.05713, equations 1 to 5.
 
-A step is replayed with the measured durations (T_ori) and with ideal ones (T_ideal); S is the one over the other. One
-group's measured durations alone show what it costs; all others (T_rem), what mending it would recover: (T_ori - T_rem)
-/ (T_ori - T_ideal). Kinds are told apart by that, and by how they look.
+A step is replayed with the measured durations (T_ori) and with ideal ones (T_ideal); S is their ratio. A replay with
+one group's measured durations shows its cost; one with all others' (T_rem), what fixing the group would recover:
+(T_ori - T_rem) / (T_ori - T_ideal). That, and the shape of the durations, distinguishes the kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_SLOWDOWN = 1.03
 """Below this slowdown there is too little to attribute."""
 
 WORST_PERCENT = 3
-"""Percentage of the workers, and at least one, that M_W takes for slow."""
+"""Percentage of the workers, and at least one, that M_W counts as slow."""
 
 
 NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
@@ -30,7 +30,7 @@ NONE_11: BoolArray = np.zeros((1, 1), dtype=np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A mean step with some operations mended and all else as it was measured, and the share that recovers."""
+    """A mean step with some operations at their ideal and all others as measured, and the recovered share."""
 
     step_s: float
     share: float
@@ -38,14 +38,14 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slowdown:
-    """What stragglers cost a job; seconds are of a step.
+    """The cost of stragglers to a job, in seconds a step.
 
     Attributes:
-        steps, measured_N, replayed_N: each step as recorded, and replayed without the gaps of no operation.
+        steps, measured_N, replayed_N: each step's number and durations: recorded, and replayed without idle gaps.
         ideal_s: any step without stragglers.
-        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; empty where S is too small.
-        worst: the workers (dp, pp) that M_W is of, the worst first.
-        m_w, m_s: what mending these, and what mending the last stage would recover.
+        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only that group were as measured; empty if S is too small.
+        worst: the workers (dp, pp) of M_W, the worst first.
+        m_w, m_s: what fixing these workers, and what fixing the last stage would recover.
     """
 
     steps: tuple[int, ...]
@@ -70,30 +70,30 @@ class Slowdown:
 
     @property
     def unexplained(self) -> float:
-        """A measured step over a replayed one, less 1: how far the replay is off."""
+        """A measured step over a replayed one, less 1: the error of the replay."""
         return float(self.measured_N.mean() / self.replayed_N.mean()) - 1.0
 
     @property
     def by_part(self) -> dict[str, float]:
-        """S_t: the slowdown by type of operation; empty if it is not divided."""
-        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_part_N.items()}
+        """S_t: the slowdown by type of operation; empty if not attributed."""
+        return {part: float(slowdown_N.mean()) for part, slowdown_N in self.by_part_N.items()}
 
     @property
     def by_dp(self) -> dict[int, float]:
-        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_dp_N.items()}
+        return {dp: float(slowdown_N.mean()) for dp, slowdown_N in self.by_dp_N.items()}
 
     @property
     def by_pp(self) -> dict[int, float]:
-        return {one: float(slowdown_N.mean()) for one, slowdown_N in self.by_pp_N.items()}
+        return {pp: float(slowdown_N.mean()) for pp, slowdown_N in self.by_pp_N.items()}
 
     def by_worker(self) -> dict[tuple[int, int], float]:
-        """S_w by (dp, pp): what of both its data-parallel rank's slowdown and its stage's may be the worker's."""
+        """S_w by (dp, pp): the lesser of the slowdowns of the worker's data-parallel rank and stage."""
         by_dp, by_pp = self.by_dp, self.by_pp
         return {(dp, pp): min(by_dp[dp], by_pp[pp]) for pp in by_pp for dp in by_dp}
 
 
 def slowdown_of(operations: Operations) -> Slowdown:
-    """Work out all figures; raises InputError where the steps take no time."""
+    """Compute all figures; raises InputError if the steps take no time."""
     replayed_N, ideal_s = operations.replay(~NONE_11).whole_N, operations.ideal_step_s()
     if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
         raise InputError("the operations take no time")
@@ -119,7 +119,7 @@ def slowdown_of(operations: Operations) -> Slowdown:
         by_pp_N={pp: only(operations.pp_TW == pp) for pp in operations.pp_ranks},
     )
     by_worker = found.by_worker()
-    # Of equals the first: global ranks go through all of one stage, and to the next.
+    # The first of equals, in the order of global ranks: all of one stage, then the next.
     slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])
     worst = tuple(slowest[: ceil(len(by_worker) * WORST_PERCENT / 100)])
     return replace(
@@ -131,7 +131,7 @@ def slowdown_of(operations: Operations) -> Slowdown:
 
 
 def mended(operations: Operations, found: Slowdown, ideal_TW: BoolArray, work_TNW: FloatArray | None = None) -> Fix:
-    """What it would recover to give some operations their ideal durations, and the others those of ``work_TNW``."""
+    """What ideal durations of some operations would recover, with the others as in ``work_TNW``."""
     step_s = float(operations.replay(~ideal_TW, work_TNW).whole_N.mean())
     return Fix(step_s, (float(found.replayed_N.mean()) - step_s) / found.lost_s)
 
@@ -141,25 +141,25 @@ Code: TypeAlias = Literal[
 ]
 
 MIN_MAIN_SHARE = 0.5
-"""From here on M_W is a worker's fault, and M_S the last stage's."""
+"""From this share on, M_W is a worker's fault, and M_S the last stage's."""
 MIN_SHARE = 0.25
 """Share of the slowdown that another kind must account for to be named."""
 MIN_OF_ALL = 0.1
-"""What shows only once other kinds are mended is named from this share of the whole slowdown on."""
+"""A kind that shows only once others are fixed is named from this share of the whole slowdown on."""
 MIN_CORRELATION = 0.9
-"""From here on a microbatch's forward and backward vary together, as the lengths of its sequences make them."""
+"""From this correlation on, a microbatch's forward and backward vary together, as sequence lengths cause."""
 
 SPIKE_RATIO = 0.2
 SPIKE_SIGMAS = 6.0
-"""A forward computation stalls that takes both so much longer than the worker's median, and so many deviations."""
+"""A forward computation stalls if it exceeds the worker's median by both this ratio and this many deviations."""
 MAX_ONE_WORKERS_SPIKES = 0.5
-"""Stalls of which one worker has more are that worker's own."""
+"""If one worker has more than this fraction of the stalls, they are that worker's own."""
 _MAD_TO_SIGMA = 1.4826
 
 GC_TYPE = "gc"
 
 SYNCS: Mapping[Code, bool] = {"communication": False, "in_sync": True}
-"""Kinds of what workers do together: whether what they compute meanwhile is in it."""
+"""Kinds of joint work, and whether each includes what workers compute meanwhile."""
 
 Worker: TypeAlias = tuple[int, int]
 
@@ -168,9 +168,9 @@ Worker: TypeAlias = tuple[int, int]
 class OperationKind:
     """A kind of stragglers that the job has.
 
-    ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
+    Fixing it alone would remove ``share`` of the slowdown; shares of several kinds overlap. ``numbers`` decided.
     ``workers`` (dp, pp) have it; it shows most in operations of type ``part``, once the kinds in ``hidden_by`` are
-    mended.
+    fixed.
     """
 
     code: Code
@@ -182,55 +182,55 @@ class OperationKind:
 
 
 Candidate: TypeAlias = tuple[OperationKind, AnyFloat]
-"""A kind, and the durations with it mended."""
+"""A kind, and the durations with it fixed."""
 
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
-    """The kinds, first those of a verdict, then what accounts for most; none where the slowdown is small."""
+    """The kinds, first the verdict's, then by share; none if the slowdown is small."""
     kinds, named = _by_replay(operations, found), operations.named
     if named is None or found.m_w is None:
         return kinds
     own = OperationKind("slow_worker", min(1.0, named.saves_s / found.lost_s), workers=named.workers, part=named.part)
     known = {own.code, *(SYNCS if named.held_back else ())}
-    return own, *(one for one in kinds if one.code not in known)
+    return own, *(kind for kind in kinds if kind.code not in known)
 
 
 def _by_replay(operations: Operations, found: Slowdown) -> tuple[OperationKind, ...]:
-    """The kinds that operations show: one hides another, so what accounts for most is mended before the next look."""
+    """The kinds that operations show. One hides another, so the largest is fixed before the next pass."""
     named: dict[str, OperationKind] = {}
-    mended: set[str] = set()
+    fixed: set[str] = set()
     lost_s = found.lost_s
     while found.m_w is not None:
         varying = [*_lengths(operations, found), *_stalls(operations, found)]
         places = _places(operations, found, varying=bool(varying))
         candidates = [
-            (kind, mended_TNW)
-            for kind, mended_TNW in (*varying, *places, *_transfers(operations, found))
-            if kind.code not in mended and kind.share * found.lost_s >= MIN_OF_ALL * lost_s
+            (kind, fixed_TNW)
+            for kind, fixed_TNW in (*varying, *places, *_transfers(operations, found))
+            if kind.code not in fixed and kind.share * found.lost_s >= MIN_OF_ALL * lost_s
         ]
         if not candidates:
             break
-        candidates.sort(key=lambda one: -one[0].share)
+        candidates.sort(key=lambda candidate: -candidate[0].share)
         for kind, _ in candidates:
             share = kind.share * found.lost_s / lost_s
-            named.setdefault(kind.code, replace(kind, share=share, hidden_by=tuple(sorted(mended))))
-        (largest, mended_TNW), *_ = candidates
-        mended.add(largest.code)
-        operations = replace(operations, work_TNW=mended_TNW)
+            named.setdefault(kind.code, replace(kind, share=share, hidden_by=tuple(sorted(fixed))))
+        (largest, fixed_TNW), *_ = candidates
+        fixed.add(largest.code)
+        operations = replace(operations, work_TNW=fixed_TNW)
         found = slowdown_of(operations)
     return tuple(named.values())
 
 
 def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[Candidate]:
-    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
+    """A slow worker, and a last stage that is slow beyond the slowest workers.
 
-    Where durations vary from microbatch to microbatch, some worker is always the worst: it has to be slow mostly, too.
+    If durations vary from microbatch to microbatch, some worker is always the worst: then it must usually be slow, too.
     """
     assert found.m_w is not None
     assert found.m_s is not None
     m_w, m_s = found.m_w.share, found.m_s.share
     last, several = operations.pp_ranks[-1], len(operations.pp_ranks) > 1
-    # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
+    # With one data-parallel rank the last stage is one worker; far more often it is overloaded than broken.
     alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
         by_worker = found.by_worker()
@@ -249,9 +249,9 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
 
 
 def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
-    """What it would recover if their median computation took what that of others does, and varied as it does now.
+    """What it would recover if these workers' median computation took as long as others', and varied as it does now.
 
-    The others are those of the same stage; of a whole stage, or where there are none, those of other stages.
+    The others are those of the same stage; for a whole stage, or if there are none, those of other stages.
     """
     work_TNW = operations.work_TNW.copy()
     dps = operations.dp_TW[0].tolist()
@@ -263,7 +263,7 @@ def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ..
         for dp, pp in workers:
             column = dps.index(dp)
             same_W = np.delete(median_W[pp], column) if pp in median_W else np.zeros(0)
-            others = [its_W for at, its_W in median_W.items() if at != pp] if across else [same_W]
+            others = [other_W for at, other_W in median_W.items() if at != pp] if across else [same_W]
             if pp not in median_W or not others:
                 continue
             usual_s, own_s = float(np.median(np.concatenate(others))), float(median_W[pp][column])
@@ -284,7 +284,7 @@ def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
 
 
 def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:
-    """The operations of a phase by stage and chunk: on one worker all of these compute the same layers."""
+    """The operations of a phase by stage and chunk: on one worker, these compute the same layers."""
     if operations.pp_TW.shape[1] != 1:
         return {}
     layers: dict[tuple[int, int], list[int]] = {}
@@ -331,7 +331,7 @@ def _over_mean(work_MNW: AnyFloat) -> FloatArray:
 
 
 def _stalls(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
-    """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
+    """Forward computations, on many workers, that sometimes take long while their microbatch's backward does not."""
     work_TNW = operations.work_TNW.copy()
     n_columns = operations.shape[2]
     stalled_s: dict[Worker, float] = {}
@@ -348,7 +348,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
             stalled_s[worker] = stalled_s.get(worker, 0.0) + float(lost_W[column])
     for op, index in enumerate(operations.type_T):
         if operations.types[index].name == GC_TYPE and operations.work_TNW[op].any():
-            # The collector, as such on record.
+            # The collector's own operations.
             pp = int(operations.pp_TW[op, 0])
             steps_N |= (operations.work_TNW[op] > 0.0).any(axis=1)
             for column, lost_s in enumerate(operations.work_TNW[op].sum(axis=0, dtype=np.float64)):
@@ -368,11 +368,11 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
-    median_11W, backward_11W = (np.median(one, axis=(0, 1), keepdims=True) for one in (forward_MNW, backward_MNW))
+    median_11W, backward_11W = (np.median(values, axis=(0, 1), keepdims=True) for values in (forward_MNW, backward_MNW))
     over_MNW = forward_MNW - median_11W
     sigma_11W = _MAD_TO_SIGMA * np.median(np.abs(over_MNW), axis=(0, 1), keepdims=True)
     spikes_MNW = (over_MNW > SPIKE_RATIO * median_11W) & (over_MNW > SPIKE_SIGMAS * sigma_11W)
-    # A long sequence takes long both ways.
+    # A long sequence takes long in both directions.
     backward_ratio = backward_MNW / np.where(backward_11W > 0.0, backward_11W, 1.0) - 1.0
     forward_ratio = over_MNW / np.where(median_11W > 0.0, median_11W, 1.0)
     return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
@@ -380,11 +380,11 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
 
 def _transfers(operations: Operations, found: Slowdown) -> Iterator[Candidate]:
     for code, mixed in SYNCS.items():
-        types = {at: one for at, one in enumerate(operations.types) if one.communication and one.mixed == mixed}
+        types = {i: kind for i, kind in enumerate(operations.types) if kind.communication and kind.mixed == mixed}
         of_communication = operations.of_types(*types)
         share = mended(operations, found, of_communication).share if types else 0.0
         if share >= MIN_SHARE:
-            slowdowns = {one.part: found.by_part[one.part] for one in types.values()}
+            slowdowns = {of_type.part: found.by_part[of_type.part] for of_type in types.values()}
             worst = max(slowdowns, key=lambda part: slowdowns[part])
             kind = OperationKind(code, share, {"slowdown": slowdowns[worst]}, part=worst)
             yield kind, operations.at_ideal(of_communication)

@@ -43,8 +43,8 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """All that is logged was written before the end: nothing more is to be waited for."""
-    monkeypatch.setattr(verdicts, "LOOK_S", 0.01)
+    """All that is logged was written before the end: no need to wait for more."""
+    monkeypatch.setattr(verdicts, "POLL_S", 0.01)
     monkeypatch.setattr(verdicts, "QUIET_S", 0.05)
 
 
