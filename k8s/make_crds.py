@@ -107,6 +107,7 @@ DEFINITIONS = (
         (
             Column("Job", ".spec.job"),
             Column("Rank", ".spec.rank", "integer"),
+            Column("Node", ".status.host", description="The node of the rank."),
             Column("Stage", ".spec.trigger.stage", description="The stage in which the suspect is slow."),
             Column("Step", ".status.first_step", "integer", description="The first captured step."),
             Column("Profiler", ".status.profiler"),
@@ -127,6 +128,8 @@ DEFINITIONS = (
             Column("Job", ".spec.job"),
             Column("Health", ".status.health"),
             Column("Suspect", ".status.suspect", description="The suspect and its stage."),
+            Column("Node", ".status.node", description="The node of the suspect."),
+            Column("Pod", ".status.pod", description="The job's pod on that node."),
             Column("Since", ".status.since_step", "integer", description="The step since which this holds."),
             Column("Lost-s", ".status.cost.stragglers_s", "number", description="What stragglers cost, in seconds."),
             Column("Captures", ".status.captures_total", "integer"),

@@ -48,7 +48,7 @@ def list_captures(cluster: ClusterChoice, wanted: CaptureQuery, *, as_json: bool
         nearest = f"; the nearest is {_place(rows[0])}" if rows else ""
         tell(f"No capture of step {step}{nearest}.")
     elif rows:
-        titles = ("name", "job", "rank", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
+        titles = ("name", "job", "rank", "node", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
         lists().print(table(titles, map(_cells, rows), ("rank",)))
         if any(row.store for row in rows):
             tell(f"Fetch a trace with `sftriage traces get NAME --cluster -n {namespace}`; `traces open` shows it.")
@@ -70,7 +70,7 @@ def _place(row: TraceRow) -> str:
 
 def _cells(row: TraceRow) -> Iterable[str]:
     because, steps = ("" if pair is None else f"{pair[0]} to {pair[1]}" for pair in (row.because_of, row.steps))
-    cells = (row.name, row.job, str(row.rank), row.stage, because, steps)
+    cells = (row.name, row.job, str(row.rank), row.node, row.stage, because, steps)
     return map(clean, (*cells, row.profiler, row.state, row.reproduced, row.cause))
 
 

@@ -165,7 +165,7 @@ def of_cluster(
         mirror.begin()
         while notes.last_signal is None:
             # (each run of the job has metrics of its own)
-            output = JobOutput(Metering(listen), mirror)
+            output = JobOutput(Metering(listen), mirror, why=job.fetch_command)
             directory, resumes = _directory(run)
             job_name = None if resumes else name
             watched = JobController(directory, options, output.sinks, job_name, policies=[policies], keeping=keeping)

@@ -193,7 +193,7 @@ def status(
         print_json(rows)
     elif rows:
         numbers = ("since step", "lost s", "captures")
-        titles = ("namespace", "job", "health", "suspect", *numbers, "summary")
+        titles = ("namespace", "job", "health", "suspect", "node", "pod", *numbers, "summary")
         lists().print(table(titles, map(_job_cells, rows), numbers))
     else:
         say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}; `sftriage kube doctor`")
@@ -205,7 +205,8 @@ def _job_cells(row: dict[str, Any]) -> Iterable[str]:
     health = (row["health"] or "unknown") + (", not watched" if row["watched"] is False else "")
     since = "" if row["since_step"] is None else str(row["since_step"])
     numbers = since, "" if row["lost_s"] is None else f"{row['lost_s']:.0f}", str(row["captures"])
-    return map(clean, (row["namespace"], row["job"], health, row["suspect"], *numbers, row["summary"]))
+    suspect = row["suspect"], row["node"], row["pod"]
+    return map(clean, (row["namespace"], row["job"], health, *suspect, *numbers, row["summary"]))
 
 
 POLL_S = 1.0

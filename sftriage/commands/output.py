@@ -166,11 +166,11 @@ def ending_on_sigterm() -> Iterator[None]:
 class JobOutput:
     """Prints the events of a job, and sends them to its other sinks: metrics, spans, a store, a ``catalogue``."""
 
-    def __init__(self, metering: Metering, *more: Sink, catalogue: str | None = None) -> None:
+    def __init__(self, metering: Metering, *more: Sink, catalogue: str | None = None, why: str | None = None) -> None:
         from sftriage.sinks.terminal import Reporter
 
         self._reporter, self._metering, self._more = Reporter(notices()), metering, more
-        self._catalogue = catalogue
+        self._catalogue, self._why = catalogue, why
         self.say = self._reporter.say
 
     def sinks(self, directory: RunDirectory, info: RunInfo) -> list[Sink]:
@@ -192,7 +192,8 @@ class JobOutput:
         """Print the number of windows and captures, and the command that explains them."""
         self._reporter.finish()
         windows, captures = counted(self._reporter.windows, "window"), counted(self._reporter.captures, "capture")
-        self.say(f"{windows} judged, {captures} stored; why: sftriage decisions --run {place(watched.directory.path)}")
+        why = self._why or f"why: sftriage decisions --run {place(watched.directory.path)}"
+        self.say(f"{windows} judged, {captures} stored; {why}")
 
     def finish(
         self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf"), *, summary: bool = True

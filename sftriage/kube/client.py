@@ -22,10 +22,11 @@ from sftriage.kube.objects import API_VERSION, Kind, Now, dated, status_of
 _PATIENCE_S = (5.0, 30.0)
 """Time-outs for connecting, and for the answer."""
 _MAX_CHARS = 300
-NOT_FOUND, STALE = 404, 409
-"""Status if an object is missing, and if it has changed meanwhile (or exists already)."""
+FORBIDDEN, NOT_FOUND, STALE = 403, 404, 409
+"""Status if a right is missing, an object is missing, and if it has changed meanwhile (or exists already)."""
 GONE = 410
 """Status if a watch would begin with expired events."""
+_JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -78,44 +79,51 @@ class ClusterObjects:
 
     def list(self, kind: Kind, namespace: str | None) -> list[dict[str, Any]]:
         """The objects of a kind, in one namespace or (None) in all."""
-        found = self.ask("GET", path_of(API_VERSION, kind.plural, namespace))
+        page = self.request("GET", path_of(API_VERSION, kind.plural, namespace))
         # (in a list, the server leaves out the kind of each item)
-        return [{"apiVersion": API_VERSION, "kind": kind.kind, **one} for one in found.get("items", ())]
+        return [{"apiVersion": API_VERSION, "kind": kind.kind, **item} for item in page.get("items", ())]
 
     def put_status(self, kind: Kind, body: dict[str, Any], status: dict[str, Any]) -> None:
         """Replace the status of an object; `STALE` if it has changed since ``body``, `NOT_FOUND` if it is gone."""
         path = path_of(API_VERSION, kind.plural, body["metadata"]["namespace"], body["metadata"]["name"], "status")
-        self.ask("PUT", path, {**body, "status": status})
+        self.request("PUT", path, {**body, "status": status})
 
-    def ask(
-        self, method: str, path: str, body: Any = None, *, as_: str = "application/json", **query: Any
+    def request(
+        self, method: str, path: str, body: Any = None, *, as_: str = _JSON, tolerate: int | None = None, **query: Any
     ) -> dict[str, Any]:
-        """Send a request and return the server's answer.
+        """Send a request and return the server's answer; an empty one if it refuses with the status ``tolerate``.
 
         ``as_`` is the content type of the JSON ``body``, such as `APPLY`; parameters that are None are left out.
         """
-        return dict(json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read()))
+        try:
+            return dict(json.loads(self._response(method, path, body, as_, query, _PATIENCE_S).read()))
+        except AnsweredError as error:
+            if error.status != tolerate:
+                raise
+        return {}
 
     def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object, and return it as the server has it; unknown fields are refused."""
         path = path_of(API_VERSION, kind.plural, namespace)
-        return self.ask("POST", path, {"apiVersion": API_VERSION, "kind": kind.kind, **body}, fieldValidation="Strict")
+        return self.request(
+            "POST", path, {"apiVersion": API_VERSION, "kind": kind.kind, **body}, fieldValidation="Strict"
+        )
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
-        return self.ask("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
+        return self.request("GET", path_of(API_VERSION, kind.plural, namespace, quote(name, safe="")))
 
     def apply(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
         """Apply ``body`` to an object, whatever it was: its fields become those of ``manager``."""
         about = body["metadata"]
         path = path_of(body["apiVersion"], plural_of(body["kind"]), about.get("namespace"), about["name"])
         # (a body in JSON is one in YAML too)
-        return self.ask("PATCH", path, json.dumps(body), as_=APPLY, fieldManager=manager, force="true")
+        return self.request("PATCH", path, json.dumps(body), as_=APPLY, fieldManager=manager, force="true")
 
     def watch(self, path: str, seconds: int, **query: Any) -> Iterator[dict[str, Any]]:
         """Events of some objects for ``seconds``, each with ``type`` and ``object``; `GONE` where they have expired."""
         query |= {"watch": "true", "timeoutSeconds": seconds, "allowWatchBookmarks": "true"}
         patience_s = (_PATIENCE_S[0], seconds + _PATIENCE_S[1])
-        response = self._response("GET", path, None, "application/json", query, patience_s).response
+        response = self._response("GET", path, None, _JSON, query, patience_s).response
         rest = b""
         try:
             with _reaching():
@@ -131,12 +139,17 @@ class ClusterObjects:
     ) -> Any:
         from kubernetes.client import ApiException
 
-        headers = {"Accept": "application/json"} | ({} if body is None else {"Content-Type": as_})
-        given = [(name, value) for name, value in query.items() if value is not None]
+        headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": as_})
+        parameters = [(name, value) for name, value in query.items() if value is not None]
         try:
             with _reaching():
                 request = self._client.param_serialize(
-                    method, path, query_params=given, header_params=headers, body=body, auth_settings=["BearerToken"]
+                    method,
+                    path,
+                    query_params=parameters,
+                    header_params=headers,
+                    body=body,
+                    auth_settings=["BearerToken"],
                 )
                 response = self._client.call_api(*request, _request_timeout=patience_s)
                 if response.status >= 300:
@@ -160,26 +173,16 @@ def _reaching() -> Iterator[None]:
         raise ClusterError(f"cannot reach the cluster: {_short(str(error))}") from error
 
 
-def ask_unless(objects: ClusterObjects, status: int, *request: Any) -> dict[str, Any] | None:
-    """Send a request, see `ClusterObjects.ask`; None if the server answers with this status."""
-    try:
-        return objects.ask(*request)
-    except AnsweredError as error:
-        if error.status != status:
-            raise
-    return None
-
-
 def get_or_create(objects: ClusterObjects, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """The object of a name, created if it is missing."""
-    found = ask_unless(objects, NOT_FOUND, "GET", f"{path}/{body['metadata']['name']}")
-    return objects.ask("POST", path, body) if found is None else found
+    existing = objects.request("GET", f"{path}/{body['metadata']['name']}", tolerate=NOT_FOUND)
+    return existing or objects.request("POST", path, body)
 
 
 def put_condition(objects: ClusterObjects, kind: Kind, body: dict[str, Any], now: Now) -> None:
     """Write one condition into the status of an object, unless it has it; keep those of other types."""
     status = dict(status_of(body))
-    conditions = [one.plain() for one in dated(body, [now], time.time(), others=True)]
+    conditions = [each.plain() for each in dated(body, [now], time.time(), others=True)]
     if conditions[0] not in (status.get("conditions") or ()):
         objects.put_status(kind, body, {**status, "conditions": conditions})
 
@@ -214,7 +217,7 @@ def _configured(context: str | None) -> str:
     try:
         kube.load_kube_config(file, context)
         named, current = kube.list_kube_config_contexts(file)
-        chosen = next((one for one in named if one["name"] == context), current)
+        chosen = next((entry for entry in named if entry["name"] == context), current)
         return str(chosen["context"].get("namespace") or "default")
     except (kube.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
         problem = _short(str(error))
@@ -292,18 +295,18 @@ class ObjectWatch(Generic[Kept]):
                 raise
 
     def _list(self) -> str:
-        seen, token = set(), None
+        listed, token = set(), None
         while True:
             query: dict[str, Any] = {**self._query, "limit": PAGE, "continue": token}
-            page = self._objects.ask("GET", self._path, **query)
+            page = self._objects.request("GET", self._path, **query)
             for body in page.get("items") or ():
-                seen.add(_key(body))
+                listed.add(_key(body))
                 self._put(body)
             token = page["metadata"].get("continue")
             if not token:
                 break
         with self._lock:
-            gone = self._kept.keys() - seen
+            gone = self._kept.keys() - listed
         for key in gone:
             self._drop(key)
         return str(page["metadata"].get("resourceVersion", ""))
@@ -377,7 +380,7 @@ class LeaderElection:
         self._loop.stop(2 * RENEW_S)
         if not self.lost.is_set():
             try:
-                self._write(self._objects.ask("GET", f"{self._path}/{self._about['name']}"), "")
+                self._write(self._objects.request("GET", f"{self._path}/{self._about['name']}"), "")
             except ClusterError as error:
                 log.debug("could not release the lease, so it will expire: %s", error)
 
@@ -392,8 +395,8 @@ class LeaderElection:
         """Take or renew the lease if possible; return whether it is held."""
         began_s = self._now()
         try:
-            missing: dict[str, Any] = {"apiVersion": LEASES, "kind": "Lease", "metadata": self._about}
-            body = ask_unless(self._objects, NOT_FOUND, "GET", f"{self._path}/{self._about['name']}") or missing
+            body = self._objects.request("GET", f"{self._path}/{self._about['name']}", tolerate=NOT_FOUND)
+            body = body or {"apiVersion": LEASES, "kind": "Lease", "metadata": self._about}
             with contextlib.suppress(OSError):
                 self.on_contact()
             spec = body.get("spec") or {}
@@ -424,4 +427,4 @@ class LeaderElection:
         spec |= {"holderIdentity": holder, "leaseDurationSeconds": DURATION_S, "renewTime": now}
         there = "resourceVersion" in body["metadata"]
         path = f"{self._path}/{self._about['name']}" if there else self._path
-        self._objects.ask("PUT" if there else "POST", path, {**body, "spec": spec})
+        self._objects.request("PUT" if there else "POST", path, {**body, "spec": spec})

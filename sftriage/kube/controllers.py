@@ -20,41 +20,16 @@ from functools import partial
 from typing import Any
 
 from sftriage.fleet.hub import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PORT
-from sftriage.kube.client import (
-    NOT_FOUND,
-    STALE,
-    WATCH_S,
-    AnsweredError,
-    ClusterObjects,
-    ObjectWatch,
-    ask_unless,
-    get_or_create,
-    path_of,
-    plural_of,
-    put_condition,
-)
+from sftriage.kube import client, jobs
+from sftriage.kube.client import AnsweredError, ClusterObjects, ObjectWatch, get_or_create, path_of, plural_of
 from sftriage.kube.injecting import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
-from sftriage.kube.jobs import (
-    ENABLED,
-    HUB_KEY,
-    INJECT_LABEL,
-    INJECTED,
-    JOB_ID_ANNOTATION,
-    JOB_LABEL,
-    STATUS_ANNOTATION,
-    JobRef,
-    annotations_of,
-    job_of,
-    mapping,
-)
+from sftriage.kube.jobs import JobRef, annotations_of, job_of, mapping
 from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now
 from sftriage.kube.statuses import Standing, outdated, policy_text, standings
 from sftriage.kube.webhook import AUTHORITY, CERTIFICATE, KEY, issued, service_names
 from sftriage.policy.in_force import find
 from sftriage.words.kube import REPORTS as REPORT_WORDS
 
-COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
-"""The label of a job's controller and its pods, and of no pod of the job itself."""
 WANTED_ANNOTATION = f"{GROUP}/wanted"
 """On a job's Deployment, which is made last: the digest of what all its objects were made of."""
 USER, USER_NAME = 65532, "sftriage"
@@ -82,9 +57,9 @@ def wanted(
     ``policies`` are the texts of those in force, by file name, see `policy_files`.
     """
     injection, name = settings.injection, job.object_name
-    about = job.metadata(labels={COMPONENT_LABEL: CONTROLLER}, ownerReferences=list(owners))
-    selector = {JOB_LABEL: name, COMPONENT_LABEL: CONTROLLER}
-    arguments = ["--nats", injection.nats, "--creds", "/hub"] if injection.nats else ["--creds", f"/hub/{HUB_KEY}"]
+    about = job.metadata(labels={jobs.COMPONENT_LABEL: jobs.CONTROLLER}, ownerReferences=list(owners))
+    selector = {jobs.JOB_LABEL: name, jobs.COMPONENT_LABEL: jobs.CONTROLLER}
+    arguments = ["--nats", injection.nats, "--creds", "/hub"] if injection.nats else ["--creds", f"/hub/{jobs.HUB_KEY}"]
     arguments += ["--tls", "/hub"] if encrypted(injection) else []
     arguments += ["--metrics-port", str(METRICS_PORT)] if injection.metrics_secret else []
     arguments += ["--store", injection.store] if injection.store else []
@@ -119,7 +94,7 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
 
     If the hub is encrypted, they include its certificate, valid longer than any job lasts.
     """
-    data = {HUB_KEY: f"{USER_NAME}:{password}\n"}
+    data = {jobs.HUB_KEY: f"{USER_NAME}:{password}\n"}
     if settings.hub_tls:
         names = (*service_names(job.object_name, job.namespace), "127.0.0.1")
         one = issued(names, now, HUB_VALID_DAYS)
@@ -170,7 +145,12 @@ class PodState:
     def of(cls, body: Body) -> PodState:
         job = _annotated(body) or job_of(body)
         active = mapping(body, "status").get("phase") not in _OVER
-        return cls(str(body["metadata"]["name"]), job, annotations_of(body).get(STATUS_ANNOTATION) == INJECTED, active)
+        return cls(
+            str(body["metadata"]["name"]),
+            job,
+            annotations_of(body).get(jobs.STATUS_ANNOTATION) == jobs.INJECTED,
+            active,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +192,7 @@ class Deployed:
 
 def _annotated(body: Body) -> JobRef | None:
     try:
-        return JobRef.of_id(annotations_of(body)[JOB_ID_ANNOTATION])
+        return JobRef.of_id(annotations_of(body)[jobs.JOB_ID_ANNOTATION])
     except (KeyError, ValueError):
         return None
 
@@ -233,7 +213,7 @@ class Controllers:
         *,
         grace_s: float,
         keep_s: float,
-        watch_s: int = WATCH_S,
+        watch_s: int = client.WATCH_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._objects, self._settings, self._look = objects, settings, look
@@ -245,12 +225,12 @@ class Controllers:
         self._watches: list[ObjectWatch[Any]] = []
         self._unneeded: set[ObjectWatch[Any]] = set()
         self._watch_s = watch_s
-        labelled, ours = f"{INJECT_LABEL}={ENABLED}", f"{JOB_LABEL},{COMPONENT_LABEL}"
+        labelled, ours = f"{jobs.INJECT_LABEL}={jobs.ENABLED}", f"{jobs.JOB_LABEL},{jobs.COMPONENT_LABEL}"
         for namespace in namespaces or ("",):
             pods, deployments = path_of("v1", "pods", namespace), path_of("apps/v1", "deployments", namespace)
             self._watch(pods, labelled, PodState.of, partial(self._pod, "labelled"))
-            self._watch(pods, f"{ours}!={CONTROLLER}", PodState.of, partial(self._pod, "injected"))
-            self._watch(deployments, f"{ours}={CONTROLLER}", Deployed.of, self._deployment)
+            self._watch(pods, f"{ours}!={jobs.CONTROLLER}", PodState.of, partial(self._pod, "injected"))
+            self._watch(deployments, f"{ours}={jobs.CONTROLLER}", Deployed.of, self._deployment)
         # In a labelled namespace, pods that the webhook has missed have no label of ours.
         self._labelled: dict[str, ObjectWatch[PodState]] = {}
         if not namespaces:
@@ -296,7 +276,7 @@ class Controllers:
         if pods.count:
             owners = self._owners(job)
             body = get_or_create(self._objects, path_of(API_VERSION, REPORTS.plural, job.namespace), job.report(owners))
-            put_condition(self._objects, REPORTS, body, pods.condition())
+            client.put_condition(self._objects, REPORTS, body, pods.condition())
             if pods.watched:
                 self._gone_s.pop(job, None)
                 self._make(job, owners, made_of)
@@ -308,7 +288,7 @@ class Controllers:
         if left_s > 0:
             return left_s
         for version, plural, name in removed(job):
-            ask_unless(self._objects, NOT_FOUND, "DELETE", path_of(version, plural, job.namespace, name))
+            self._objects.request("DELETE", path_of(version, plural, job.namespace, name), tolerate=client.NOT_FOUND)
         log.info("%s: removed its controller, since its pods are gone", job.job_id)
         return None
 
@@ -329,7 +309,7 @@ class Controllers:
             # (a report that has changed meanwhile stays)
             only = {"preconditions": {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}}
             path = path_of(API_VERSION, REPORTS.plural, about["namespace"], about["name"])
-            ask_unless(self._objects, STALE, "DELETE", path, only)
+            self._objects.request("DELETE", path, only, tolerate=client.STALE)
             log.info("%s: removed its report, the last of its objects", job.job_id)
         return SWEEP_S
 
@@ -341,7 +321,7 @@ class Controllers:
         if not self._settings.injection.nats:
             now = datetime.now(timezone.utc)
             first = secret(job, self._settings.injection, secrets.token_urlsafe(32), now)
-            ask_unless(self._objects, STALE, "POST", path_of("v1", "secrets", job.namespace), first)
+            self._objects.request("POST", path_of("v1", "secrets", job.namespace), first, tolerate=client.STALE)
         for one in made:
             self._objects.apply(one, MANAGER)
         log.info("%s: %s its controller", job.job_id, "started" if made_of is None else "updated")
@@ -352,9 +332,9 @@ class Controllers:
             return []
         version, kind, name = job.owner
         try:
-            found = self._objects.ask("GET", path_of(version, f"{kind.lower()}s", job.namespace, name))
+            found = self._objects.request("GET", path_of(version, f"{kind.lower()}s", job.namespace, name))
         except AnsweredError as error:
-            if error.status not in (403, NOT_FOUND):
+            if error.status not in (client.FORBIDDEN, client.NOT_FOUND):
                 raise
             log.debug("%s: could not make %s %s its owner: %s", job.job_id, kind, name, error)
             return []
@@ -376,7 +356,7 @@ class Controllers:
 
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
-            pods, selector = path_of("v1", "pods", now), f"!{INJECT_LABEL},!{JOB_LABEL}"
+            pods, selector = path_of("v1", "pods", now), f"!{jobs.INJECT_LABEL},!{jobs.JOB_LABEL}"
             self._labelled[now] = self._watch(pods, selector, PodState.of, partial(self._pod, "namespace"))
             self._labelled[now].start()
         elif now is None and before is not None and (watch := self._labelled.pop(before, None)) is not None:

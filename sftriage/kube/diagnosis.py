@@ -14,21 +14,10 @@ from typing import Any, Literal, get_args
 from urllib.parse import quote
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
+from sftriage.kube import jobs
 from sftriage.kube.client import NOT_FOUND, AnsweredError, ClusterObjects, path_of
 from sftriage.kube.injecting import SIDECARS_SINCE, InjectionSettings, injection, manifest, version_of
-from sftriage.kube.jobs import (
-    ENABLED,
-    INJECT_LABEL,
-    INJECTED,
-    JOB_LABEL,
-    STATUS_ANNOTATION,
-    annotations_of,
-    items,
-    job_of,
-    labels_of,
-    mapping,
-    text,
-)
+from sftriage.kube.jobs import items, job_of, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, KINDS, Body, condition, status_of
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.words.verdicts import clock, lasted
@@ -107,7 +96,7 @@ class _Reader:
         self.objects, self.unread = objects, dict[str, str]()
 
     def get(self, part: str, path: str, **query: Any) -> dict[str, Any]:
-        return dict(self.read(part, lambda: self.objects.ask("GET", path, **query), {}))
+        return dict(self.read(part, lambda: self.objects.request("GET", path, **query), {}))
 
     def read(self, part: str, ask: Callable[[], Any], none: Any) -> Any:
         """A part; ``none`` if it is missing, and with a note if it cannot be read."""
@@ -148,7 +137,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
         policies=policies,
         captures=captures,
         reports=reports,
-        controllers=reader.list("controllers", path_of("apps/v1", "deployments", quoted), labelSelector=JOB_LABEL),
+        controllers=reader.list("controllers", path_of("apps/v1", "deployments", quoted), labelSelector=jobs.JOB_LABEL),
         system=system,
         account=account,
         deployments=deployments,
@@ -191,7 +180,7 @@ def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None)
         spec = {"resourceAttributes": about, **user}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
         path = path_of("authorization.k8s.io/v1", f"{kind.lower()}s")
-        answer = reader.read("may", partial(reader.objects.ask, "POST", path, body), None)
+        answer = reader.read("may", partial(reader.objects.request, "POST", path, body), None)
         if answer is None:
             return {}
         found[what] = bool(mapping(answer, "status").get("allowed"))
@@ -285,7 +274,7 @@ def _found(seen: Snapshot, name: str, /, *, code: str = "", **given: object) -> 
     state = next(one for one in STATES if one in texts)
     why = f": {seen.unread[part]}" if part in seen.unread else ""
     about = {"namespace": seen.namespace, "system": seen.system, "account": seen.account, "why": why, **given}
-    about |= {"label": INJECT_LABEL, "enabled": ENABLED}
+    about |= {"label": jobs.INJECT_LABEL, "enabled": jobs.ENABLED}
     return Finding(code or part, state, texts[state].format(**about), texts.get("do", "").format(**about))
 
 
@@ -411,21 +400,25 @@ def _labels(seen: Snapshot) -> Iterator[Finding]:
     if not seen.about and "about" not in seen.unread:
         yield _found(seen, "namespace.missing")
         return
-    namespace = labels_of(seen.about).get(INJECT_LABEL)
-    if odd := [pod for pod in seen.pods if labels_of(pod).get(INJECT_LABEL, ENABLED) not in (ENABLED, "disabled")]:
+    namespace = labels_of(seen.about).get(jobs.INJECT_LABEL)
+    if odd := [
+        pod
+        for pod in seen.pods
+        if labels_of(pod).get(jobs.INJECT_LABEL, jobs.ENABLED) not in (jobs.ENABLED, "disabled")
+    ]:
         yield _found(seen, "label_value.pods", names=_named(odd), have="has" if len(odd) == 1 else "have")
-    if namespace not in (None, ENABLED, "disabled"):
+    if namespace not in (None, jobs.ENABLED, "disabled"):
         yield _found(seen, "label_value.namespace", value=namespace)
     if without := [pod for pod in _training(seen) if not _asks(seen, pod)]:
         yield _found(seen, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
     elif not any(_asks(seen, pod) for pod in _training(seen)):
-        asks = ", which is labelled" if namespace == ENABLED else ""
+        asks = ", which is labelled" if namespace == jobs.ENABLED else ""
         yield _found(seen, "label.none", asks=asks)
 
 
 def _injected(seen: Snapshot) -> Iterator[Finding]:
     asking = [pod for pod in _training(seen) if _asks(seen, pod)]
-    lacking = [pod for pod in asking if annotations_of(pod).get(STATUS_ANNOTATION) != INJECTED]
+    lacking = [pod for pod in asking if not jobs.is_injected(pod)]
     by_reason: dict[tuple[str, str], list[Body]] = {}
     for pod in lacking:
         by_reason.setdefault(_not_injected(seen, pod), []).append(pod)
@@ -445,7 +438,7 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
         return "no_webhook", ""
     if created is not None and hooks and created < min(hooks):
         return "before_webhook", ""
-    labelled = _labelled_s(pod if labels_of(pod).get(INJECT_LABEL) == ENABLED else seen.about)
+    labelled = _labelled_s(pod if labels_of(pod).get(jobs.INJECT_LABEL) == jobs.ENABLED else seen.about)
     if created is not None and labelled is not None and labelled > created:
         return "before_label", ""
     would = injection(pod, job_of(pod, seen.namespace), InjectionSettings(), seen.version)
@@ -455,16 +448,16 @@ def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
 
 
 def _controllers(seen: Snapshot) -> Iterator[Finding]:
-    injected = [one for one in _training(seen) if annotations_of(one).get(STATUS_ANNOTATION) == INJECTED]
+    injected = [one for one in _training(seen) if jobs.is_injected(one)]
     found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
-    jobs = list(dict.fromkeys(filter(None, found)))
+    trained = list(dict.fromkeys(filter(None, found)))
     if "controllers" in seen.unread:
-        if jobs:
+        if trained:
             yield _found(seen, "controllers.unread")
         return
-    there = {labels_of(one).get(JOB_LABEL): one for one in seen.controllers}
-    reported = {labels_of(one).get(JOB_LABEL) for one in seen.reports}
-    for job in jobs:
+    there = {labels_of(one).get(jobs.JOB_LABEL): one for one in seen.controllers}
+    reported = {labels_of(one).get(jobs.JOB_LABEL) for one in seen.reports}
+    for job in trained:
         deployment, about = there.get(job.object_name), {"job": job.job_id, "name": job.object_name}
         if deployment is not None and not _available(deployment):
             yield _found(seen, "controller.fails", failure=_failure(deployment), **about)
@@ -481,8 +474,8 @@ def _objects(seen: Snapshot) -> Iterator[Finding]:
             yield _found(seen, f"{code}.late", names=_named(late))
     asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
     if late := [one for one in asked if _old(seen, one)]:
-        jobs = sorted({str(mapping(one, "spec").get("job")) for one in late})
-        yield _found(seen, "captures.idle", names=_named(late), jobs=_some(jobs))
+        named = sorted({str(mapping(capture, "spec").get("job")) for capture in late})
+        yield _found(seen, "captures.idle", names=_named(late), jobs=_some(named))
 
 
 def _store(seen: Snapshot) -> Iterator[Finding]:
@@ -530,8 +523,8 @@ def _training(seen: Snapshot) -> list[Body]:
 
 
 def _asks(seen: Snapshot, pod: Body) -> bool:
-    own = labels_of(pod).get(INJECT_LABEL)
-    return own == ENABLED or (own is None and labels_of(seen.about).get(INJECT_LABEL) == ENABLED)
+    own = labels_of(pod).get(jobs.INJECT_LABEL)
+    return own == jobs.ENABLED or (own is None and labels_of(seen.about).get(jobs.INJECT_LABEL) == jobs.ENABLED)
 
 
 def _unanswered(body: Body) -> bool:
@@ -543,6 +536,6 @@ def _labelled_s(body: Body) -> float | None:
     found = []
     for one in items(mapping(body, "metadata"), "managedFields"):
         labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")
-        if f"f:{INJECT_LABEL}" in labels and (when := _seconds(one.get("time"))) is not None:
+        if f"f:{jobs.INJECT_LABEL}" in labels and (when := _seconds(one.get("time"))) is not None:
             found.append(when)
     return max(found, default=None)

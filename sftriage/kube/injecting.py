@@ -20,24 +20,8 @@ from pydantic import Field, ValidationError
 
 from sftriage.errors import InputError
 from sftriage.fleet.hub import AGENTS_FILE, CA_FILE, PORT
-from sftriage.kube.jobs import (
-    HUB_KEY,
-    INJECTED,
-    JOB_ID_ANNOTATION,
-    JOB_LABEL,
-    NAME_LABEL,
-    OWNERS,
-    STATUS_ANNOTATION,
-    JobRef,
-    Pod,
-    System,
-    annotations_of,
-    items,
-    job_of,
-    labels_of,
-    mapping,
-    text,
-)
+from sftriage.kube import jobs
+from sftriage.kube.jobs import JobRef, Pod, System, annotations_of, items, job_of, labels_of, mapping, text
 from sftriage.kube.objects import GROUP, ObjectModel
 from sftriage.policy.parsing import path_text
 from sftriage.words.kube import injected_but, left_alone
@@ -161,7 +145,7 @@ def pod_parts(
     template, sizes = manifest("pod.yaml"), settings.resources
     limits = {"cpu": sizes.cpu_limit, "memory": sizes.memory_limit}
     requests = dict(limits) if guaranteed else {"cpu": sizes.cpu, "memory": sizes.memory}
-    keys = [AGENTS_FILE if settings.nats else HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
+    keys = [AGENTS_FILE if settings.nats else jobs.HUB_KEY, *([CA_FILE] if encrypted(settings) else [])]
     hub = ["--nats", settings.nats] if settings.nats else ["--hub", f"{job.object_name}.{job.namespace}.svc:{PORT}"]
     hub += ["--creds", f"/{HUB}/{keys[0]}", *(["--tls", f"/{HUB}"] if encrypted(settings) else [])]
 
@@ -371,9 +355,9 @@ def _metadata(pod: Pod, job: JobRef) -> Iterator[Operation]:
     if not isinstance(metadata, Mapping):
         yield _add("/metadata", {})
         metadata = {}
-    annotations = {STATUS_ANNOTATION: INJECTED, JOB_ID_ANNOTATION: job.job_id}
+    annotations = {jobs.STATUS_ANNOTATION: jobs.INJECTED, jobs.JOB_ID_ANNOTATION: job.job_id}
     for name, there, wanted in (
-        ("labels", labels_of(pod), {JOB_LABEL: job.object_name}),
+        ("labels", labels_of(pod), {jobs.JOB_LABEL: job.object_name}),
         ("annotations", annotations_of(pod), annotations),
     ):
         missing = {key: value for key, value in wanted.items() if key not in there}
@@ -461,18 +445,20 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
 def _job(body: Mapping[str, Any], template: Mapping[str, Any], namespace: str) -> JobRef | None:
     metadata = mapping(body, "metadata")
     where = text(metadata, "namespace") or namespace
-    if named := labels_of(template).get(NAME_LABEL):
+    if named := labels_of(template).get(jobs.NAME_LABEL):
         return JobRef("pod", named, where)
     name, kind = text(metadata, "name"), text(body, "kind")
     if kind == "Pod" and (found := job_of(template, where)) is not None:
         return found
     about = text(body, "apiVersion").partition("/")[0], kind
-    owners = {(version.partition("/")[0], its): system for system, (version, its) in OWNERS.items()}
+    owners = {(version.partition("/")[0], its): system for system, (version, its) in jobs.OWNERS.items()}
     system: System | None = "pod" if kind == "Pod" else owners.get(about)
     if system is None:
         return None
     if not name:
-        raise InputError(f"{kind}: it is named only when created; set a name, or the label {NAME_LABEL} on its pods")
+        raise InputError(
+            f"{kind}: it is named only when created; set a name, or the label {jobs.NAME_LABEL} on its pods"
+        )
     if system != "leaderworkerset":
         return JobRef(system, name, where)
     # Each of its groups is a job, and they share their templates.

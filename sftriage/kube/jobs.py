@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -60,6 +61,14 @@ NAME_LABEL = f"{GROUP}/job-name"
 JOB_LABEL = f"{GROUP}/job"
 """On every injected pod and every object of a job: its `JobRef.object_name`."""
 JOB_ID_ANNOTATION, STATUS_ANNOTATION, INJECTED = f"{GROUP}/job-id", f"{GROUP}/status", "injected"
+COMPONENT_LABEL, CONTROLLER = "app.kubernetes.io/component", "controller"
+"""The label of a job's controller and its pods, and of no pod of the job itself."""
+
+
+def is_injected(pod: Pod) -> bool:
+    """Whether a pod contains sftriage."""
+    return annotations_of(pod).get(STATUS_ANNOTATION) == INJECTED
+
 
 HUB_KEY = "hub"
 """In the Secret of a job: the credentials of its hub, ``sftriage:PASSWORD``."""
@@ -121,6 +130,11 @@ class JobRef:
         # (a group of a LeaderWorkerSet is a job, and not the set)
         name = self.name.rpartition("-")[0] if self.system == "leaderworkerset" else self.name
         return None if found is None else (*found, name)
+
+    @property
+    def fetch_command(self) -> str:
+        """The command that fetches the job's most informative trace to a laptop."""
+        return f"kubectl sftriage get --job {shlex.quote(self.name)} -n {self.namespace}"
 
     def metadata(self, **about: Any) -> dict[str, Any]:
         annotations = {JOB_ID_ANNOTATION: self.job_id, **about.pop("annotations", {})}

@@ -26,6 +26,7 @@ class TraceRow:
     name: str
     job: str
     rank: int
+    node: str
     stage: str
     because_of: tuple[int, int] | None
     steps: tuple[int, int] | None
@@ -65,6 +66,8 @@ def job_row(body: Body) -> dict[str, Any]:
         "job": str(mapping(body, "spec").get("job", "")),
         "health": status.get("health", ""),
         "suspect": status.get("suspect", ""),
+        "node": status.get("node", ""),
+        "pod": status.get("pod", ""),
         "since_step": status.get("since_step"),
         "lost_s": mapping(status, "cost").get("stragglers_s"),
         "captures": status.get("captures_total", 0),
@@ -82,6 +85,7 @@ def trace_row(body: Body) -> TraceRow:
         name=body["metadata"]["name"],
         job=str(spec.get("job", "")),
         rank=int(spec.get("rank", 0)),
+        node=status.get("host", ""),
         stage=trigger.get("stage", ""),
         because_of=_span(trigger),
         steps=_span(status),

@@ -21,17 +21,9 @@ from typing import Any
 from sftriage.base.files import Note
 from sftriage.base.loops import Backoff, Loop
 from sftriage.errors import ClusterError, SftriageError, UsageError
-from sftriage.kube.client import (
-    NOT_FOUND,
-    STALE,
-    AnsweredError,
-    ClusterObjects,
-    ObjectWatch,
-    ask_unless,
-    get_or_create,
-    path_of,
-)
-from sftriage.kube.jobs import JOB_LABEL, JobRef
+from sftriage.kube import client, statuses
+from sftriage.kube.client import AnsweredError, ClusterObjects, ObjectWatch, get_or_create, path_of
+from sftriage.kube.jobs import COMPONENT_LABEL, CONTROLLER, JOB_LABEL, JobRef
 from sftriage.kube.objects import (
     API_VERSION,
     CAPTURES,
@@ -44,7 +36,7 @@ from sftriage.kube.objects import (
     capture_of,
     status_of,
 )
-from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, event_body, event_name, news, report_status
+from sftriage.kube.statuses import KnownCapture, ReportNews, capture_status, report_status
 from sftriage.model.captures import CaptureRequest, CaptureResult, ManualRequest
 from sftriage.model.events import (
     CaptureChanged,
@@ -301,7 +293,7 @@ class Mirror(Sink):
             self._make(run, directory)
             for body, status in run.statuses(bodies, time.time()):
                 # (the watch reports a change by others, and the next pass starts from that)
-                with self._noting(NOT_FOUND, STALE):
+                with self._noting(client.NOT_FOUND, client.STALE):
                     self._objects.put_status(CAPTURES, body, status)
         self._report(view)
         self._write_events()
@@ -314,7 +306,7 @@ class Mirror(Sink):
         try:
             yield
         except AnsweredError as error:
-            self._overtaken |= error.status == STALE
+            self._overtaken |= error.status == client.STALE
             if error.status not in expected:
                 self._problems.append(error)
 
@@ -336,7 +328,7 @@ class Mirror(Sink):
         known = self._known[1]
         for capture_id, body in list(run.new(known)):
             with self._noting():
-                ask_unless(self._objects, STALE, "POST", self._captures_path, body)
+                self._objects.request("POST", self._captures_path, body, tolerate=client.STALE)
                 known.add(capture_id)
                 note.save(sorted(known))
 
@@ -346,16 +338,28 @@ class Mirror(Sink):
         what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
         if what == self._written[0] and now_s < self._written[1] + REPORT_S and not self._loop.stopping.is_set():
             return
-        with self._noting(NOT_FOUND, STALE):
+        with self._noting(client.NOT_FOUND, client.STALE):
             served = self._served_report()
-            before, status = dict(status_of(served)), report_status(served, view, now_s).plain()
+            before = dict(status_of(served))
+            status = report_status(served, view, now_s, self._pods_on(statuses.suspect_nodes(view))).plain()
             if before != status:
                 self._objects.put_status(REPORTS, served, status)
             self._written = what, now_s
-            for one in news(before, status):
+            for one in statuses.news(before, status, self._job):
                 self._news.setdefault(one.reason, []).append(one)
         if self._written != (what, now_s):
             self._loop.wake()
+
+    def _pods_on(self, nodes: Iterable[str]) -> str:
+        """The job's own pods on some nodes; none if the controller may not list them."""
+        path, names = path_of("v1", "pods", self._job.namespace), list[str]()
+        query: dict[str, Any] = {"limit": statuses.MAX_NODES}
+        query["labelSelector"] = f"{JOB_LABEL}={self._job.object_name},{COMPONENT_LABEL}!={CONTROLLER}"
+        with self._noting(client.FORBIDDEN):
+            for node in nodes:
+                found = self._objects.request("GET", path, fieldSelector=f"spec.nodeName={node}", **query)
+                names += [one["metadata"]["name"] for one in found["items"]]
+        return ", ".join(names)
 
     def _served_report(self) -> dict[str, Any]:
         path = path_of(API_VERSION, REPORTS.plural, self._job.namespace)
@@ -368,8 +372,10 @@ class Mirror(Sink):
                 continue
             with self._noting():
                 report = self._served_report()
-                path = path_of("v1", "events", self._job.namespace, event_name(self._job, reason))
-                before = ask_unless(self._objects, NOT_FOUND, "GET", path) or {}
-                self._objects.apply(event_body(self._job, report, several[-1], before, len(several), now_s), MANAGER)
+                path = path_of("v1", "events", self._job.namespace, statuses.event_name(self._job, reason))
+                before = self._objects.request("GET", path, tolerate=client.NOT_FOUND)
+                self._objects.apply(
+                    statuses.event_body(self._job, report, several[-1], before, len(several), now_s), MANAGER
+                )
                 self._event_s[reason] = now_s
             del self._news[reason]

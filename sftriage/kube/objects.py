@@ -333,6 +333,8 @@ class TriageReportStatus(ObservedStatus):
     summary: Sentence | None = Field(default=None, description="The state of the job, in a sentence.")
     since_step: Count | None = Field(default=None, description="The step since which this holds, approximately.")
     suspect: Word | None = Field(default=None, description="The suspect and its stage; missing if there is none.")
+    node: Word | None = Field(default=None, description="The nodes of the suspect.")
+    pod: Word | None = Field(default=None, description="The pods of the job on these nodes.")
     verdict: LastVerdict | None = Field(default=None, description="The newest judged window.")
     windows: Count = Field(default=0, description="Number of judged windows.")
     windows_held: Count = Field(default=0, description="Number of windows with a hold or throttle.")

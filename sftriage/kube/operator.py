@@ -17,16 +17,8 @@ from typing import Any
 import kopf
 
 from sftriage.errors import ClusterError, InputError, StoreError, UsageError
-from sftriage.kube.client import (
-    MERGE,
-    NOT_FOUND,
-    STALE,
-    AnsweredError,
-    ClusterObjects,
-    LeaderElection,
-    path_of,
-    put_condition,
-)
+from sftriage.kube import client
+from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, path_of, put_condition
 from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
@@ -134,7 +126,7 @@ class Reconciler:
                 return self.controllers.remove_outdated(name) if self.controllers is not None else 0.0
             found = self._policies(name) if kind == POLICIES.kind else self._captures(name)
         except ClusterError as error:
-            if not (isinstance(error, AnsweredError) and error.status == STALE):
+            if not (isinstance(error, AnsweredError) and error.status == client.STALE):
                 _log.warning("%s in %s: %s", kind, name, error)
             return None
         except Exception:
@@ -167,7 +159,7 @@ class Reconciler:
         about = body["metadata"]
         label = {"labels": {JOB_LABEL: job.object_name}, "resourceVersion": about["resourceVersion"]}
         path = path_of(API_VERSION, CAPTURES.plural, about["namespace"], about["name"])
-        about |= self._objects.ask("PATCH", path, {"metadata": label}, as_=MERGE)["metadata"]
+        about |= self._objects.request("PATCH", path, {"metadata": label}, as_=client.MERGE)["metadata"]
 
     def _write(self, kind: Kind, body: Body, status: dict[str, Any]) -> bool:
         name = f"{kind.kind} {body['metadata']['namespace']}/{body['metadata']['name']}"
@@ -175,10 +167,10 @@ class Reconciler:
             self._objects.put_status(kind, dict(body), status)
         except ClusterError as error:
             answer = error.status if isinstance(error, AnsweredError) else None
-            if answer not in (NOT_FOUND, STALE):
+            if answer not in (client.NOT_FOUND, client.STALE):
                 _log.warning("%s: %s", name, error)
             # (an object that has changed meanwhile is read again)
-            return answer == NOT_FOUND
+            return answer == client.NOT_FOUND
         _log.info("%s: %s", name, ", ".join(f"{one['type']}: {one['reason']}" for one in status["conditions"]))
         return True
 

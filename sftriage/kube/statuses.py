@@ -11,33 +11,9 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import ValidationError
 
+from sftriage.kube import objects
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.objects import (
-    API_VERSION,
-    MAX_CAPTURES,
-    MAX_HOLDS,
-    POLICIES,
-    Answer,
-    Body,
-    Hold,
-    LastVerdict,
-    Now,
-    ReportedAdvice,
-    ReportedCapture,
-    ReportedRemedy,
-    RequestState,
-    StoredArtefact,
-    StoredTrace,
-    StragglerCost,
-    TraceCaptureSpec,
-    TraceCaptureStatus,
-    TriagePolicyStatus,
-    TriageReportStatus,
-    capture_of,
-    dated,
-    readable,
-    status_of,
-)
+from sftriage.kube.objects import Body, Now, capture_of, dated, readable, status_of
 from sftriage.model.captures import ENDED, CaptureResult
 from sftriage.model.events import RemedyChanged
 from sftriage.policy.in_force import PolicySet
@@ -56,7 +32,7 @@ from sftriage.words.verdicts import clock, explained
 
 def policy_text(body: Body, metadata: Mapping[str, Any]) -> str:
     """The policy of an object as the text of a file."""
-    document = {"apiVersion": API_VERSION, "kind": POLICIES.kind, **body, "metadata": metadata}
+    document = {"apiVersion": objects.API_VERSION, "kind": objects.POLICIES.kind, **body, "metadata": metadata}
     # (through JSON, for YAML would write what occurs twice as an alias, which no policy has)
     kept = json.loads(json.dumps({word: document.get(word) for word in ("apiVersion", "kind", "metadata", "spec")}))
     return yaml.safe_dump(kept, allow_unicode=True, sort_keys=False)
@@ -82,7 +58,7 @@ class Standing:
 
     body: Body
     in_force: bool
-    status: TriagePolicyStatus
+    status: objects.TriagePolicyStatus
 
     @property
     def changed(self) -> bool:
@@ -109,7 +85,7 @@ def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
             in_force = PolicySet((*in_force, policy)).loaded
         except PolicyError as error:
             problems = _lines(error.problems)
-        status = TriagePolicyStatus(
+        status = objects.TriagePolicyStatus(
             observedGeneration=body["metadata"].get("generation"),
             conditions=dated(body, _policy_conditions(policy, problems), now_s),
             rules=None if policy is None else len(policy.policy.spec.rules),
@@ -154,15 +130,15 @@ class KnownCapture:
     words: str = ""
 
 
-def capture_status(body: Body, known: KnownCapture, now_s: float) -> TraceCaptureStatus:
+def capture_status(body: Body, known: KnownCapture, now_s: float) -> objects.TraceCaptureStatus:
     """The status of a capture. An invalid object is refused, whatever is known of its capture."""
     spec, wrong = capture_of(dict(body))
     result, manifest = known.result, known.manifest
-    state: RequestState = "refused" if spec is None else "requested" if result is None else result.state
+    state: objects.RequestState = "refused" if spec is None else "requested" if result is None else result.state
     detail = wrong or (result.detail if result is not None else known.words)
     found = (*_progress(state, detail, invalid=spec is None), _reproduced(state, manifest))
     profiler = "auto" if spec is None else spec.profiler
-    return TraceCaptureStatus(
+    return objects.TraceCaptureStatus(
         observedGeneration=body["metadata"].get("generation"),
         conditions=dated(body, found, now_s),
         state=state,
@@ -183,15 +159,15 @@ def _cause(manifest: Manifest | None) -> str | None:
     return None if cause is None or cause.code == "unknown" else caused(cause)
 
 
-def _progress(state: RequestState, detail: str, *, invalid: bool) -> Iterator[Now]:
+def _progress(state: objects.RequestState, detail: str, *, invalid: bool) -> Iterator[Now]:
     reason, words = "Invalid" if invalid else state.capitalize(), f"{CAPTURE_STATES[state]} {detail}".strip()
-    accepted: Answer = "Unknown" if state == "requested" else "False" if state == "refused" else "True"
+    accepted: objects.Answer = "Unknown" if state == "requested" else "False" if state == "refused" else "True"
     yield Now("Accepted", accepted, "Accepted" if accepted == "True" else reason, words)
-    stored: Answer = "True" if state == "stored" else "False" if state in ENDED else "Unknown"
+    stored: objects.Answer = "True" if state == "stored" else "False" if state in ENDED else "Unknown"
     yield Now("Stored", stored, reason, words)
 
 
-def _reproduced(state: RequestState, manifest: Manifest | None) -> Now:
+def _reproduced(state: objects.RequestState, manifest: Manifest | None) -> Now:
     if manifest is None:
         never = state in ENDED and state != "stored"
         return Now("Reproduced", "Unknown", "NoTrace" if never else "NotYet", REPRODUCED["never" if never else ""])
@@ -206,15 +182,15 @@ def _reproduced(state: RequestState, manifest: Manifest | None) -> Now:
     return Now("Reproduced", "False" if found.answer == "no" else "True", reason, message)
 
 
-def _stored(known: KnownCapture) -> StoredTrace | None:
+def _stored(known: KnownCapture) -> objects.StoredTrace | None:
     if known.manifest is None or not known.store:
         return None
     files = known.manifest.artefacts
-    return StoredTrace(
+    return objects.StoredTrace(
         store=known.store,
         reference=known.reference,
         size_bytes=sum(one.size_bytes for one in files),
-        artefacts=tuple(map(StoredArtefact.model_validate, files)),
+        artefacts=tuple(map(objects.StoredArtefact.model_validate, files)),
     )
 
 
@@ -228,7 +204,7 @@ class Removal:
 
     action: Literal["remove", "release", "wait"]
     words: str
-    stored: StoredTrace | None = None
+    stored: objects.StoredTrace | None = None
     wait_s: float = 0.0
 
 
@@ -241,14 +217,14 @@ def removal(body: Body, now_s: float) -> Removal:
     status = status_of(body)
     if "stored" in status:
         try:
-            stored = StoredTrace.model_validate(status["stored"])
+            stored = objects.StoredTrace.model_validate(status["stored"])
         except ValidationError as error:
             return Removal("wait", removal_sentence("unreadable", problem=first_problem(error)), wait_s=STORING_S)
         return Removal("remove", removal_sentence("stored", place=stored.store), stored)
     if status.get("state") not in ("accepted", "armed", "running"):
         return Removal("release", removal_sentence("nothing"))
     spec, _ = capture_of(dict(body))
-    box_s = TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
+    box_s = objects.TraceCaptureSpec.model_fields["max_seconds"].default if spec is None else spec.max_seconds
     deleted = datetime.fromisoformat(str(body["metadata"]["deletionTimestamp"]).replace("Z", "+00:00"))
     wait_s = deleted.timestamp() + float(box_s) + STORING_S - now_s
     if wait_s > 0:
@@ -256,15 +232,24 @@ def removal(body: Body, now_s: float) -> Removal:
     return Removal("release", removal_sentence("unfinished"))
 
 
+MAX_NODES = 4
 _NOT_KNOWN = ("no_run", "warming_up", "unknown")
 
 
-def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
-    """The status of the report on a job, from a view of its newest run; bounded, however long the run."""
+def suspect_nodes(view: View) -> tuple[str, ...]:
+    """The first few nodes of the ranks named last."""
+    return tuple(dict.fromkeys(view.hosts.values()))[:MAX_NODES]
+
+
+def report_status(body: Body, view: View, now_s: float, pod: str = "") -> objects.TriageReportStatus:
+    """The status of the report on a job, from a view of its newest run; bounded, however long the run.
+
+    ``pod`` names the pods on `suspect_nodes`.
+    """
     stands = RunSummary(view)
     held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
     captures = list(_captures(view))
-    return TriageReportStatus(
+    return objects.TriageReportStatus(
         observedGeneration=body["metadata"].get("generation"),
         conditions=dated(body, (_healthy(stands), _watched(view)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
@@ -272,11 +257,13 @@ def report_status(body: Body, view: View, now_s: float) -> TriageReportStatus:
         summary=stands.sentence or stands.headline,
         since_step=stands.since_step,
         suspect=stands.named or None,
-        verdict=LastVerdict.model_validate(view.rows[-1]) if view.rows else None,
+        node=(", ".join(suspect_nodes(view)) or None) if stands.named else None,
+        pod=(pod or None) if stands.named else None,
+        verdict=objects.LastVerdict.model_validate(view.rows[-1]) if view.rows else None,
         windows=view.windows,
         windows_held=len(held),
         holds=tuple(_holds(held)),
-        captures=tuple(captures[:MAX_CAPTURES]),
+        captures=tuple(captures[: objects.MAX_CAPTURES]),
         captures_total=len(captures),
         cost=_cost(view),
         advice=_advice(view),
@@ -294,7 +281,7 @@ def outdated(body: Body, now_s: float, keep_s: float) -> bool:
 
 
 def _healthy(stands: RunSummary) -> Now:
-    status: Answer = "Unknown" if stands.health in _NOT_KNOWN else "True" if stands.health == "healthy" else "False"
+    status: objects.Answer = "Unknown" if stands.health in _NOT_KNOWN else "True" if stands.health == "healthy" else "False"
     reason = "".join(word.capitalize() for word in stands.health.split("_"))
     words = f"{stands.headline}. {stands.sentence}".strip()
     return Now("Healthy", status, reason, words)
@@ -308,12 +295,12 @@ def _watched(view: View) -> Now:
     return Now("Watched", "False", "NoRun" if view.info is None else "Ended", REPORT_WORDS["over"])
 
 
-def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
+def _holds(held: Sequence[WindowRow]) -> Iterator[objects.Hold]:
     rows: dict[tuple[str, str, tuple[str, ...]], list[WindowRow]] = {}
     for row in reversed(held):
         rows.setdefault((row.outcome, row.reason, row.reasons), []).append(row)
-    for (outcome, reason, reasons), those in list(rows.items())[:MAX_HOLDS]:
-        yield Hold(
+    for (outcome, reason, reasons), those in list(rows.items())[: objects.MAX_HOLDS]:
+        yield objects.Hold(
             outcome=cast('Literal["hold", "throttle"]', outcome),
             reason=cast("Any", reason),
             reasons=reasons,
@@ -324,11 +311,11 @@ def _holds(held: Sequence[WindowRow]) -> Iterator[Hold]:
         )
 
 
-def _captures(view: View) -> Iterator[ReportedCapture]:
+def _captures(view: View) -> Iterator[objects.ReportedCapture]:
     stored = {one.capture_id: one for one in view.captures if isinstance(one, Manifest)}
     for capture_id, result in reversed(list(view.states.items())):
         manifest = stored.get(capture_id)
-        yield ReportedCapture(
+        yield objects.ReportedCapture(
             capture_id=capture_id,
             rank=result.rank,
             state=result.state,
@@ -337,7 +324,7 @@ def _captures(view: View) -> Iterator[ReportedCapture]:
         )
 
 
-def _advice(view: View) -> ReportedAdvice | None:
+def _advice(view: View) -> objects.ReportedAdvice | None:
     advice = advice_of_run(view)
     if (straggler := advice.straggler) is not None:
         about, late_s = f"{straggler.who} in {straggler.where}", straggler.late_s
@@ -346,8 +333,8 @@ def _advice(view: View) -> ReportedAdvice | None:
     else:
         return None
     if (best := advice.best) is None:
-        return ReportedAdvice(straggler=about, late_s=late_s, words=NOTHING)
-    return ReportedAdvice(
+        return objects.ReportedAdvice(straggler=about, late_s=late_s, words=NOTHING)
+    return objects.ReportedAdvice(
         straggler=about,
         late_s=late_s,
         remedy=best.code,
@@ -357,13 +344,13 @@ def _advice(view: View) -> ReportedAdvice | None:
     )
 
 
-def _remedy(view: View) -> ReportedRemedy | None:
+def _remedy(view: View) -> objects.ReportedRemedy | None:
     changes = [one for one in view.notes if isinstance(one, RemedyChanged)]
     changes += [one for one in tried_in(view) if one.state != "undone"]
     if not changes:
         return None
     newest = changes[-1]
-    return ReportedRemedy(
+    return objects.ReportedRemedy(
         remedy=newest.remedy,
         state=newest.state,
         rank=newest.rank,
@@ -372,10 +359,10 @@ def _remedy(view: View) -> ReportedRemedy | None:
     )
 
 
-def _cost(view: View) -> StragglerCost:
+def _cost(view: View) -> objects.StragglerCost:
     if not view.rows:
-        return StragglerCost()
-    return StragglerCost(
+        return objects.StragglerCost()
+    return objects.StragglerCost(
         stragglers_s=round(view.losses.lost_s, 3),
         stragglers_rank_hours=round(view.losses.rank_s / 3600, 6),
         captures_s=round(captures_cost_s(view.notes), 3),
@@ -396,8 +383,8 @@ class ReportNews:
     message: str
 
 
-def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ReportNews]:
-    """The changes from one status of a report to the next."""
+def news(before: Mapping[str, Any], now: Mapping[str, Any], job: JobRef) -> Iterator[ReportNews]:
+    """The changes from one status of a job's report to the next."""
     health, was = now.get("health"), before.get("health")
     if health != was and health not in _SILENT and not (health == "healthy" and was in _SILENT):
         reason = "".join(word.capitalize() for word in str(health).split("_"))
@@ -410,7 +397,8 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ReportNe
         new = [one for one in _reported(now) if one["state"] == state != known.get(one["capture_id"])]
         if new:
             words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
-            message = f"{words} {new[0].get('cause') or ''}".strip()
+            fetch = job.fetch_command if state == "stored" else ""
+            message = " ".join(filter(None, (words, new[0].get("cause"), fetch)))
             yield ReportNews(reason, "Normal" if state == "stored" else "Warning", message)
 
 

@@ -165,7 +165,7 @@ def _context(folder: Path) -> ssl.SSLContext:
 def version_of_cluster(objects: ClusterObjects) -> Version | None:
     """The API server's version; None while it does not answer. The request blocks."""
     with contextlib.suppress(ClusterError):
-        return version_of(objects.ask("GET", "/version"))
+        return version_of(objects.request("GET", "/version"))
     return None
 
 
@@ -359,9 +359,9 @@ def certify(
         ClusterError: it failed; the message says why.
     """
     configured = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", name=configuration)
-    data = objects.ask("GET", secret).get("data") or {}
+    data = objects.request("GET", secret).get("data") or {}
     files = {name: base64.b64decode(value) for name, value in data.items()}
-    found = objects.ask("GET", configured)
+    found = objects.request("GET", configured)
     webhooks = found.get("webhooks") or []
     bundles = {one["clientConfig"].get("caBundle", "") for one in webhooks}
     trusted = base64.b64decode(bundles.pop()) if len(bundles) == 1 else b""
@@ -375,9 +375,9 @@ def certify(
         ]
         # (if the list has changed meanwhile, nothing is written, and the caller tries again)
         test = {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
-        objects.ask("PATCH", configured, [test, *patch], as_=JSON_PATCH)
+        objects.request("PATCH", configured, [test, *patch], as_=JSON_PATCH)
     if made is not None:
         data = {name: base64.b64encode(value).decode() for name, value in made.items()}
-        objects.ask("PATCH", secret, {"data": data}, as_=MERGE)
+        objects.request("PATCH", secret, {"data": data}, as_=MERGE)
         return "wrote a new certificate to the Secret, and its authority to the webhook configuration"
     return "the certificate is valid" + ("" if wanted_trust == trusted else "; its authority is now trusted")

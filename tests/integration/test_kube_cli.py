@@ -21,6 +21,8 @@ REPORT = {
     "observedGeneration": 1,
     "health": "captured",
     "suspect": "rank 2 in data",
+    "node": "node-7",
+    "pod": "resnet-2",
     "since_step": 100,
     "summary": "Rank 2 is slow in data.",
     "captures_total": 1,
@@ -42,7 +44,8 @@ def test_jobs_and_how_they_stand(server, namespace, laptop):
     assert "no report on any job in namespace" in laptop("status").stderr
     assert "no report on job x" in laptop("status", "x", code=1).stderr
     reported(server, namespace)
-    expected = [namespace, "resnet", "captured", "rank 2 in data", "100", "12", "1", "Rank 2 is slow in data."]
+    suspect = "rank 2 in data", "node-7", "resnet-2"
+    expected = [namespace, "resnet", "captured", *suspect, "100", "12", "1", "Rank 2 is slow in data."]
     assert cells(laptop("status").stdout) == [expected]
     # AND what somebody wrote there does nothing to a terminal
     put_status(server, namespace, "triagereports", "resnet", {**REPORT, "summary": "\x1b[2J[red]gone"})
@@ -59,7 +62,7 @@ def test_which_step_of_a_job_was_slow_and_its_trace(server, namespace, laptop, s
     for step in ((), ("--step", 120), ("--step", 162), ("--rank", 2)):
         done = laptop("list", "--job", "resnet", *step)
         assert done.stdout.startswith("resnet: rank 2 in data, since step 100. Rank 2 is slow in data.\n")
-        row = ["c", "resnet", "2", "data", "100 to 149", "160 to 164", "torch", "stored", "yes", ""]
+        row = ["c", "resnet", "2", "node-1", "data", "100 to 149", "160 to 164", "torch", "stored", "yes", ""]
         assert cells(done.stdout) == [row]
         assert f"sftriage traces get NAME --cluster -n {namespace}" in done.stderr
     nearest = laptop("list", "--job", "resnet", "--step", 900)

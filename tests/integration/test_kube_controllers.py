@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -70,7 +71,7 @@ class Job(Processes):
     def _begin(self, namespace: str) -> None:
         self.server.create(yaml.safe_load(POLICY), namespace)
         self.operators.start()
-        self.training = TrainingJob(self.server, namespace)
+        self.training = TrainingJob(self.server, namespace, nodeName=socket.gethostname())
         self.training.add_pod(0, self.settings)
         self.ref = self.training.ref
         wait_until(lambda: self.training.policies() == ["input"], 60.0)
@@ -158,9 +159,12 @@ def test_a_slow_rank_becomes_a_capture_and_a_report_of_the_cluster(job):
     stored = wait_until(lambda: [one for one in job.captures() if "stored" in one.get("status", {})])[0]
     place = stored["status"]["stored"]
     assert RemoteStore.open(place["store"]).manifest(place["reference"]).capture.rank == 1
-    # AND the report names who is slow
+    # AND the report names the slow rank, its node and its pod, and an event how to fetch the trace
     wait_until(lambda: job.report().get("captures_total"))
-    assert job.report()["suspect"] == "rank 1 in data"
+    found = [job.report()[name] for name in ("suspect", "node", "pod")]
+    assert found == ["rank 1 in data", socket.gethostname(), "pretraining-0"]
+    fetch = f"kubectl sftriage get --job pretraining -n {job.ref.namespace}"
+    wait_until(lambda: fetch in job.server.kubectl("get", "events", "-n", job.ref.namespace).stdout)
     # WHEN a person asks, for a rank that there is and for one that there is not
     job.ask("look", rank=0, profiler="stacks", steps=2)
     job.ask("nobody", rank=7)

@@ -106,14 +106,16 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     rows = (row(0), row(50, "suspect", "throttle", "overhead_budget", onset=60))
     states = {"c0": CaptureResult("c0", 1, "failed", "why"), "c1": CaptureResult("c1", 2, "stored")}
     losses = Losses({"rank 2 in data": SuspectLoss("rank 2", "data", lost_s=0.9, rank_s=3.6)})
-    view = View("1", info=info, going=True, rows=rows, states=states, captures=(manifest_of("c1"),), losses=losses)
-    status = report_status(served, view, NOW_S).plain()
+    about = {"states": states, "captures": (manifest_of("c1"),), "losses": losses, "hosts": {2: "node-7"}}
+    view = View("1", info=info, going=True, rows=rows, **about)
+    status = report_status(served, view, NOW_S, "resnet-2").plain()
     put_status(server, namespace, "triagereports", "r", status)
     assert server.get("triagereport", "r", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "trep", "-n", namespace).stdout.splitlines()
     assert "triagereport.sftriage.dev/r" in server.kubectl("get", "sftriage", "-n", namespace).stdout
-    assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "SINCE", "LOST-S", "CAPTURES", "AGE"]
-    assert shown[1].split()[:-1] == ["r", "resnet", "throttled", "rank", "2", "in", "data", "60", "0.9", "2"]
+    assert shown[0].split() == ["NAME", "JOB", "HEALTH", "SUSPECT", "NODE", "POD", "SINCE", "LOST-S", "CAPTURES", "AGE"]
+    suspect = ["rank", "2", "in", "data", "node-7", "resnet-2"]
+    assert shown[1].split()[:-1] == ["r", "resnet", "throttled", *suspect, "60", "0.9", "2"]
 
 
 def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
@@ -128,8 +130,8 @@ def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     put_status(server, namespace, "tracecaptures", "c", status)
     assert server.get("tracecapture", "c", namespace=namespace)["status"] == status
     shown = server.kubectl("get", "tcap", "-n", namespace).stdout.splitlines()
-    assert shown[0].split() == ["NAME", "JOB", "RANK", "STAGE", "STEP", "PROFILER", "STATE", "REPRODUCED", "AGE"]
-    assert shown[1].split()[:-1] == ["c", "resnet", "2", "data", "160", "torch", "stored", "yes"]
+    assert shown[0].split()[2:6] == ["RANK", "NODE", "STAGE", "STEP"]
+    assert shown[1].split()[:-1] == ["c", "resnet", "2", "node-1", "data", "160", "torch", "stored", "yes"]
     # AND what a status cannot be is refused, so that it is worth making it right
     again = server.get("tracecapture", "c", namespace=namespace)
     wrong_ = json.dumps({**again, "status": {**status, "state": "dreaming"}})

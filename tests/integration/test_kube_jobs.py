@@ -42,11 +42,14 @@ def operators(server, tmp_path, namespace) -> Iterator[Operators]:
 class TrainingJob:
     """A Job, and the pods that its controller would make, as they come out of the webhook, or past it."""
 
-    def __init__(self, server: Cluster, namespace: str, name: str = "pretraining", *, labelled: bool = True) -> None:
+    def __init__(
+        self, server: Cluster, namespace: str, name: str = "pretraining", *, labelled: bool = True, **spec: Any
+    ) -> None:
         self.server, self.ref = server, JobRef("job", name, namespace)
         container = {"name": "train", "image": "train:1", "command": ["torchrun", "train.py"]}
         labels = {"batch.kubernetes.io/job-name": name, **({"sftriage.dev/inject": "enabled"} if labelled else {})}
-        self._template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "restartPolicy": "Never"}}
+        spec |= {"containers": [container], "restartPolicy": "Never"}
+        self._template = {"metadata": {"labels": labels}, "spec": spec}
         about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}}
         server.create({**about, "spec": {"parallelism": 0, "template": self._template}}, namespace)
         self.uid = server.get("job", name, namespace=namespace)["metadata"]["uid"]

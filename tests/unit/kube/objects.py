@@ -48,10 +48,17 @@ class KeptObjects:
         self.lock, self.version = threading.Lock(), 0
         self.away, self.refused = False, 0
 
-    def ask(self, method: str, path: str, body: Any = None, *, as_: str = "", **query: Any) -> dict[str, Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, *, as_: str = "", tolerate: int = 0, **query: Any
+    ) -> dict[str, Any]:
         with self.lock:
             self.check()
-            return self.answer(method, path, body, query)
+            try:
+                return self.answer(method, path, body, query)
+            except AnsweredError as error:
+                if error.status != tolerate:
+                    raise
+            return {}
 
     def check(self) -> None:
         if self.away:
@@ -81,7 +88,7 @@ class KeptObjects:
 
     def list(self, kind: Any, namespace: str | None) -> list[dict[str, Any]]:
         path = path_of("sftriage.dev/v1alpha1", kind.plural, namespace)
-        return list(self.ask("GET", path, limit=1)["items"])
+        return list(self.request("GET", path, limit=1)["items"])
 
     def apply(self, body: dict[str, Any], manager: str) -> dict[str, Any]:
         with self.lock:

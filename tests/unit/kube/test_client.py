@@ -29,7 +29,7 @@ class Server:
     def __init__(self, lists, watches) -> None:
         self.lists, self.watches, self.asked = list(lists), list(watches), []
 
-    def ask(self, method, path, **query):
+    def request(self, method, path, **query):
         self.asked.append(("list", query.get("continue")))
         found = self.lists.pop(0)
         if isinstance(found, Exception):
@@ -158,15 +158,15 @@ def test_of_two_one_leads_until_it_is_not_heard_of(candidates):
 def test_who_comes_too_late_does_not_lead(candidates):
     """GIVEN two that see it free in the same moment THEN what the second one writes is refused."""
     server, _, (a, b) = candidates
-    ask = server.ask
+    request = server.request
 
-    def overtaken(method, path, body=None):
+    def overtaken(method, path, body=None, **how):
         if method != "GET":
-            server.ask = ask
+            server.request = request
             assert a.try_to_lead()
-        return ask(method, path, body)
+        return request(method, path, body, **how)
 
-    server.ask = overtaken
+    server.request = overtaken
     assert not b.try_to_lead()
     assert server.kept[LEASE]["spec"]["holderIdentity"] == "a"
     # AND a server that is away is no reason to fail

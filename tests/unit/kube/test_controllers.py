@@ -7,19 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sftriage.kube import controllers
 from sftriage.kube.client import plural_of
-from sftriage.kube.controllers import (
-    WANTED_ANNOTATION,
-    Controllers,
-    ControllerSettings,
-    Deployed,
-    JobPods,
-    PodState,
-    policy_files,
-    removed,
-    secret,
-    wanted,
-)
+from sftriage.kube.controllers import Controllers, ControllerSettings, PodState, secret, wanted
 from sftriage.kube.injecting import InjectionSettings, injection, pod_parts
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.statuses import standings
@@ -67,7 +57,7 @@ def test_how_a_job_s_pods_stand(case):
     pods = {("labelled", f"p-{n}"): PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)}
     # (two watches see the same pod; one that has ended does not count)
     pods |= {("injected", name): one for (_, name), one in pods.items()}
-    found = JobPods.of({**pods, ("labelled", "p-9"): PodState("p-9", JOB, False, False)})
+    found = controllers.JobPods.of({**pods, ("labelled", "p-9"): PodState("p-9", JOB, False, False)})
     now = found.condition()
     assert (found.count, found.watched, f"{now.status} {now.reason}") == (2, watched, told)
 
@@ -127,7 +117,7 @@ def test_a_controller_is_made_for_injected_pods_and_goes_after_a_while_without(l
     ]
     # WHEN its Deployment is seen, and its pods are gone THEN it stays for a while
     (deployment,) = (body for body in server.kept.values() if body["kind"] == "Deployment")
-    found._deployment(None, Deployed.of(deployment))
+    found._deployment(None, controllers.Deployed.of(deployment))
     found._pod("labelled", PodState.of(pod()), None)
     found._pod("injected", PodState.of(pod()), None)
     assert found.reconcile(JOB) == 60.0
@@ -162,7 +152,7 @@ NOW = datetime(2027, 1, 15, tzinfo=timezone.utc)
 
 
 def digest(found):
-    return found["Deployment"]["metadata"]["annotations"][WANTED_ANNOTATION]
+    return found["Deployment"]["metadata"]["annotations"][controllers.WANTED_ANNOTATION]
 
 
 def test_all_of_it_is_the_job_s():
@@ -174,9 +164,9 @@ def test_all_of_it_is_the_job_s():
         assert about["labels"]["sftriage.dev/job"] == JOB.object_name
     # AND all that is made is removed, the Deployment last: by it the others are found
     secrets = [secret(JOB, InjectionSettings(hub_tls=one), "x", NOW) for one in (False, True)]
-    made_ = (*wanted(JOB, SETTINGS, {}), *secrets)
-    assert {(one["apiVersion"], plural_of(one["kind"]), one["metadata"]["name"]) for one in made_} == set(removed(JOB))
-    assert removed(JOB)[-1] == ("apps/v1", "deployments", JOB.object_name)
+    all_made, removed = (*wanted(JOB, SETTINGS, {}), *secrets), controllers.removed(JOB)
+    assert {(one["apiVersion"], plural_of(one["kind"]), one["metadata"]["name"]) for one in all_made} == set(removed)
+    assert removed[-1] == ("apps/v1", "deployments", JOB.object_name)
 
 
 def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
@@ -212,10 +202,10 @@ def test_the_policies_in_force_are_files_in_their_order_and_of_none_the_default(
     old = body("z-old", {**RULE, "name": "one"}, created="2027-01-15T07:00:00Z")
     new = body("a-new", {**RULE, "name": "two"}, created="2027-01-15T08:00:00Z")
     conflicting = body("b", {**RULE, "name": "one"}, created="2027-01-15T09:00:00Z")
-    found = policy_files(standings([conflicting, new, old], 0.0))
+    found = controllers.policy_files(standings([conflicting, new, old], 0.0))
     assert list(found) == ["000-z-old.yaml", "001-a-new.yaml"]
     assert [parse(text, name).policy.metadata.name for name, text in found.items()] == ["z-old", "a-new"]
-    default = policy_files(standings([], 0.0))
+    default = controllers.policy_files(standings([], 0.0))
     assert [parse(text, name).policy.metadata.name for name, text in default.items()] == ["default"]
 
 

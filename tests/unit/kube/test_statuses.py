@@ -14,20 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.kube import statuses
 from sftriage.kube.jobs import JobRef
 from sftriage.kube.objects import MAX_CAPTURES, MAX_HOLDS, capture_of, condition
-from sftriage.kube.statuses import (
-    KnownCapture,
-    capture_status,
-    event_body,
-    event_name,
-    loaded,
-    news,
-    outdated,
-    removal,
-    report_status,
-    standings,
-)
+from sftriage.kube.statuses import KnownCapture, capture_status, report_status
 from sftriage.model.captures import CaptureResult, CaptureState
 from sftriage.model.events import CostMeasured, RemedyChanged
 from sftriage.policy.in_force import find, shipped
@@ -70,9 +60,9 @@ def test_a_policy_is_the_same_with_all_that_a_server_keeps_beside_it(name):
     """GIVEN a shipped policy as a server has it, status and all THEN it is the policy of the file."""
     file = yaml.safe_load(find(name).read_text())
     served = {**body(name), "spec": file["spec"], "status": {"conditions": [{"type": "Accepted"}]}}
-    assert loaded(served).policy == parse(find(name).read_bytes(), name).policy
+    assert statuses.loaded(served).policy == parse(find(name).read_bytes(), name).policy
     # AND so is what `kubectl get -o yaml` writes
-    assert parse(yaml.safe_dump(served), "x.yaml").policy == loaded(served).policy
+    assert parse(yaml.safe_dump(served), "x.yaml").policy == statuses.loaded(served).policy
 
 
 def test_what_kubectl_writes_of_a_new_object_is_taken():
@@ -101,7 +91,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_what_does_not_validate_is_not_accepted_with_the_words_of_policy_validate(mistake):
     served, said = mistake
-    (found,) = standings([served], NOW_S)
+    (found,) = statuses.standings([served], NOW_S)
     assert standing_of([found]) == {served["metadata"]["name"]: ("False Invalid", "Unknown Invalid")}
     message = found.status.conditions[0].message
     assert said in message
@@ -138,13 +128,13 @@ TOGETHER = {
 @pytest.mark.parametrize("case", TOGETHER.values(), ids=TOGETHER)
 def test_the_oldest_are_in_force(case):
     bodies, expected = case
-    found = standings(bodies, NOW_S)
+    found = statuses.standings(bodies, NOW_S)
     assert standing_of(found) == expected
     assert [one.in_force for one in found] == [conditions == FINE for conditions in expected.values()]
 
 
 def test_a_conflict_says_with_whom():
-    _, newer = standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
+    _, newer = statuses.standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
     assert newer.status.conditions[1].message == (
         "Not in force: an older policy of its namespace forbids it.\n"
         "spec.rules[0].name: a second rule named 'slow'; the first is spec.rules[0] of a"
@@ -153,15 +143,15 @@ def test_a_conflict_says_with_whom():
 
 def test_a_status_is_written_once_and_says_since_when():
     # GIVEN a policy whose status is as it should be
-    (first,) = standings([body()], NOW_S)
+    (first,) = statuses.standings([body()], NOW_S)
     assert first.changed
     served = body(status=first.status.plain())
     # THEN nothing is written an hour later
-    (again,) = standings([served], NOW_S + 3600)
+    (again,) = statuses.standings([served], NOW_S + 3600)
     assert not again.changed
     # AND where it is not valid any more, that is so since then, and of that generation
     broken = {**served, "spec": {"rules": []}, "metadata": {**served["metadata"], "generation": 2}}
-    (later,) = standings([broken], NOW_S + 3600)
+    (later,) = statuses.standings([broken], NOW_S + 3600)
     assert later.changed
     assert [one.lastTransitionTime for one in later.status.conditions] == ["2027-01-15T09:00:00Z"] * 2
     assert later.status.observedGeneration == 2
@@ -171,14 +161,14 @@ def test_a_status_is_written_once_and_says_since_when():
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [5, {"type": "Accepted"}]}])
 def test_whatever_stands_in_a_status_is_written_over(status):
     served = {**body(), "status": status}
-    (found,) = standings([served], NOW_S)
+    (found,) = statuses.standings([served], NOW_S)
     assert found.changed
     assert condition(served, "Accepted") is None
 
 
 def test_thousands_of_mistakes_fit_into_a_condition():
     rules = [{"name": f"r{number}", "match": {f"x{'y' * 900}": 1}} for number in range(999)]
-    (found,) = standings([body("p", *rules)], NOW_S)
+    (found,) = statuses.standings([body("p", *rules)], NOW_S)
     message = found.status.conditions[0].message
     assert len(message) <= 32_768
     assert refused("TriagePolicy", "status", found.status.plain()) == ""
@@ -195,7 +185,7 @@ plain = st.recursive(
 def test_whatever_a_policy_says_its_status_is_one_that_the_server_takes(spec, rule):
     bodies = [{**body("a"), "spec": spec}, {**body("b"), "spec": {"rules": [rule]}}, body("c")]
     before = copy.deepcopy(bodies)
-    for one in standings(bodies, NOW_S):
+    for one in statuses.standings(bodies, NOW_S):
         assert refused("TriagePolicy", "status", one.status.plain()) == ""
     assert bodies == before
 
@@ -289,7 +279,7 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
 def test_what_becomes_of_the_trace_of_a_deleted_capture(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
     deleted = capture(status=about.get("status"), deletionTimestamp="2027-01-15T08:00:00Z")
-    found = removal(deleted, NOW_S + about.get("later_s", 0))
+    found = statuses.removal(deleted, NOW_S + about.get("later_s", 0))
     assert f"{found.action}: {found.words}" == expected
     assert (found.stored is not None) == (found.action == "remove")
     assert (found.wait_s > 0) == (found.action == "wait")
@@ -455,7 +445,7 @@ def test_which_reports_are_removed(days, owners, old):
         "metadata": {"creationTimestamp": made_at, "ownerReferences": owners},
         "status": {"conditions": [{**said, "lastTransitionTime": one} for one in changed]},
     }
-    assert outdated(body, NOW_S, 7 * DAY_S) is old
+    assert statuses.outdated(body, NOW_S, 7 * DAY_S) is old
 
 
 JOB = JobRef("jobset", "pretraining", "ml")
@@ -470,7 +460,7 @@ def status(health="suspect", remedy=None, **captures):
 @pytest.mark.parametrize(("given", "expected"), cases(HERE / "news.txt"))
 def test_what_changes_is_news_once(given, expected):
     before, now = yaml.safe_load(f"[{given}]")
-    found = news(status(**before) if before else {}, status(**now))
+    found = statuses.news(status(**before) if before else {}, status(**now), JOB)
     assert ("; ".join(f"{one.kind} {one.reason}: {one.message}" for one in found) or "nothing") == expected
 
 
@@ -484,9 +474,9 @@ def test_however_long_a_job_it_has_few_events(course):
     served, count = {}, 0
     report = made("TriageReport", JOB.object_name, {"job": "pretraining"})
     for before, now in zip([{}, *course], course, strict=False):
-        for one in news(before, now):
-            name = event_name(JOB, one.reason)
-            served[name] = event_body(JOB, report, one, served.get(name, {}), 1, NOW_S)
+        for one in statuses.news(before, now, JOB):
+            name = statuses.event_name(JOB, one.reason)
+            served[name] = statuses.event_body(JOB, report, one, served.get(name, {}), 1, NOW_S)
             count += 1
     assert len(served) <= len(get_args(Health)) + 2
     assert sum(one["count"] for one in served.values()) == count
