@@ -48,7 +48,8 @@ def list_captures(cluster: ClusterChoice, wanted: CaptureQuery, *, as_json: bool
         nearest = f"; the nearest is {_place(rows[0])}" if rows else ""
         tell(f"No capture of step {step}{nearest}.")
     elif rows:
-        titles = ("name", "job", "rank", "node", "stage", "because of", "steps", "profiler", "state", "reproduced", "cause")
+        steps = ("because of", "steps")
+        titles = ("name", "job", "rank", "node", "stage", *steps, "profiler", "state", "reproduced", "cause")
         lists().print(table(titles, map(_cells, rows), ("rank",)))
         if any(row.store for row in rows):
             tell(f"Fetch a trace with `sftriage traces get NAME --cluster -n {namespace}`; `traces open` shows it.")

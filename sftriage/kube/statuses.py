@@ -281,7 +281,8 @@ def outdated(body: Body, now_s: float, keep_s: float) -> bool:
 
 
 def _healthy(stands: RunSummary) -> Now:
-    status: objects.Answer = "Unknown" if stands.health in _NOT_KNOWN else "True" if stands.health == "healthy" else "False"
+    healthy: objects.Answer = "True" if stands.health == "healthy" else "False"
+    status: objects.Answer = "Unknown" if stands.health in _NOT_KNOWN else healthy
     reason = "".join(word.capitalize() for word in stands.health.split("_"))
     words = f"{stands.headline}. {stands.sentence}".strip()
     return Now("Healthy", status, reason, words)

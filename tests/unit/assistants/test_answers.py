@@ -1,10 +1,10 @@
-"""What an assistant is answered: small, with what it stands on, and of nothing that was not named."""
+"""Answers to an assistant: short, with their sources, and only about the runs of the directory and the store."""
 
 import json
 
 import pytest
 
-from sftriage.assistants.answers import MOST_CHARACTERS, Answers
+from sftriage.assistants.answers import MAX_CHARACTERS, Answers
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy.in_force import find
 from sftriage.traces.remote import RemoteStore
@@ -15,7 +15,7 @@ HOSTILE = ["..", ".", "../run", "/etc", "run/../run", "run/", "\0", "a" * 5000, 
 
 @pytest.fixture
 def answers(captured, tmp_path) -> Answers:
-    """A directory with a run that was captured, a damaged one, what is none, and a link that leads elsewhere."""
+    """A directory with a captured run, a damaged one, a file, and a link to a run elsewhere."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     captured.directory.policy_file.write_text(find("default").read_text())
@@ -28,18 +28,18 @@ def answers(captured, tmp_path) -> Answers:
 
 def test_the_runs_of_the_directory_are_listed_and_no_others_and_nothing_is_written(answers):
     before = {path: path.stat().st_mtime_ns for path in answers.root.rglob("*")}
-    (one,) = answers.list_runs()["runs"]
-    assert (one["run"], one["job"], one["health"], one["steps"]) == ("run", "resnet", "captured", [90, 149])
-    assert one["says"].startswith("Rank 2 is slow in data")
-    # AND a run directory is a place of one run
-    assert [one.path.name for one in Answers(answers.root / "run").runs()] == ["run"]
-    for ask in (answers.run_health, answers.whatif, lambda: answers.captures_of_step(162)):
-        ask()
+    (run,) = answers.list_runs()["runs"]
+    assert (run["run"], run["job"], run["health"], run["steps"]) == ("run", "resnet", "captured", [90, 149])
+    assert run["says"].startswith("Rank 2 is slow in data")
+    # AND a run directory itself has one run
+    assert [run.path.name for run in Answers(answers.root / "run").runs()] == ["run"]
+    for tool in (answers.run_health, answers.whatif, lambda: answers.captures_of_step(162)):
+        tool()
     assert answers.capture_findings("c-1")["cites"]["captures"] == ["c-1"]
     assert before == {path: path.stat().st_mtime_ns for path in answers.root.rglob("*")}
 
 
-def test_where_there_is_nothing_it_is_said_why(answers):
+def test_an_empty_answer_says_why(answers):
     nothing = answers.captures_of_step(5000)
     assert (nothing["captures"], nothing["nearest"]["capture"], nothing["cites"]["step"]) == ([], "c-1", 5000)
     assert nothing["why_none"]
@@ -50,7 +50,7 @@ def test_where_there_is_nothing_it_is_said_why(answers):
 
 @pytest.mark.parametrize("name", [*HOSTILE, "link", "broken", "notes.txt"])
 def test_a_name_leads_nowhere_else(answers, name):
-    asked = (
+    tools = (
         lambda: answers.run_health(name),
         lambda: answers.verdicts(0, None, name),
         lambda: answers.explain_window("120", name),
@@ -60,9 +60,9 @@ def test_a_name_leads_nowhere_else(answers, name):
         lambda: answers.whatif(name),
         lambda: answers.report(name),
     )
-    for ask in asked:
+    for tool in tools:
         with pytest.raises(UsageError, match="there is no run") as refused:
-            ask()
+            tool()
         assert len(str(refused.value)) < 400
 
 
@@ -85,9 +85,9 @@ def test_the_captures_of_a_store_are_found_by_job_and_run(answers, captured, sto
     url = str(tmp_path / "shared")
     manifest = store.manifest("c-1")
     remote = RemoteStore.open(url, job=manifest.job, run=manifest.run)
-    for one in manifest.artefacts:
-        file = captured.directory.path / "captures" / "c-1" / one.name
-        remote.put_artefact("c-1", one, file.read_bytes())
+    for artefact in manifest.artefacts:
+        file = captured.directory.path / "captures" / "c-1" / artefact.name
+        remote.put_artefact("c-1", artefact, file.read_bytes())
     remote.put_manifest(manifest)
     shared = Answers(answers.root, url)
     (row,) = shared.list_captures("", True)["captures"]
@@ -96,14 +96,14 @@ def test_the_captures_of_a_store_are_found_by_job_and_run(answers, captured, sto
 
 
 def test_an_answer_is_small_however_long_a_run_is(run, tmp_path):
-    # GIVEN a run of which no two windows in a row are alike, whose texts are as long as texts get
+    # GIVEN a run whose windows alternate, with very long texts
     for number in range(300):
-        of = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
-        run.decide(of, "hold", "because " * 400)
+        judged = verdict(10 * number, "suspect", rank=number) if number % 2 else held(10 * number, rank=number)
+        run.decide(judged, "hold", "because " * 400)
     answers = Answers(tmp_path)
     found = answers.verdicts(0, None)
     assert 0 < len(found["newest_first"]) < 300
     assert len(found["newest_first"]) + found["left_out"] == 300
     for answer in (found, answers.run_health(), answers.captures_of_step(700), answers.list_runs()):
-        assert len(json.dumps(answer)) <= MOST_CHARACTERS
-    assert len(answers.report()) <= MOST_CHARACTERS + 100
+        assert len(json.dumps(answer)) <= MAX_CHARACTERS
+    assert len(answers.report()) <= MAX_CHARACTERS + 100
