@@ -330,7 +330,7 @@ def _stall(stall: Stall, width: int, blocks: bool) -> _Part:
     def title(count: int) -> str:
         return ", ".join(filter(None, (remark, _left(len(lines) - count))))
 
-    return _listed("Who waits for whom", lines, title)
+    return _listed("Where each rank is", lines, title)
 
 
 def _decision(entry: DecisionGroup, width: int) -> Text:

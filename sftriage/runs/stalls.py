@@ -1,4 +1,4 @@
-"""A stall as a picture: where in the step each rank stands, and who waits for whom. Pure.
+"""A stall as a picture: where in the step each rank is, which ranks wait, and which are missing. Pure.
 
 `RunSummary` makes it from the window that judged the stall; the page, the report and `sftriage watch` draw it.
 """

@@ -152,7 +152,7 @@ class RunSummary:
 
     @cached_property
     def stall(self) -> Stall | None:
-        """Where in the step each rank stands, if the job is stalled and a rank is in a step."""
+        """Where in the step each rank is, if the job is stalled and a rank is in a step."""
         if self.decisive is None or self.health != "stalled":
             return None
         rows = [row for row in self.view.rows if row.attempt == self.decisive.attempt]

@@ -1,6 +1,5 @@
-"""One HTTP application, of which a command serves a part: a page, one trace for Perfetto's viewer, or the metrics.
+"""sftriage's HTTP server and its pages.
 
-`serving` has the application, its gate, the server and ``/metrics``. `run_page` and `store_page` make pages of the read
-model in `sftriage.runs` and of a store; what they share is in `page`, `charts` and `flames`. `viewer` hands one trace
-to Perfetto's viewer, and `report` is a page as one file.
+`serving` has access control, the server, ``/metrics``, and the hand-over of a trace to Perfetto's viewer. `run_page`
+and `store_page` show runs and stores, on the base of `page`, with `charts` and `flames`; `report` makes one file.
 """

@@ -1,4 +1,4 @@
-// Reading a chart: by pointer, or by arrow keys, one column (and on the map one row) at a time.
+// Reads a chart aloud and in words: by pointer or by arrow keys, column by column, and on the map row by row.
 "use strict";
 (() => {
   const levels = new Map();
@@ -19,14 +19,14 @@
     const here = cursor.querySelector(".here");
     here.setAttribute("x", (column * 1000) / (Number(cursor.getAttribute("aria-valuemax")) + 1));
     here.setAttribute("visibility", "visible");
-    const one = JSON.parse(figure.dataset.columns).find(([at, width]) => at <= column && column < at + width);
-    if (!one) return say(cursor, "timeline", "no window here: the job was not watched, or nothing was recorded", column);
-    const [, , first, last, label, named, exposed, advances] = one;
+    const found = JSON.parse(figure.dataset.columns).find(([at, width]) => at <= column && column < at + width);
+    if (!found) return say(cursor, "timeline", "no window here: the job was not watched, or nothing was recorded", column);
+    const [, , first, last, label, named, exposed, advances] = found;
     const parts = JSON.parse(figure.dataset.stages).map((stage, n) => `${stage} ${ms(advances[n])}`);
     say(cursor, "timeline", `${steps(first, last)}: ${label}${named ? `, ${named}` : ""}; ${ms(exposed)}, mean of a step: ${parts.join(", ")}`, column);
   }
 
-  // The cells of the map that is shown, a byte each; null where there is none.
+  // The cells of the map, a byte each; null if there is none.
   function levelsOf(address) {
     if (!levels.has(address)) {
       levels.clear();
@@ -35,7 +35,7 @@
     return levels.get(address);
   }
 
-  // From nothing to the latest: see-through, amber, orange, red; on light ground as on dark. Grey is not known.
+  // From in time to latest: transparent, amber, orange, red, on light and dark ground. Grey is unknown.
   const RAMP = [[0, 255, 213, 79, 0], [0.25, 255, 193, 7, 150], [0.6, 244, 81, 30, 235], [1, 183, 28, 28, 255]];
   const COLOURS = Array.from({ length: LEVELS + 1 }, (_, level) => {
     const at = level / LEVELS;
@@ -54,7 +54,7 @@
     const picture = new ImageData(width, canvas.height);
     bytes.forEach((level, cell) => picture.data.set(COLOURS[level], 4 * cell));
     const context = canvas.getContext("2d");
-    // What is before the newest attempt, or not over yet, is not known here.
+    // Earlier attempts and unfinished steps are unknown.
     context.fillStyle = "rgb(128 128 128 / 27%)";
     context.clearRect(0, 0, canvas.width, canvas.height);
     context.fillRect(0, 0, canvas.width, canvas.height);
@@ -77,14 +77,14 @@
     const first = Number(about.first) + (column - at) * each;
     const rank = row * Number(about.rowRanks);
     const until = Math.min(rank + Number(about.rowRanks), Number(about.ranks)) - 1;
-    const who = rank === until ? `rank ${rank}` : `the latest of ranks ${rank} to ${until}`;
+    const ranks = rank === until ? `rank ${rank}` : `the latest of ranks ${rank} to ${until}`;
     const late = level === UNKNOWN ? "not known"
       : `${ms((level / LEVELS) * Number(about.scale))}${level === LEVELS ? " or more" : ""} late`;
-    say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${who}: ${late}`, column);
+    say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${ranks}: ${late}`, column);
   }
 
   const shows = { timeline, heat };
-  // Both charts are on one axis: where one is looked at, so is the other. The row is the map's: at first the latest rank's.
+  // Both charts have the same axis, so both cursors move together. The row is the map's, at first that of the latest rank.
   const place = [Infinity, null];
 
   function show(cursor, column, row) {
@@ -92,7 +92,7 @@
     const map = document.querySelector("#heat figure")?.dataset ?? { rows: 1, row: 0 };
     place[0] = Math.min(Math.max(column, 0), columns - 1);
     place[1] = Math.min(Math.max(row ?? Number(map.row), 0), Number(map.rows) - 1);
-    for (const one of document.querySelectorAll("[data-cursor]")) shows[one.dataset.cursor](one, ...place);
+    for (const chart of document.querySelectorAll("[data-cursor]")) shows[chart.dataset.cursor](chart, ...place);
   }
 
   document.addEventListener("pointermove", (event) => {

@@ -1,5 +1,5 @@
-// The flame graph: what is pointed at is said in words, arrow keys go from box to box, and another view of it takes its
-// place without the rest of the page. Without this script every box is a link, and says the same when it is hovered.
+// The flame graph: names the box under the pointer, moves between boxes by arrow keys, and replaces only the graph when
+// another view is chosen. Without this script every box is a link with a tooltip.
 "use strict";
 (() => {
   const links = () => [...document.querySelectorAll("#flame-graph svg a")];
@@ -9,17 +9,17 @@
     document.getElementById("flames-readout").textContent = link.querySelector("title").textContent.replace("\n", ": ");
   }
 
-  // The nearest box in the direction of an arrow, of those that lie over or under it, or beside it in its row.
+  // The nearest box in the direction of an arrow: above, below, or beside it in its row.
   function next(link, key) {
     const here = place(link);
     const [dx, dy] = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[key];
     let [best, least] = [null, Infinity];
-    for (const one of links()) {
-      const there = place(one);
+    for (const other of links()) {
+      const there = place(other);
       const [x, y] = [(there.left - here.left) * dx, (there.top - here.top) * dy];
       const level = dx ? Math.abs(there.top - here.top) < 2 : there.left < here.right - 1 && there.right > here.left + 1;
       const far = dx ? x : y + Math.abs(there.left - here.left) / 1e4;
-      if (one !== link && level && (dx ? x > 0 : y > 0) && far < least) [best, least] = [one, far];
+      if (other !== link && level && (dx ? x > 0 : y > 0) && far < least) [best, least] = [other, far];
     }
     return best;
   }
@@ -38,13 +38,13 @@
     });
   }
 
-  // Shows another view, unless a later one was asked for meanwhile; says which, or that there is none.
-  let asked = 0;
+  // Shows another view, unless a later request overtook it.
+  let requests = 0;
   async function show(address) {
-    const mine = ++asked;
+    const request = ++requests;
     const answer = await fetch(address, { cache: "no-store" });
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("flames");
-    if (mine !== asked) return "overtaken";
+    if (request !== requests) return "overtaken";
     if (!fresh) return "none";
     const open = document.getElementById("flames-table")?.open;
     const focused = document.activeElement?.closest("#flames .choices a")?.textContent;

@@ -1,4 +1,4 @@
-// Keeps the page up to date: the server says that something has changed, and what changed is taken from a new copy of it.
+// Keeps the page up to date: when the server announces a change, the parts that differ are replaced from a fresh copy.
 "use strict";
 (() => {
   const MIN_BETWEEN_MS = 1000;
@@ -14,37 +14,37 @@
     link.querySelector(".text").textContent = text;
   }
 
-  const parts = (page) => [...page.querySelectorAll("main > section, main [data-live]")].map((one) => one.id).join(" ");
+  const parts = (page) => [...page.querySelectorAll("main > section, main [data-live]")].map((part) => part.id).join(" ");
 
-  // A part is replaced only if it differs; what was open stays open, and the keyboard focus stays.
+  // Replaces a part if it differs, and keeps open details, scroll positions and the keyboard focus.
   function replace(old, fresh) {
     const now = document.importNode(fresh, true);
     const inside = old.contains(document.activeElement) ? document.activeElement : null;
-    const known = [...old.querySelectorAll("details")].map((one) => one.id);
-    const open = [...old.querySelectorAll("details[open]")].map((one) => one.id);
+    const known = [...old.querySelectorAll("details")].map((details) => details.id);
+    const open = [...old.querySelectorAll("details[open]")].map((details) => details.id);
     for (const details of now.querySelectorAll("details")) {
       if (known.includes(details.id)) details.open = open.includes(details.id);
     }
-    const scrolled = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const scrolled = [...old.querySelectorAll(".scroll")].map((region) => region.scrollLeft);
     old.replaceWith(now);
-    now.querySelectorAll(".scroll").forEach((one, n) => { one.scrollLeft = scrolled[n] || 0; });
+    now.querySelectorAll(".scroll").forEach((region, n) => { region.scrollLeft = scrolled[n] || 0; });
     if (!inside) return;
     copying();
     const name = inside.hasAttribute("href") ? "href" : "aria-label";
     const again = inside.id ? document.getElementById(inside.id)
-      : [...now.querySelectorAll(`[${name}]`)].find((one) => one.getAttribute(name) === inside.getAttribute(name));
+      : [...now.querySelectorAll(`[${name}]`)].find((link) => link.getAttribute(name) === inside.getAttribute(name));
     again?.focus({ preventScroll: true });
   }
 
-  // How long ago something was goes on while nothing else changes: by the server's clock, whatever the browser's says.
+  // Ages go on by the server's clock, whatever the browser's clock says.
   let ahead = Date.now() / 1e3 - Number(document.body.dataset.now);
 
   function count() {
-    for (const one of document.querySelectorAll(".ago")) {
-      const passed = Math.max(0, Date.now() / 1e3 - ahead - Number(one.dataset.time));
+    for (const age of document.querySelectorAll(".ago")) {
+      const passed = Math.max(0, Date.now() / 1e3 - ahead - Number(age.dataset.time));
       const [unit, seconds] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find(([name, per]) => name === "s" || passed >= 2 * per);
       const text = `${(passed / seconds).toFixed(0)} ${unit} ago`;
-      if (one.textContent !== text) one.textContent = text;
+      if (age.textContent !== text) age.textContent = text;
     }
   }
 
@@ -87,14 +87,14 @@
     setTimeout(() => { busy = false; refresh(); }, MIN_BETWEEN_MS);
   }
 
-  // A command is copied with one click; without this script it is marked whole by one.
+  // Adds a copy button to each command.
   function copying() {
-    for (const one of document.querySelectorAll(".command:not(:has(button))")) {
+    for (const command of document.querySelectorAll(".command:not(:has(button))")) {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = "Copy";
-      button.setAttribute("aria-label", `Copy: ${one.textContent}`);
-      one.append(button);
+      button.setAttribute("aria-label", `Copy: ${command.textContent}`);
+      command.append(button);
     }
   }
   document.addEventListener("click", async (event) => {
@@ -112,7 +112,7 @@
   copying();
 
   setInterval(count, 10000);
-  // A page of one run of several has its own; "/" follows the newest.
+  // A page of a chosen run has events of its own; "/" follows the newest run.
   const root = location.pathname.match(/^\/runs\/[^/]+(?=\/)/)?.[0] ?? "";
   let events;
   function listen() {

@@ -1,16 +1,16 @@
-// Hands a trace to Perfetto's viewer: open it, ask until it answers, then give it the bytes (its documented deep link).
+// Hands a trace to Perfetto's viewer: opens it, pings until it answers, then posts the bytes (its documented deep link).
 // The trace goes from this page to that window inside the browser; it is not uploaded.
 "use strict";
 (() => {
   const VIEWER = "https://ui.perfetto.dev";
-  const ASK_EVERY_MS = 100;
+  const PING_EVERY_MS = 100;
   const PATIENCE_MS = 30000;
 
   function answered(viewer) {
     return new Promise((resolve, reject) => {
-      const asking = setInterval(() => viewer.postMessage("PING", VIEWER), ASK_EVERY_MS);
+      const pings = setInterval(() => viewer.postMessage("PING", VIEWER), PING_EVERY_MS);
       const end = (how, value) => {
-        clearInterval(asking);
+        clearInterval(pings);
         clearTimeout(patience);
         removeEventListener("message", hear);
         how(value);
