@@ -87,8 +87,8 @@ def _of_capture(target: str, choice: CapturesChoice, form: str, made: str) -> st
     found: RunReport = capture_report(manifest, {} if view is None else view.uploads, where)
     if form == "md":
         return markdown(found, made)
-    lanes = None
+    tracks = None
     if source is not None and view is not None:
         row = view.request_behind(manifest.capture_id)
-        lanes = source.beside(manifest, row.attempt if row else 0, control_of(manifest))
-    return html(found, made, time.time, lanes=lanes, flames=flames_of(store, [manifest]))
+        tracks = source.beside(manifest, row.attempt if row else 0, control_of(manifest))
+    return html(found, made, time.time, tracks=tracks, flames=flames_of(store, [manifest]))

@@ -1,10 +1,11 @@
-"""What step logs show of ranks: how late each was at every step, as a map of a bounded size; and captured steps.
+"""What step logs show of ranks: heat maps of lateness, and the captured steps of a rank beside a control's.
 
-A column of steps is read once, and its lateness remembered as the run goes on. Of a long run only some steps of each
-column are read, the same ones of every rank, and the page says so.
+`RunSource` draws them for the page and reports; the triage process reads captured steps to find a capture's cause. Each
+column of a map is read once and cached as the run grows. In a long run only a sample of each column's steps is read,
+the same for every rank.
 
-Lateness is a rank's arrival at a sync stage, less the median arrival of its cohort; of several sync stages in a step
-the one at which it was the latest. Axes: N steps, R ranks, M rows of a segment, C columns, G groups of ranks.
+Lateness is a rank's arrival at a sync stage less the median arrival of its cohort; with several sync stages in a step,
+the largest counts. Axes: N steps, R ranks, M rows of a segment, C columns, G groups of ranks.
 """
 
 from __future__ import annotations
@@ -29,25 +30,19 @@ from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 
 MAX_ROWS = 128
 MAX_COLUMNS = 400
-
 LEVELS = 255
-"""Resolution of cells; the last byte value is a cell without data."""
+"""Levels of lateness in a cell; `UNKNOWN` is the byte value after them."""
 UNKNOWN = 255
-
 MIN_SAMPLED = 4
-"""Steps read per column, however many ranks there are."""
-
+"""Minimum steps read per column, however many ranks there are."""
 MAX_READ = 2_000_000
-"""Approximate maximum steps of single ranks read for one new map."""
-
+"""Approximate maximum vectors (a rank's step) read for one new map."""
 MAX_VECTORS = 400_000
-"""Steps of single ranks that are held in memory at once."""
-
-MAX_REMEMBERED = 3000
-"""Columns: of a job of 8,192 ranks they are some 100 MB."""
-
+"""Maximum vectors in memory at once."""
+MAX_CACHED = 3000
+"""Maximum cached columns: about 100 MB for 8,192 ranks."""
 N_LATEST = 10
-"""Number of latest ranks that are named."""
+"""Number of latest ranks listed."""
 
 Key = tuple[int, int, int]
 FloatArray = NDArray[np.float64]
@@ -56,7 +51,7 @@ ByteArray = NDArray[np.uint8]
 
 
 def lateness_of(window: Window) -> FloatArray:
-    """Seconds that each rank was late at each step (N, R), NaN where its step is missing; early is below nothing."""
+    """Seconds by which each rank was late at each step (N, R): negative if early, NaN if its step is missing."""
     n_steps, n_ranks, _ = window.durations_NRS.shape
     late_NR = np.full((n_steps, n_ranks), -np.inf)
     for segment in segments(window, np.ones(n_steps, dtype=np.bool_)):
@@ -91,7 +86,7 @@ def _median(values_NR: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """A rank and how late it was, seconds a step, over the steps that are shown."""
+    """A rank and its lateness over the steps of a map, in seconds per step."""
 
     rank: int
     host: str
@@ -103,18 +98,17 @@ class LateRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeatMap:
-    """The map. A cell is the latest rank of its group, as the mean over the steps of its column that were looked at.
+    """The map. A cell is the latest rank of its group, as the mean over the steps sampled of its column.
 
     Attributes:
-        first_step: the first step of the first column; ``last_step`` the last one of the last.
-        column_steps: steps in a column, of which ``sampled_steps`` were looked at.
-        row_ranks: ranks in a row, of ``ranks`` in all.
-        levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s`` and more, or `UNKNOWN`.
-        latest: the ranks that were the latest.
-        thinned: what of these steps is no longer there; None where all is.
-        stages: those of a step, in their order.
-        advances_CS: what each stage moved the frontier in the steps read of a column, in seconds a step; NaN where no
-            step is complete.
+        first_step: the first step of the first column; ``last_step`` is the last of the last.
+        column_steps: steps per column, of which ``sampled_steps`` are read.
+        row_ranks: ranks per row, of ``ranks`` in all.
+        levels_GC: lateness in levels up to `LEVELS` - 1, which is ``scale_s`` or more, or `UNKNOWN`.
+        latest: the latest ranks.
+        thinned: the steps that are no longer kept, or None.
+        stages: the stages of a step in order.
+        advances_CS: the mean advance of each stage over the sampled steps, in seconds; NaN without a complete step.
         clock: the clock of all these times.
     """
 
@@ -143,7 +137,7 @@ def heat_map(
     ranks: list[RingInfo],
     thinned: Thinning | None = None,
 ) -> HeatMap:
-    """The map of the mean lateness of ranks, seconds, in columns of steps from each start; NaN: nothing is known."""
+    """The map of mean lateness in seconds (NaN if unknown), for columns that start at the steps ``starts``."""
     row_ranks = max(1, -(-len(ranks) // MAX_ROWS))
     cells_GC = np.fmax.reduceat(late_CR, np.arange(0, len(ranks), row_ranks), axis=1).T
     scale_s = _scale_s(cells_GC)
@@ -171,10 +165,10 @@ def heat_map(
 
 
 def _scale_s(cells_GC: SingleArray) -> float:
-    """The lateness that is the darkest.
+    """The lateness drawn darkest.
 
-    A single hiccup must not leave the rest of the map blank; one late rank among thousands must stand out from what all
-    of them jitter; and what is next to nothing must not look like much.
+    A single hiccup must not blank the rest of the map, one late rank among thousands must stand out from the jitter of
+    all, and a negligible lateness must stay pale.
     """
     high_G = np.quantile(np.nan_to_num(cells_GC, nan=0.0), 0.95, axis=1)
     return float(max(high_G.max(), 4.0 * np.quantile(high_G, 0.5, method="lower"), 1e-3))
@@ -182,7 +176,7 @@ def _scale_s(cells_GC: SingleArray) -> float:
 
 @dataclass(slots=True)
 class HeatSource:
-    """Makes maps of a run's logs."""
+    """Makes heat maps of a run's step logs, or of its logs of device times. ``read`` counts vectors read."""
 
     logs: StepLogs
     read: int = 0
@@ -193,9 +187,9 @@ class HeatSource:
         return "device" if self.logs.kind == LOG_KIND else "host"
 
     def map(self, attempt: int, first_step: int, last_step: int, each: int) -> HeatMap | None:
-        """The map of some completed steps of an attempt; None without any log.
+        """The map of completed steps of an attempt; None without a log.
 
-        A column holds ``each`` steps, a power of two: columns of a longer run are made of those of a shorter one.
+        A column holds ``each`` steps, a power of two, so that it can be merged from cached ones of half the size.
         """
         self.logs.refresh()
         ranks = self.logs.of(attempt)
@@ -204,7 +198,7 @@ class HeatSource:
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
         thinned = self.logs.thinning(attempt)
-        infos = [one.info for one in ranks.values()]
+        infos = [log.info for log in ranks.values()]
         stages, n_ranks = infos[0].schema.stages, len(ranks)
         known = {index: self._known((attempt, each, index), n_ranks + len(stages)) for index in indices}
         columns = {index: column for index, column in known.items() if column is not None}
@@ -214,23 +208,23 @@ class HeatSource:
             columns[index] = late_X
             # A column that is not full yet is read again, as are device times: they come later than the steps.
             if (index + 1) * each - 1 <= last_step and (self.clock == "host" or np.isfinite(late_X).any()):
-                self._remember((attempt, each, index), late_X)
+                self._cache((attempt, each, index), late_X)
         means_CX, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
         map_ = heat_map(means_CX[:, :n_ranks], starts, each, sampled, last_step, infos, thinned)
         return replace(map_, stages=stages, advances_CS=means_CX[:, n_ranks:], attempt=attempt, clock=self.clock)
 
     def lateness(self, ranks: Mapping[int, LogReader], first_step: int, n_steps: int) -> dict[int, float]:
-        """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""
+        """The mean lateness of ranks over consecutive steps, in seconds; ranks without any of them are left out."""
         (late_X,) = self._means(ranks, [(first_step, n_steps)])
         late_R = late_X[: len(ranks)]
         return {rank: float(late_s) for rank, late_s in zip(ranks, late_R, strict=True) if np.isfinite(late_s)}
 
     def _means(self, ranks: Mapping[int, LogReader], runs: list[tuple[int, int]]) -> list[SingleArray]:
-        """The mean lateness of the ranks over each run of steps, and after these (X) the mean advance of each stage."""
+        """For each run of steps, the mean lateness of the ranks followed by the mean advance of each stage (X)."""
         means: list[SingleArray] = []
         for window in windows(ranks, [(first - 1, n_steps + 1) for first, n_steps in runs], MAX_VECTORS):
             self.read += window.durations_NRS.shape[0] * window.durations_NRS.shape[1]
-            # The step before opens the first segment of the first one, and has no lateness of its own.
+            # The step before the run opens the first segment; its own lateness is dropped.
             found = anchored(window)
             advances_NS = np.where(found.complete_N[:, None], found.advances_NS, np.nan)
             means.append(_mean(np.hstack([lateness_of(window), advances_NS])[1:]))
@@ -243,38 +237,38 @@ class HeatSource:
             halves = [self._columns.get((attempt, each // 2, 2 * index + half)) for half in (0, 1)]
             if halves[0] is not None and halves[1] is not None and len(halves[0]) == len(halves[1]):
                 known = _mean(np.stack([halves[0], halves[1]]))
-                self._remember(key, known)
-        # A rank whose log came later was not in it.
+                self._cache(key, known)
+        # A rank's log may have appeared since.
         if known is None or len(known) != n_values:
             return None
         self._columns.move_to_end(key)
         return known
 
-    def _remember(self, key: Key, late_X: SingleArray) -> None:
+    def _cache(self, key: Key, late_X: SingleArray) -> None:
         self._columns[key] = late_X
         self._columns.move_to_end(key)
-        while len(self._columns) > MAX_REMEMBERED:
+        while len(self._columns) > MAX_CACHED:
             self._columns.popitem(last=False)
 
 
 def runs_of(
     indices: list[int], each: int, sampled: int, last_step: int, thinned: Thinning | None
 ) -> list[tuple[int, int]]:
-    """The steps read of some columns: for each the first step and the number of steps."""
+    """The steps to read of each column: the first, and their number."""
     runs = []
     for index in indices:
         first = index * each
         there = min(each, last_step - first + 1)
         if thinned is not None and first < thinned.whole_from_step:
-            # Of what is left, after the step that opens it.
+            # In what thinning leaves, after the step that opens the block.
             in_block = 0 < first % PERIOD_STEPS < BLOCK_STEPS
             start = first if in_block else -(-first // PERIOD_STEPS) * PERIOD_STEPS + 1
             if start < first + there:
                 runs.append((start, min(sampled, BLOCK_STEPS - start % PERIOD_STEPS, first + there - start)))
                 continue
-        looked_at = min(sampled, there)
+        n_steps = min(sampled, there)
         # Not always the same place: periodic lateness must not hide.
-        runs.append((first + (index * 7919) % (there - looked_at + 1), looked_at))
+        runs.append((first + (index * 7919) % (there - n_steps + 1), n_steps))
     return runs
 
 
@@ -289,12 +283,12 @@ WIDTH = 1000.0
 NS = 1e-9
 
 _Block = tuple[int, int, int]
-"""A stage by its number, and when it began and ended, nanoseconds on its rank's clock."""
+"""A stage by its number, and its start and end in nanoseconds on its rank's clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaneBlock:
-    """One stage of one step. ``x`` and ``width`` are of the drawing."""
+class StageBlock:
+    """One stage of one step; x and width are in the drawing's units."""
 
     stage: str
     number: int
@@ -305,21 +299,21 @@ class LaneBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRank:
-    """One rank's steps. ``means_s`` is the mean duration of each stage over them."""
+class RankTrack:
+    """One rank's steps, with the mean duration of each stage."""
 
     title: str
     rank: int
     host: str
-    blocks: tuple[LaneBlock, ...]
+    blocks: tuple[StageBlock, ...]
     means_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """The drawing. ``one_clock``: the ranks share a clock; otherwise they are aligned where they first meet."""
+class StepTracks:
+    """The drawing. Ranks not on ``one_clock`` are aligned at the end of their first sync stage."""
 
-    lanes: tuple[DrawnRank, ...]
+    ranks: tuple[RankTrack, ...]
     stages: tuple[str, ...]
     sync: tuple[str, ...]
     first_step: int
@@ -332,7 +326,7 @@ Title = Literal["captured", "control"]
 
 
 def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -> RecordedSteps | None:
-    """The first steps of some ranks, as a manifest keeps them; None if there are none."""
+    """The first steps of ranks, as a manifest keeps them; None without any."""
     ranks = [(title, info, records[:MAX_RECORDED_STEPS]) for title, info, records in ranks if records]
     if not ranks:
         return None
@@ -349,25 +343,25 @@ def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -
     return RecordedSteps(stages=schema.stages, sync=schema.sync, ranks=tuple(kept))
 
 
-def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
-    """The drawing; None if the steps are not kept."""
+def tracks_of(recorded: RecordedSteps | None) -> StepTracks | None:
+    """The drawing of kept steps; None without any."""
     if recorded is None:
         return None
     ranks, schema = recorded.ranks, recorded.schema_
-    one_clock = len({one.host for one in ranks}) == 1
+    one_clock = len({rank.host for rank in ranks}) == 1
     drawn = []
     for rank in ranks:
-        steps = [(one.step, _blocks(one, schema)) for one in rank.steps]
-        # Of clocks that have nothing to do with each other, the end of the first sync stage is the same moment.
+        steps = [(step.step, _blocks(step, schema)) for step in rank.steps]
+        # On unrelated clocks, the end of the first sync stage is the same moment.
         met = (end for stage, _, end in steps[0][1] if schema.stages[stage] in schema.sync)
         zero = 0 if one_clock else next(met, steps[0][1][0][1])
         drawn.append([(step, at, start - zero, end - zero) for step, blocks in steps for at, start, end in blocks])
     begin = min(start for blocks in drawn for *_, start, _ in blocks)
     span = max(1, max(end for blocks in drawn for *_, end in blocks) - begin)
-    lanes = []
+    tracks = []
     for rank, laid in zip(ranks, drawn, strict=True):
         blocks = tuple(
-            LaneBlock(
+            StageBlock(
                 schema.stages[at],
                 at,
                 step,
@@ -378,15 +372,15 @@ def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
             for step, at, start, end in laid
             if end > start
         )
-        mean_ns_S = np.mean([one.durations_ns for one in rank.steps], axis=0)
+        mean_ns_S = np.mean([step.durations_ns for step in rank.steps], axis=0)
         means_s = {stage: float(mean_ns) * NS for stage, mean_ns in zip(schema.stages, mean_ns_S, strict=True)}
-        lanes.append(DrawnRank(rank.title, rank.rank, rank.host, blocks, means_s))
-    numbers = [one.step for rank in ranks for one in rank.steps]
-    return Lanes(tuple(lanes), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
+        tracks.append(RankTrack(rank.title, rank.rank, rank.host, blocks, means_s))
+    numbers = [step.step for rank in ranks for step in rank.steps]
+    return StepTracks(tuple(tracks), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
 
 
 def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
-    """The stages in the order of the step, with the time outside them in its place: before the sync stage, or last."""
+    """The stages in order, with the time outside them where it was spent: before a sync stage, or last."""
     outside_ns, parts = iter(record.outside_ns), []
     for number, (stage, duration_ns) in enumerate(zip(schema.stages, record.durations_ns, strict=True)):
         if stage in schema.sync:
@@ -396,8 +390,8 @@ def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
     return [(stage, *span) for (stage, _), span in zip(parts, pairwise(ends), strict=True)]
 
 
-PEERS_LOOKED_AT = 128
-"""Maximum ranks searched for the median one: those of a large job take seconds to read."""
+MAX_PEERS_SEARCHED = 128
+"""Maximum ranks searched for the median one: all ranks of a large job would take seconds."""
 STEPS_COUNTED, PEERS_COUNTED = 200, 32
 """Maximum steps up to the end of a capture, and maximum peers, whose kernel counters are read."""
 
@@ -409,9 +403,9 @@ def peers_of(manifest: Manifest, ranks: Collection[int], number: int) -> list[in
 
 
 def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: int | None) -> RecordedSteps | None:
-    """The captured steps of the captured rank, beside those of a control rank; None for steps not on record.
+    """The steps of the captured rank beside those of a control rank; None if they are not on record.
 
-    Without a control, it is the rank that came nearest to the median in these steps, of some of a large job.
+    Without a usable ``control``, the rank nearest to the median in these steps is taken, in a large job of a sample.
     """
     capture = manifest.capture
     n_steps = min(capture.steps, MAX_RECORDED_STEPS)
@@ -420,15 +414,15 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
     if not ranks:
         return None
     if control is None or control == capture.rank or not source.logs.of(attempt, [control]):
-        peers = source.logs.of(attempt, peers_of(manifest, ranks, PEERS_LOOKED_AT))
+        peers = source.logs.of(attempt, peers_of(manifest, ranks, MAX_PEERS_SEARCHED))
         late = source.lateness(peers, capture.first_step, n_steps) if peers else {}
         control = min(late, key=lambda rank: (abs(late[rank]), rank), default=None)
-    wanted: list[tuple[Title, int | None]] = [("captured", capture.rank), ("control", control)]
-    files = source.logs.of(attempt, [rank for _, rank in wanted if rank is not None])
+    sides: list[tuple[Title, int | None]] = [("captured", capture.rank), ("control", control)]
+    files = source.logs.of(attempt, [rank for _, rank in sides if rank is not None])
     return recorded_of(
         [
             (title, files[rank].info, files[rank].steps([(capture.first_step, n_steps)])[1].records())
-            for title, rank in wanted
+            for title, rank in sides
             if rank is not None and rank in files
         ]
     )
@@ -437,12 +431,11 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
 def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict[str, float] | None:
     """The captured rank's kernel counters over its peers', per step; None if unknown.
 
-    A few captured steps are soon over, and counters are read a few times a second: the steps that led to the capture
-    count with them.
+    Counters are read only a few times a second, so the steps that led to the capture count as well.
     """
-    capture, why = manifest.capture, manifest.trigger
-    first = min(capture.first_step, why.window.first_step if why.label == "suspect" else capture.first_step)
-    first = max(first, why.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
+    capture, trigger = manifest.capture, manifest.trigger
+    first = min(capture.first_step, trigger.window.first_step if trigger.label == "suspect" else capture.first_step)
+    first = max(first, trigger.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
     source.logs.refresh()
     peers = peers_of(manifest, sorted(source.logs.attempts.get(attempt, ())), PEERS_COUNTED)
     files = source.logs.of(attempt, [capture.rank, *peers])
@@ -455,7 +448,7 @@ def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict
 
 
 def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int, dict[str, float]]:
-    """What each stage of each captured step took, in seconds, by the step's number; of those that are on record."""
+    """The duration of each stage in seconds, by captured step, as far as they are on record."""
     capture = manifest.capture
     logs.refresh()
     file = logs.of(attempt, [capture.rank]).get(capture.rank)
@@ -463,10 +456,10 @@ def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int
         return {}
     stages = file.info.schema.stages
     records = file.steps([(capture.first_step, capture.steps)])[1].records()
-    return {one.step: {name: ns * 1e-9 for name, ns in zip(stages, one.durations_ns, strict=True)} for one in records}
+    return {step.step: dict(zip(stages, (ns * NS for ns in step.durations_ns), strict=True)) for step in records}
 
 
 def control_of(manifest: Manifest) -> int | None:
-    """The rank that a trace was compared with; None if it was not another rank."""
+    """The rank that a trace was compared with; None if it was no other rank."""
     found = manifest.findings
     return found.control.rank if found is not None and found.control is not None and found.beside == "rank" else None

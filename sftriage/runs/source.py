@@ -23,7 +23,7 @@ from sftriage.model.verdicts import Clock
 from sftriage.runs import liveness
 from sftriage.runs.decisions import JournalRecord, JournalTail, RequestRow, WindowRow
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, started_runs
-from sftriage.runs.lateness import HeatMap, HeatSource, Lanes, lanes_of, steps_beside
+from sftriage.runs.lateness import HeatMap, HeatSource, StepTracks, steps_beside, tracks_of
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import UPLOAD_NAME, LocalStore, Upload
 from sftriage.windows.logs import LOG_KIND, StepLogs
@@ -278,13 +278,13 @@ class RunSource:
             raise InputError("there is no run yet")
         return LocalStore(self._opened.run.path)
 
-    def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
-        """The captured steps beside those of another rank (see `steps_beside`), or those that the manifest kept."""
+    def beside(self, manifest: Manifest, attempt: int, control: int | None) -> StepTracks | None:
+        """The captured steps beside those of another rank (see `steps_beside`), or what the manifest kept of them."""
         with self._lock:
             recorded = None
             if self._opened is not None:
                 recorded = steps_beside(self._opened.beside, manifest, attempt, control)
-            return lanes_of(recorded or manifest.recorded)
+            return tracks_of(recorded or manifest.recorded)
 
     def _look(self, opened: _Opened) -> View:
         run, shelf, moved = opened.run, opened.shelf, opened.journal.follow()

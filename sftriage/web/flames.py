@@ -1,7 +1,7 @@
-"""A flame graph, laid out: boxes of a drawing for the suspect and for what it is compared with, on one scale. Pure.
+"""Flame graphs of captures: the boxes of the suspect's drawing and of what it is compared with, on one scale.
 
-It hangs from its top, as it is read: what called is above what was called. What is too small to draw is put
-together; choosing a function draws it in full width, with what is in it.
+The page of a capture and reports draw them. Callers are above what they call. Functions too small to draw are merged
+into one box; choosing a function draws it in full width. `StackDownloads` reads and caches the samples.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ from sftriage.web.page import milliseconds, reading_stored
 from sftriage.words.verdicts import size
 
 MAX_BOXES = 150
-"""Of one drawing: the widest."""
+"""Maximum boxes of a drawing, the widest."""
 LEAST_WIDTH = 0.4
-"""Of a box, of the drawing's 100."""
+"""Minimum width of a box, of the drawing's 100."""
 MAX_ROWS = 40
 MAX_LINES = 20
 MAX_THREADS = 16
 
 LEVELS = (0.01, 0.05, 0.2, 0.5)
-"""Of the longer of the two times: a difference from each on has a colour of its own."""
+"""The colour of a difference, by its fraction of the longer of the two times."""
 CHANCE = 2.0
-"""A difference of no more than so many times what chance makes of as few samples (its standard deviation) has none."""
-
+"""Standard deviations of sampling up to which a difference has no colour."""
 WHOLE_STEP = ""
-"""In place of a stage: all of them."""
+"""Stands for all stages."""
 
 Compared = Literal["rank", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A capture, and the stacks that were sampled in it."""
+    """A capture and its sampled stacks."""
 
     manifest: Manifest
     stacks: StackSamples
@@ -55,9 +54,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a drawing. ``x`` and ``width`` are of its 100; ``level`` is from -4, much less, to 4, much more.
+    """A box of a drawing that is 100 wide. ``level`` is from -4, much shorter than the other side, to 4, much longer.
 
-    ``path`` is where one goes on to, "" where there is nothing more to see; ``marked`` is where the cause is.
+    ``path`` is the `Flame.path` to choose, "" if there is none; the cause is ``marked``.
     """
 
     x: float
@@ -72,7 +71,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One drawing: of whom, how long the stage took there a step, or what somebody went on to; its samples."""
+    """One drawing; ``took_s`` is the time per step of the stage, or of the chosen function."""
 
     name: str
     took_s: float
@@ -87,7 +86,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line at which the thread stood, and for how long a step: on the suspect, and beside it."""
+    """A source line and its time per step, on the suspect and on the other side."""
 
     where: str
     source: str
@@ -97,15 +96,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FlameGraph:
-    """What is drawn, and what there is to choose from.
+    """The drawings and the choices.
 
     Attributes:
-        stage, thread: what is shown, of ``stages`` (`WHOLE_STEP` is all of them) and ``threads``.
-        sides: the suspect's drawing, and that of what it is compared with.
-        compared: with another ``rank``, or with the suspect's other ``steps``; None where with nothing.
-        callers: above what is drawn, outermost first: by path and name, of which the stage itself has none.
-        zoomed: somebody went on to a function.
-        lines: what differs the most first, or else what took the most.
+        stage, thread: the chosen ones, of ``stages`` (with `WHOLE_STEP`) and ``threads``.
+        sides: the suspect's drawing, then the other side's, if any.
+        compared: the other side: another ``rank``, the suspect's other ``steps``, or None.
+        callers: path and name of the callers above the drawing, outermost first; the stage itself has no name.
+        zoomed: a function is chosen.
+        lines: largest difference first, else largest time.
     """
 
     stage: str
@@ -119,32 +118,33 @@ class FlameGraph:
     lines: tuple[Line, ...]
 
 
-def flame_graph(its: Sampled, control: Sampled | None, query: Mapping[str, str]) -> FlameGraph:
-    """The drawing that an address asks for; where it asks for what is not there, it is as if it had not asked.
+def flame_graph(suspect: Sampled, control: Sampled | None, query: Mapping[str, str]) -> FlameGraph:
+    """The drawing that an address's ``query`` (stage, thread, frame) chooses; unknown values are ignored.
 
-    Args:
-        its: the suspect's capture.
-        control: that of the same steps to compare it with.
-        query: ``stage``, ``thread``, ``frame`` (a `Flame.path`).
+    ``control`` is the capture of the same steps to compare with.
     """
-    stacks, manifest = its.stacks, its.manifest
-    found, met = manifest.findings, dict.fromkeys(stacks.stage_N)
+    stacks, manifest = suspect.stacks, suspect.manifest
+    found, sampled = manifest.findings, dict.fromkeys(stacks.stage_N)
     order = manifest.recorded.stages if manifest.recorded is not None else ()
-    stages = (*(one for one in order if one in met), *(one for one in met if one not in order), WHOLE_STEP)
+    stages = (
+        *(name for name in order if name in sampled),
+        *(name for name in sampled if name not in order),
+        WHOLE_STEP,
+    )
     usual = found.stage if found is not None else manifest.trigger.stage
-    stage = next((one for one in (query.get("stage"), usual) if one in stages), WHOLE_STEP)
+    stage = next((name for name in (query.get("stage"), usual) if name in stages), WHOLE_STEP)
     threads = _threads(stacks)
-    thread = next((one for one in (query.get("thread", ""),) if one in threads), stacks.training.name)
+    thread = name if (name := query.get("thread", "")) in threads else stacks.training.name
 
-    parts, compared = _parts(its, control, thread, stage)
+    parts, compared = _parts(suspect, control, thread, stage)
     root = flames(*parts.values())
     callers, focus = _focused(root, query.get("frame"))
-    shown = focus if (zoomed := focus.path == query.get("frame")) else root
+    chosen = focus if (zoomed := focus.path == query.get("frame")) else root
     whole = [(root.seconds(number), part.samples) for number, part in enumerate(parts.values())]
     place = None if manifest.cause is None else manifest.cause.place
     drawing = _Drawing(focus, stage, list(parts), whole, place)
     sides = (
-        Side(name, shown.seconds(at), part.samples, part.steps, tuple(drawing.boxes(at)))
+        Side(name, chosen.seconds(at), part.samples, part.steps, tuple(drawing.boxes(at)))
         for at, (name, part) in enumerate(parts.items())
     )
     return FlameGraph(
@@ -154,80 +154,81 @@ def flame_graph(its: Sampled, control: Sampled | None, query: Mapping[str, str])
         threads=tuple(threads),
         sides=tuple(sides),
         compared=compared,
-        callers=tuple((one.path, _name(one)) for one in callers),
+        callers=tuple((caller.path, _name(caller)) for caller in callers),
         zoomed=zoomed,
         lines=_lines(focus),
     )
 
 
-def _parts(its: Sampled, control: Sampled | None, thread: str, stage: str) -> tuple[dict[str, Folded], Compared | None]:
-    """The suspect in the steps that have the fault, and beside it the control in the same, or itself in the others."""
-    manifest, stacks = its.manifest, its.stacks
+def _parts(
+    suspect: Sampled, control: Sampled | None, thread: str, stage: str
+) -> tuple[dict[str, Folded], Compared | None]:
+    """The suspect in the steps with the fault, and the control in the same steps, or the suspect in its other ones."""
+    manifest, stacks = suspect.manifest, suspect.stacks
     found, rank, training = manifest.findings, manifest.capture.rank, thread == stacks.training.name
     fault = frozenset(manifest.reproduced.fault_steps if manifest.reproduced is not None else ())
 
     def part(
         profile: StageProfile | None, of: tuple[int, StackSamples, ThreadSamples], steps: Collection[int]
     ) -> Folded:
-        its_rank, samples, its_thread = of
-        measured_s = _measured_s(manifest, profile, its_rank, stage, steps) if training else None
-        return fold(samples, its_thread, stage or None, steps or None, measured_s)
+        of_rank, samples, of_thread = of
+        measured_s = _measured_s(manifest, profile, of_rank, stage, steps) if training else None
+        return fold(samples, of_thread, stage or None, steps or None, measured_s)
 
     captured = (rank, *_threads(stacks)[thread])
-    suspect, beside = (None, None) if found is None else (found.suspect, found.control)
-    faulty = part(suspect, captured, fault)
+    profile, other = (None, None) if found is None else (found.suspect, found.control)
+    faulty = part(profile, captured, fault)
     alone = {f"on rank {rank}": faulty}
     if control is not None:
-        others, its_rank = control.stacks, control.manifest.capture.rank
+        others, other_rank = control.stacks, control.manifest.capture.rank
         same = (others, others.training) if training else _threads(others).get(thread)
         if same is None:
             return alone, None
-        profile = beside if beside is not None and beside.rank == its_rank else None
-        theirs = part(profile, (its_rank, *same), set(others.step_N) & fault)
-        return {**alone, f"on rank {its_rank}": theirs}, "rank"
+        other = other if other is not None and other.rank == other_rank else None
+        beside = part(other, (other_rank, *same), set(others.step_N) & fault)
+        return {**alone, f"on rank {other_rank}": beside}, "rank"
     without = set(stacks.step_N) - fault
     if not fault or not without:
         return alone, None
-    profile = beside if found is not None and found.beside == "steps" else None
-    return {"in steps with the fault": faulty, "in the others": part(profile, captured, without)}, "steps"
+    other = other if found is not None and found.beside == "steps" else None
+    return {"in steps with the fault": faulty, "in the others": part(other, captured, without)}, "steps"
 
 
 def _threads(stacks: StackSamples) -> dict[str, tuple[StackSamples, ThreadSamples]]:
     found = {stacks.training.name: (stacks, stacks.training)}
     for worker in stacks.workers[:MAX_THREADS]:
-        theirs = meanwhile(stacks, worker)
-        found.setdefault(f"DataLoader worker {worker.number}", (theirs, theirs.training))
-    for one in sorted(stacks.others, key=lambda one: one.name)[:MAX_THREADS]:
-        found.setdefault(one.name, (stacks, one))
+        samples = meanwhile(stacks, worker)
+        found.setdefault(f"DataLoader worker {worker.number}", (samples, samples.training))
+    for thread in sorted(stacks.others, key=lambda thread: thread.name)[:MAX_THREADS]:
+        found.setdefault(thread.name, (stacks, thread))
     return found
 
 
 def _measured_s(
     manifest: Manifest, profile: StageProfile | None, rank: int, stage: str, steps: Collection[int]
 ) -> float | None:
-    """How long a stage took, a step, as its trace has it or else its recorded steps; None where neither does."""
+    """The time per step of a stage by its trace, else by its recorded steps, else None."""
     found, recorded = manifest.findings, manifest.recorded
     if found is not None and profile is not None and stage in (found.stage, WHOLE_STEP):
         return profile.stage_s if stage else profile.step_s
     if recorded is None:
         return None
-    of_rank = (step for one in recorded.ranks if one.rank == rank for step in one.steps)
-    rows = [
-        dict(zip(recorded.stages, one.durations_ns, strict=True)) for one in of_rank if one.step in steps or not steps
-    ]
+    of_rank = [step for track in recorded.ranks if track.rank == rank for step in track.steps]
+    kept = [step for step in of_rank if step.step in steps or not steps]
+    rows = [dict(zip(recorded.stages, step.durations_ns, strict=True)) for step in kept]
     if not rows or stage not in (*recorded.stages, WHOLE_STEP):
         return None
     return sum(row[stage] if stage else sum(row.values()) for row in rows) * 1e-9 / len(rows)
 
 
 def _focused(root: Flame, path: str | None) -> tuple[tuple[Flame, ...], Flame]:
-    """What is drawn, and what is above it: where somebody went on to, or else where there is more than one way."""
+    """The callers above the drawing, and its top: the chosen function, else where the calls first branch."""
     waiting: list[tuple[Flame, ...]] = [(root,)] if path else []
     while waiting:
         *above, last = way = waiting.pop()
         if last.path == path:
             return tuple(above), last
-        waiting += ((*way, one) for one in last.children)
+        waiting += ((*way, child) for child in last.children)
     way = (root,)
     while len(below := way[-1].children) == 1 and below[0].children:
         way = (*way, below[0])
@@ -236,10 +237,7 @@ def _focused(root: Flame, path: str | None) -> tuple[tuple[Flame, ...], Flame]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What is drawn of a stage, and how.
-
-    ``names`` are those of both sides, and ``whole`` says of each how long the stage took and how often it was sampled.
-    """
+    """Lays out the boxes below ``focus``. ``whole`` has the stage's time and samples on each side of ``names``."""
 
     focus: Flame
     stage: str
@@ -252,126 +250,120 @@ class _Drawing:
         return 100.0 / (max(self.focus.took_s, self.focus.beside_s) or 1.0)
 
     def boxes(self, side: int) -> Iterator[Box]:
-        """The drawing of the suspect (0), or of what it is compared with (1)."""
-        seen = (one for one in self.focus.walk() if one.seconds(side) * self._scale >= LEAST_WIDTH)
-        # (what calls is no narrower than what it calls, and comes before what is as wide)
-        widest = sorted(seen, key=lambda one: -one.seconds(side))[: MAX_BOXES if self.whole[side][1] else 0]
-        drawn = {one.path for one in widest}
+        """The boxes of the suspect (0) or the other side (1)."""
+        wide = (flame for flame in self.focus.walk() if flame.seconds(side) * self._scale >= LEAST_WIDTH)
+        # (a caller is no narrower than what it calls, and the sort keeps it first)
+        widest = sorted(wide, key=lambda flame: -flame.seconds(side))[: MAX_BOXES if self.whole[side][1] else 0]
+        drawn = {flame.path for flame in widest}
         waiting = [(self.focus, 0.0, 0)] if drawn else []
         while waiting:
-            one, x, row = waiting.pop()
-            yield self._box(one, side, x, row)
+            flame, x, row = waiting.pop()
+            yield self._box(flame, side, x, row)
             if row + 1 == MAX_ROWS:
                 continue
-            left_s, left = 0.0, 0
-            for below in one.children:
-                if below.path in drawn:
-                    waiting.append((below, x, row + 1))
-                    x += below.seconds(side) * self._scale
-                elif below.seconds(side) > 0.0:
-                    left_s, left = left_s + below.seconds(side), left + 1
-            if left_s * self._scale >= LEAST_WIDTH:
-                words = f"{left} more, {milliseconds(left_s)} a step together"
-                yield Box(
-                    round(x, 3), round(left_s * self._scale, 3), row + 1, f"{left} more", words, one.path, 0, False
-                )
+            rest_s, rest = 0.0, 0
+            for child in flame.children:
+                if child.path in drawn:
+                    waiting.append((child, x, row + 1))
+                    x += child.seconds(side) * self._scale
+                elif child.seconds(side) > 0.0:
+                    rest_s, rest = rest_s + child.seconds(side), rest + 1
+            if (width := rest_s * self._scale) >= LEAST_WIDTH:
+                title = f"{rest} more, {milliseconds(rest_s)} a step together"
+                yield Box(round(x, 3), round(width, 3), row + 1, f"{rest} more", title, flame.path, 0, False)
 
-    def _box(self, one: Flame, side: int, x: float, row: int) -> Box:
-        took = milliseconds(one.seconds(side))
-        compared, place = len(self.names) > 1, self.place
-        words, more, other = f"{milliseconds(one.took_s)} a step", "", milliseconds(abs(one.more_s))
+    def _box(self, flame: Flame, side: int, x: float, row: int) -> Box:
+        frame, place, compared = flame.frame, self.place, len(self.names) > 1
+        times, more, difference = f"{milliseconds(flame.took_s)} a step", "", milliseconds(abs(flame.more_s))
         if compared:
-            words = f"{words} {self.names[0]}, {milliseconds(one.beside_s)} {self.names[1]}: {other} "
-            words += "more" if one.more_s >= 0.0 else "less"
-            more = f" ({'-' if one.more_s < 0.0 else '+'}{other})" if side == 0 else ""
+            times += f" {self.names[0]}, {milliseconds(flame.beside_s)} {self.names[1]}: {difference} "
+            times += "more" if flame.more_s >= 0.0 else "less"
+            more = f" ({'-' if flame.more_s < 0.0 else '+'}{difference})" if side == 0 else ""
         return Box(
             x=round(x, 3),
-            width=round(one.seconds(side) * self._scale, 3),
+            width=round(flame.seconds(side) * self._scale, 3),
             row=row,
-            label=f"{_name(one) or self.stage or 'whole step'} {took}{more}",
-            title=f"{_where(one)}\n{words}",
-            path=one.path if one.kind == "function" else "",
-            level=self._level(one) if compared else 0,
+            label=f"{_name(flame) or self.stage or 'whole step'} {milliseconds(flame.seconds(side))}{more}",
+            title=f"{_where(flame)}\n{times}",
+            path=flame.path if flame.kind == "function" else "",
+            level=self._level(flame) if compared else 0,
             marked=place is not None
-            and (one.frame.function, one.frame.file) == (place.function, place.file)
-            and (one.kind == "function" or one.frame.line == place.line),
+            and (frame.function, frame.file) == (place.function, place.file)
+            and (flame.kind == "function" or frame.line == place.line),
         )
 
-    def _level(self, one: Flame) -> int:
+    def _level(self, flame: Flame) -> int:
         # The binomial variance of each side: a part of a known whole, estimated from samples.
         variance = sum(
-            one.seconds(side) * max(0.0, whole_s - one.seconds(side)) / samples
+            flame.seconds(side) * max(0.0, whole_s - flame.seconds(side)) / samples
             for side, (whole_s, samples) in enumerate(self.whole)
             if samples
         )
-        part = abs(one.more_s) * self._scale / 100.0
-        level = sum(part >= least for least in LEVELS) if abs(one.more_s) > CHANCE * sqrt(variance) else 0
-        return level if one.more_s > 0.0 else -level
+        part = abs(flame.more_s) * self._scale / 100.0
+        level = sum(part >= least for least in LEVELS) if abs(flame.more_s) > CHANCE * sqrt(variance) else 0
+        return level if flame.more_s > 0.0 else -level
 
 
-def _name(one: Flame) -> str:
-    if one.kind == "line":
-        return f"{one.frame.line}: {one.frame.source}" if one.frame.source else f"line {one.frame.line}"
-    return one.frame.function
+def _name(flame: Flame) -> str:
+    frame = flame.frame
+    if flame.kind == "line":
+        return f"{frame.line}: {frame.source}" if frame.source else f"line {frame.line}"
+    return frame.function
 
 
-def _where(one: Flame) -> str:
-    """A function or a line with the end of its file's path; it is shown to people who know the program."""
-    frame = one.frame
+def _where(flame: Flame) -> str:
+    """A function or a line with the end of its file's path."""
+    frame = flame.frame
     if not frame.file:
         return frame.function or "all of it"
     place = f"{frame.function} ({'/'.join(PurePath(frame.file).parts[-2:])}:{frame.line})"
-    return f"{place}: {frame.source}" if one.kind == "line" and frame.source else place
+    return f"{place}: {frame.source}" if flame.kind == "line" and frame.source else place
 
 
 def _lines(focus: Flame) -> tuple[Line, ...]:
     took: dict[Frame, list[float]] = {}
-    for one in focus.walk():
-        if one.kind == "line":
-            both = took.setdefault(one.frame, [0.0, 0.0])
-            both[0] += one.took_s
-            both[1] += one.beside_s
+    for flame in focus.walk():
+        if flame.kind == "line":
+            both = took.setdefault(flame.frame, [0.0, 0.0])
+            both[0] += flame.took_s
+            both[1] += flame.beside_s
     lines = [
         Line(f"{at.function} ({PurePath(at.file).name}:{at.line})" if at.file else at.function, at.source, *both)
         for at, both in took.items()
     ]
-    return tuple(sorted(lines, key=lambda one: (-abs(one.took_s - one.beside_s), -one.took_s))[:MAX_LINES])
+    return tuple(sorted(lines, key=lambda line: (-abs(line.took_s - line.beside_s), -line.took_s))[:MAX_LINES])
 
 
-KEPT = 8
-MOST_BYTES = 8 * 2**20
-"""Of a file that a page draws: of four threads, a minute."""
+MAX_CACHED = 8
+MAX_BYTES = 8 * 2**20
+"""Maximum size of a drawn file: about a minute of four threads."""
 
 
 class StackDownloads:
-    """What reads them. Its methods may be called from any thread."""
+    """Reads and caches the samples of captures. Its methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, StackSamples] = OrderedDict()
+        self._cached: OrderedDict[str, StackSamples] = OrderedDict()
 
     def drawn(
         self, manifest: Manifest, store: Store, others: Iterable[tuple[Manifest, Store]], query: Mapping[str, str]
     ) -> FlameGraph | str | None:
-        """The flame graph of a capture; in words why there is none; None where no stacks were sampled.
+        """The flame graph of a capture; a text on why there is none; None if no stacks were sampled.
 
-        Args:
-            manifest: the capture.
-            store: where it is.
-            others: those among which the one to compare it with is.
-            query: see `flame_graph`.
+        Of the ``others``, the one of the same steps is compared with it. For ``query``, see `flame_graph`.
         """
         if (artefact := stacks_of(manifest)) is None:
             return None
-        if artefact.size_bytes > MOST_BYTES:
+        if artefact.size_bytes > MAX_BYTES:
             return f"{size(artefact.size_bytes)} is too much for a page; download the file"
         try:
-            beside = next((one for one in others if are_beside(manifest, one[0]) and stacks_of(one[0])), None)
-            pair = [(manifest, store), beside] if beside is not None else [(manifest, store)]
-            # Of a control's capture, too, the suspect is drawn first.
-            pair.sort(key=lambda one: one[0].capture.role != "suspect")
-            its, *control = (Sampled(one, self.read(one, where)) for one, where in pair)
-            return flame_graph(its, next(iter(control), None), query)
+            beside = next((pair for pair in others if are_beside(manifest, pair[0]) and stacks_of(pair[0])), None)
+            pairs = [(manifest, store), *([beside] if beside is not None else [])]
+            # The suspect comes first, also on the control's page.
+            pairs.sort(key=lambda pair: pair[0].capture.role != "suspect")
+            suspect, *control = (Sampled(capture, self.read(capture, of_store)) for capture, of_store in pairs)
+            return flame_graph(suspect, next(iter(control), None), query)
         except SftriageError as error:
             return str(error)
 
@@ -379,18 +371,18 @@ class StackDownloads:
         """The samples of a capture that has some.
 
         Raises:
-            SftriageError: they cannot be read, or are not what was stored.
+            SftriageError: they cannot be read, or are damaged.
         """
         artefact = manifest.artefact(NAME)
         with self._lock:
-            known = self._kept.get(artefact.sha256)
+            known = self._cached.get(artefact.sha256)
         if known is None:
             known = samples_in(b"".join(store.content(manifest, artefact)), NAME)
         with self._lock:
-            self._kept[artefact.sha256] = known
-            self._kept.move_to_end(artefact.sha256)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._cached[artefact.sha256] = known
+            self._cached.move_to_end(artefact.sha256)
+            while len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
         return known
 
     def folded(self, manifest: Manifest, store: Store) -> Response:
@@ -403,5 +395,5 @@ class StackDownloads:
 
 
 def stacks_of(manifest: Manifest) -> Artefact | None:
-    """The file of the stacks that were sampled in a capture, if they were."""
-    return next((one for one in manifest.artefacts if one.name == NAME), None)
+    """The file of the sampled stacks, if any."""
+    return next((artefact for artefact in manifest.artefacts if artefact.name == NAME), None)

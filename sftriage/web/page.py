@@ -1,8 +1,8 @@
-"""What all pages have in common: templates, their own files, events, refusals, and downloads.
+"""The base of all pages: templates and their filters, static files, the event stream, error pages and downloads.
 
-Templates escape every value: a stage may be called anything. A download is verified on its way, piece by piece, and its
-last piece is handed out only once the sum of all is right: what is stored may be damaged, and then what the browser
-has stays a download that was cut short, and is never taken for the trace.
+`run_page` and `store_page` subclass `Page`. Templates escape every value: a stage may have any name. A download is
+verified while it is sent; its last piece is withheld unless the checksum is right, so that a browser never takes a
+damaged file for a complete one.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ MEDIA_TYPES: Mapping[str, str] = {
 
 
 class Page(ABC, Generic[Source]):
-    """What is the same whatever is shown. What reads from disk runs in a thread of its own: nobody waits for another.
+    """An application with what all pages share. Handlers that read from disk run in threads.
 
     Args:
-        source: what is shown.
-        access: who may look.
-        now_s: seconds since the epoch, for what the page says of how long ago something was.
-        stopping: once it is set, event streams end.
+        source: the data to show.
+        access: who may read.
+        now_s: seconds since the epoch, for ages.
+        stopping: ends event streams once set.
 
     Attributes:
-        layout: the template that a refusal is laid out by, on the view that is ``blank``.
-        root: where its addresses begin.
+        layout: the base template of error pages, rendered with the empty view ``blank``.
+        root: the prefix of its addresses.
         app: the application.
     """
 
@@ -84,30 +84,30 @@ class Page(ABC, Generic[Source]):
     ) -> None:
         self._source, self._access, self._now_s = source, access, now_s
         self._stopping = stopping or threading.Event()
-        # No path is ever made of what a request says.
-        there = files("sftriage.web").joinpath("static").iterdir()
-        self._static = {one.name: one.read_bytes() for one in there if PurePath(one.name).suffix in MEDIA_TYPES}
-        # The address changes with the content, so that browsers may keep it.
-        versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._static.items()}
-        self._templates = templates({name: f"/static/{name}?v={one}" for name, one in versions.items()}, now_s)
+        # Read once, so that no path is built from a request.
+        static = files("sftriage.web").joinpath("static").iterdir()
+        self._static = {file.name: file.read_bytes() for file in static if PurePath(file.name).suffix in MEDIA_TYPES}
+        # The address changes with the content, so that browsers may cache it forever.
+        digests = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._static.items()}
+        self._templates = templates({name: f"/static/{name}?v={digest}" for name, digest in digests.items()}, now_s)
         self._streams = 0
-        ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
-        self.app = application([*self._routes(), *ours], access, self.refused)
+        common = [Route("/events", self.events), Route("/static/{name}", self.static)]
+        self.app = application([*self._routes(), *common], access, self.refused)
 
     @abstractmethod
     def _routes(self) -> Sequence[BaseRoute]:
-        """What is answered, beside what every page answers."""
+        """The routes beside the common ones."""
 
     @abstractmethod
     def version(self) -> str:
-        """What changes with whatever a page shows."""
+        """A text that changes whenever the page would."""
 
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
         around = {"now_s": self._now_s(), "root": self.root, **self._around(view)}
         return HTMLResponse(self._templates.get_template(template).render(view=view, **around, **values), status_code)
 
     def _around(self, view: Any) -> Mapping[str, Any]:
-        """What every page shows beside the view: its ``version``, and the ``runs`` that there are to choose from."""
+        """The base template's values: the view's ``version``, and the ``runs`` to choose from."""
         return {"version": view.version, "runs": None}
 
     async def events(self, request: Request) -> Response:
@@ -143,7 +143,7 @@ class Page(ABC, Generic[Source]):
         return Response(self._static[name], media_type=MEDIA_TYPES[PurePath(name).suffix], headers=headers)
 
     def refused(self, request: Request, status: int, detail: str) -> Response:
-        """A refusal, as a page of ours; in plain text where a program asks."""
+        """The response to an error: a page, or plain text for addresses that scripts fetch."""
         if request.url.path.removeprefix(self.root).startswith(("/events", "/static", "/heat")):
             return PlainTextResponse(f"{detail}\n", status)
         return self.refusal(self.blank, status, str(status), detail)
@@ -153,14 +153,14 @@ class Page(ABC, Generic[Source]):
 
 
 def page_number(request: Request) -> int:
-    """Which page of a list is asked for, from 1 on; what is no number is the first."""
+    """The requested page of a list, from 1; 1 if it is no number."""
     number = request.query_params.get("page", "1")
     return int(number) if number.isdecimal() and len(number) < 10 else 1
 
 
 @contextmanager
 def reading_stored() -> Iterator[None]:
-    """What is wrong with something stored, or keeps it from being read, as the refusal that it is."""
+    """Turn errors of stored data into HTTP errors."""
     try:
         yield
     except (StoreError, CatalogueError) as error:
@@ -172,7 +172,7 @@ def reading_stored() -> Iterator[None]:
 
 
 COLOURS = 12
-"""Colours of stages; further stages begin again with the first."""
+"""Number of stage colours; further stages reuse the first."""
 
 OUTCOME_WORDS = {"capture": "captured", "hold": "held", "throttle": "throttled", "ignore": "ignored"}
 NOTE_WORDS = {
@@ -204,7 +204,7 @@ _LINK = re.compile(r"""\b(href|action|data-heat)="/""")
 
 
 class _Rooted(PackageLoader):
-    """The templates as they lie there: as if their page were the only one. Its links begin where its addresses do."""
+    """Loads templates and puts a page's root before the absolute links in them."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         source, name, is_same = super().get_source(environment, template)
@@ -212,12 +212,7 @@ class _Rooted(PackageLoader):
 
 
 def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environment:
-    """The templates, with the filters and names that they use.
-
-    Args:
-        static: the addresses of the page's own files, by name.
-        now_s: seconds since the epoch.
-    """
+    """The templates' environment; ``static`` has the addresses of static files by name."""
     environment = Environment(
         loader=_Rooted("sftriage.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -270,24 +265,23 @@ def milliseconds(seconds: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A share."""
+    """A share in percent."""
     return f"{fraction:.0%}" if fraction >= 0.1 or fraction == 0 else f"{fraction:.1%}"
 
 
 class Download(StreamingResponse):
-    """A file that is verified as it goes."""
+    """A file that is verified while it is sent, and cut short if it is damaged."""
 
     async def stream_response(self, send: Send) -> None:
-        """Send it; what turns out to be wrong, or cannot be read on, is cut short."""
         try:
             await super().stream_response(send)
         except SftriageError as error:
-            # The answer stays without its end, so the server cuts the connection, and the browser says so.
+            # The response stays incomplete, so the server closes the connection and the browser reports a failure.
             log.warning("a download was cut short: %s", error)
 
 
 def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
-    """The requested file of a capture, as it is stored; a refusal, if its beginning cannot be read."""
+    """The requested file of a capture; an HTTP error if its beginning cannot be read."""
     try:
         artefact = manifest.artefact(request.path_params["name"])
     except InputError as error:
@@ -295,7 +289,7 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
     checksum = base64.b64encode(bytes.fromhex(artefact.sha256)).decode()
     headers = {
         "Content-Length": str(artefact.size_bytes),
-        # Both are plain file names: see `CAPTURE_ID` and `manifest.FileName`.
+        # Both are safe in a header: see `CAPTURE_ID` and `manifest.FileName`.
         "Content-Disposition": f'attachment; filename="{manifest.capture_id}-{artefact.name}"',
         "Repr-Digest": f"sha-256=:{checksum}:",
     }
@@ -303,6 +297,6 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
         return Response(media_type="application/octet-stream", headers=headers)
     with reading_stored():
         checked = store.content(manifest, artefact)
-        # A fault in the beginning gets a refusal, not a download that is cut short.
+        # An error in the first piece gets an error page instead of a broken download.
         first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

@@ -1,7 +1,7 @@
-"""A report of a run or of one capture, to hand on: what it says, in Markdown and as one file of HTML.
+"""The report of a run or a capture as Markdown or one HTML file, for `sftriage report` and assistants.
 
-Reports go to people who have neither the run directory nor an account on its host: they name directories, and not where
-these are. The file of HTML has its pictures inside, is readable without a script, and asks nobody for anything.
+Its readers may have neither the run directory nor an account on its host, so it names directories without their place.
+The HTML file contains its pictures, needs no script and loads nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from sftriage.runs.lateness import UNKNOWN, HeatMap, Lanes
+from sftriage.runs.lateness import UNKNOWN, HeatMap, StepTracks
 from sftriage.runs.source import Damaged, View
 from sftriage.runs.summary import MAX_CAPTURES, RunSummary
 from sftriage.traces.manifest import Manifest
@@ -33,7 +33,7 @@ from sftriage.words.verdicts import lasted, milliseconds, place, size, span
 
 @dataclass(frozen=True, slots=True)
 class CaptureNote:
-    """One capture: what led to it, ``facts`` about it (what, and in words), and the command that fetches its trace."""
+    """One capture: why it was made, ``facts`` (name and text), and the command that fetches its trace."""
 
     title: str
     why: str
@@ -44,13 +44,12 @@ class CaptureNote:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What is reported.
+    """The contents of a report.
 
     Attributes:
-        title: of what: a job's run, or one capture.
-        about: what else says which one it is.
-        glance: how the run stands; None of a capture alone.
-        captures: the newest first, and ``left_out`` how many more there are.
+        about: what identifies the run or capture, as names and texts.
+        captures: newest first; ``left_out`` older ones are left out.
+        glance: the state of the run; None for a capture.
     """
 
     title: str
@@ -61,10 +60,10 @@ class RunReport:
 
 
 def run_report(view: View) -> RunReport:
-    """The report of a run as it is now."""
+    """The report of a run."""
     name, where = Path(view.directory).name, run_named(Path(view.directory))
     view = replace(view, directory=where)
-    stored = [one for one in view.captures if isinstance(one, Manifest)]
+    stored = [manifest for manifest in view.captures if isinstance(manifest, Manifest)]
     info = view.info
     about = [("run", name)] if info is None else [("job", info.job), ("run", info.run_id), ("policy", info.policy)]
     if view.rows:
@@ -72,26 +71,26 @@ def run_report(view: View) -> RunReport:
         about.append(("judged", f"steps {first:,} to {last:,}, {view.windows:,} windows"))
     if view.telemetry.world_size:
         about.append(("ranks", f"{view.telemetry.ranks:,} of {view.telemetry.world_size:,} record"))
-    damaged = sum(isinstance(one, Damaged) for one in view.captures)
+    damaged = sum(isinstance(capture, Damaged) for capture in view.captures)
     if damaged:
         about.append(("damaged", f"{damaged:,} captures cannot be read"))
     return RunReport(
         title=name if info is None else f"{info.job}, {info.run_id}",
         about=tuple(about),
         glance=RunSummary(view),
-        captures=tuple(_note(one, view.uploads, f"--run {shlex.quote(where)}") for one in stored[:MAX_CAPTURES]),
+        captures=tuple(_note(found, view.uploads, f"--run {shlex.quote(where)}") for found in stored[:MAX_CAPTURES]),
         left_out=max(0, len(stored) - MAX_CAPTURES),
     )
 
 
 def run_named(directory: Path) -> str:
-    """A run as `--run` finds it from here: its path from here, or its name; never where it is on this machine."""
+    """A run as `--run` accepts it in this directory: its relative path or its name, never an absolute path."""
     found = Path(os.path.abspath(directory))  # noqa: PTH100  # `resolve` follows links, which have names too
     return place(found) if found.is_relative_to(Path.cwd()) else found.name
 
 
 def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> RunReport:
-    """The report of one capture. ``where`` is the option that says where it is: of a run, or of a store."""
+    """The report of one capture. ``where`` is the option (``--run`` or ``--store``) that finds it."""
     note = _note(manifest, uploads, where)
     about = (("job", manifest.job), ("run", manifest.run), ("capture", manifest.capture_id))
     return RunReport(title=f"{manifest.job}, {note.title[:1].lower()}{note.title[1:]}", about=about, captures=(note,))
@@ -101,7 +100,7 @@ def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> Capt
     capture, trigger = manifest.capture, manifest.trigger
     upload = uploads.get(manifest.capture_id)
     if upload is not None and upload.state == "stored":
-        # The copy that more people reach.
+        # More people can reach the copy.
         where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
     rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "requested by hand"
     fault = cost = why = ""
@@ -134,25 +133,22 @@ def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> Capt
     )
 
 
-_MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|#]|:(?=(?:[a-z+-][\w+-]*|100|1234):))")
 
 
 def markdown(report: RunReport, made: str) -> str:
-    """A report for a chat or a pull request; ``made`` says by what and when."""
+    """A report for a chat or a pull request; ``made`` says which version made it and when."""
     environment = templates({}, time.time).overlay(autoescape=False)
-    environment.filters.update(plain=lambda words: _MEANS_SOMETHING.sub(r"\\\1", words), in_ms=milliseconds)
+    environment.filters.update(plain=lambda words: _MARKUP.sub(r"\\\1", words), in_ms=milliseconds)
     return environment.get_template("report.md").render(report=report, made=made) + "\n"
 
 
 SHADES = 8
-"""So many shades of lateness are told apart in the picture; the first is in time, and not drawn."""
+"""Shades of lateness in the picture; the first means in time and is not drawn."""
 
 
 def shades_of(heat: HeatMap) -> tuple[str, ...]:
-    """The heat map as outlines, a unit a cell: of each shade but the first, and last of what is not known.
-
-    Cells in a row of one shade are one rectangle.
-    """
+    """The heat map as SVG paths, one unit per cell: one for each shade but the first, and last the unknown cells."""
     levels_GC = heat.levels_GC.astype(np.int64)
     shade_GC = np.where(levels_GC == UNKNOWN, SHADES, levels_GC * SHADES // UNKNOWN)
     outlines: list[list[str]] = [[] for _ in range(SHADES + 1)]
@@ -162,14 +158,13 @@ def shades_of(heat: HeatMap) -> tuple[str, ...]:
         for end in ends:
             outlines[shade_C[start]].append(f"M{start} {row}h{end - start}v1h{start - end}z")
             start = end
-    return tuple("".join(one) for one in outlines[1:])
+    return tuple(map("".join, outlines[1:]))
 
 
 def flames_of(store: Store, captures: Sequence[Manifest]) -> dict[str, FlameGraph]:
-    """The flame graph of the first of some captures that has one: a few tens of kilobytes."""
+    """The flame graph of the first capture that has one, by its id."""
     for manifest in captures:
-        reference = store.reference(manifest)
-        others = ((one, store) for _, one in beside(store, reference, manifest))
+        others = ((other, store) for _, other in beside(store, store.reference(manifest), manifest))
         graph = StackDownloads().drawn(manifest, store, others, {})
         if isinstance(graph, FlameGraph):
             return {manifest.capture_id: graph}
@@ -182,19 +177,12 @@ def html(
     now_s: Callable[[], float],
     chart: Timeline | None = None,
     heat: HeatMap | None = None,
-    lanes: Lanes | None = None,
+    tracks: StepTracks | None = None,
     flames: Mapping[str, FlameGraph] = MappingProxyType({}),
 ) -> str:
-    """The whole file.
+    """The HTML file: the report with its charts, of a run, or with the captured steps ``tracks``, of a capture.
 
-    Args:
-        report: what is said.
-        made: by what, and when.
-        now_s: seconds since the epoch.
-        chart: where the time of the run's steps went.
-        heat: who was late, and when.
-        lanes: the captured steps, of a report of one capture.
-        flames: by capture, where its time went function by function.
+    ``made`` says which version made it and when; ``flames`` are by capture.
     """
     static = files("sftriage.web").joinpath("static")
     style = static.joinpath("page.css").read_text(encoding="utf-8")
@@ -206,7 +194,7 @@ def html(
         chart=chart,
         heat=heat,
         shades=() if heat is None else shades_of(heat),
-        lanes=lanes,
+        tracks=tracks,
         flames=flames,
-        bars={one.manifest.capture_id: bars_of(one.manifest.findings) for one in report.captures},
+        bars={note.manifest.capture_id: bars_of(note.manifest.findings) for note in report.captures},
     )

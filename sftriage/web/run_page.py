@@ -1,4 +1,4 @@
-"""The pages about runs: what is answered at which address."""
+"""The pages about one run (`RunPage`) and about all runs of this machine (`RunsPage`), for `sftriage ui`."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from sftriage.web.flames import StackDownloads
 from sftriage.web.page import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Page, file_of, page_number, reading_stored
 
 HEAT_PATIENCE_S = 1.0
-"""How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
+"""How long a page waits for its heat map; it is shown without and updated once the map is ready."""
 
 NEWEST, MAX_RUNNING = 8, 20
-"""Decisions on the overview, and captures that are not stored."""
+"""Decisions, and captures in progress, on the overview."""
 
-MAX_LANES, MAX_BOXES = 16, 4000
-"""Workers whose step is drawn, the slowest; and operations: of more, only Perfetto makes a picture."""
+MAX_WORKERS, MAX_BOXES = 16, 4000
+"""Maximum workers, the slowest, and operations drawn of a step."""
 
 HEAT_LEVELS = 4
 
 LOW_COVERAGE = 0.98
-"""A window of which fewer steps came in is said to be one."""
+"""A lower coverage of the newest window is reported."""
 
 
 class RunPage(Page[RunSource]):
-    """The page about a run; ``runs`` are the others that there are to choose from."""
+    """The page about a run; ``runs`` are all runs to choose from, if any."""
 
     layout, blank = "base.html", View("none")
     runs: StartedRuns | None = None
@@ -81,14 +81,14 @@ class RunPage(Page[RunSource]):
         if self.runs is None:
             return {"version": view.version, "runs": None}
         runs = self.runs.look()
-        seen = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
-        return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
+        states = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
+        return {"version": f"{view.version}-{hashlib.sha256(repr(states).encode()).hexdigest()[:8]}", "runs": runs}
 
     def overview(self, request: Request) -> Response:
         view, span = self._source.view(), StepRange.of(request.query_params)
-        shown = charts_of(self._source, view, span, HEAT_PATIENCE_S)
-        chart = shown.timeline
-        stored = {one.capture_id for one in view.captures}
+        charts = charts_of(self._source, view, span, HEAT_PATIENCE_S)
+        chart = charts.timeline
+        stored = {capture.capture_id for capture in view.captures}
         n_steps = view.rows[-1].last_step - min(row.first_step for row in view.rows) + 1 if view.rows else 0
         return self.html(
             "overview.html",
@@ -96,18 +96,18 @@ class RunPage(Page[RunSource]):
             glance=RunSummary(view),
             span=span,
             choices=[choice for choice in CHOICES if choice < n_steps],
-            selected=bool(shown.rows),
+            selected=bool(charts.rows),
             chart=chart,
             chart_data=[] if chart is None else [_column_values(column) for column in chart.columns],
             chart_stages=[] if chart is None else [series.stage for series in chart.series],
-            heat=shown.heat,
+            heat=charts.heat,
             heat_at=0 if chart is None else chart.axis.stretches[-1].at,
-            drawing=shown.drawing,
+            drawing=charts.drawing,
             newest=log_of(view.rows, (*view.requests, *view.notes), view.results, size=NEWEST),
             captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
-            running=[one for one in captures_of(view) if one.capture_id not in stored][:MAX_RUNNING],
+            running=[capture for capture in captures_of(view) if capture.capture_id not in stored][:MAX_RUNNING],
         )
 
     def _decisions(self, request: Request) -> Response:
@@ -117,9 +117,8 @@ class RunPage(Page[RunSource]):
         return self.html("decisions.html", view, outcome=outcome, page=page)
 
     def _heat(self, request: Request) -> Response:
-        """The heat map's cells, row by row, a byte each: the page's script draws them."""
-        view, span = self._source.view(), StepRange.of(request.query_params)
-        charts = charts_of(self._source, view, span)
+        """The heat map's cells, row by row, one byte each, for the page's script."""
+        charts = charts_of(self._source, self._source.view(), StepRange.of(request.query_params))
         if charts.drawing:
             raise HTTPException(503, "Too many maps are being drawn.", {"Retry-After": "5"})
         if charts.heat is None:
@@ -127,27 +126,26 @@ class RunPage(Page[RunSource]):
         return Response(charts.heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
     def _whatif(self, request: Request) -> Response:
-        """What the run would take without its stragglers, and whose they are; worked out on request."""
-        view, shown = self._source.view(), self._replayed()
-        drawn = shown.timelines(MAX_LANES)
-        boxes = sum(len(row.measured) + len(row.ideal) for row in drawn.rows)
+        """How long the run's steps would take without its stragglers; computed on request."""
+        view, replay = self._source.view(), self._replayed()
+        drawn = replay.timelines(MAX_WORKERS)
+        boxes = sum(len(worker.measured) + len(worker.ideal) for worker in drawn.rows)
         return self.html(
             "whatif.html",
             view,
-            shown=shown,
-            heat=shown.heat(),
+            replay=replay,
+            heat=replay.heat(),
             heat_level=heat_level,
             drawn=drawn if boxes <= MAX_BOXES else None,
-            parts=sorted(shown.found.by_part.items(), key=lambda one: -one[1]),
+            parts=sorted(replay.found.by_part.items(), key=lambda part: -part[1]),
         )
 
     def _whatif_timeline(self, request: Request) -> Response:
-        shown = self._replayed()
         name = {"Content-Disposition": 'attachment; filename="without-stragglers.json"'}
-        return JSONResponse(trace_events(shown.timelines()), headers=name)
+        return JSONResponse(trace_events(self._replayed().timelines()), headers=name)
 
     def _replayed(self) -> WhatIf:
-        """The replay of what there is now. One at a time is worked out, and the last one kept."""
+        """The replay of the current steps; the last result is kept."""
         version = self._source.view().version
         directory = self._source.directory
         if directory is None:
@@ -165,12 +163,13 @@ class RunPage(Page[RunSource]):
         if found is None:
             if row is None:
                 raise HTTPException(404, "There is no such capture.")
-            status = {one.capture_id: one for one in captures_of(view)}[capture_id]
-            return self.html("lost.html", view, status=status, asked=row)
-        control = next((one.rank for one in row.requests if one.role == "control"), None) if row else None
+            status = next(capture for capture in captures_of(view) if capture.capture_id == capture_id)
+            return self.html("lost.html", view, status=status, decision=row)
+        requests = row.requests if row else ()
+        control = next((request.rank for request in requests if request.role == "control"), None)
         if (compared := control_of(found)) is not None:
             control = compared
-        stored = ((one, self._source.store) for one in view.captures if isinstance(one, Manifest))
+        stored = ((manifest, self._source.store) for manifest in view.captures if isinstance(manifest, Manifest))
         return self.html(
             "capture.html",
             view,
@@ -178,8 +177,8 @@ class RunPage(Page[RunSource]):
             address=f"{self.root}/captures/{capture_id}",
             manifest=found,
             bars=bars_of(found.findings),
-            asked=row,
-            lanes=self._source.beside(found, row.attempt if row else 0, control),
+            decision=row,
+            tracks=self._source.beside(found, row.attempt if row else 0, control),
             flames=self._stacks.drawn(found, self._source.store, stored, request.query_params),
             cost=found.cost or view.cost_of(found),
             upload=view.uploads.get(capture_id),
@@ -197,19 +196,19 @@ class RunPage(Page[RunSource]):
         capture_id = request.path_params["capture_id"]
         if not CAPTURE_ID.fullmatch(capture_id):
             raise HTTPException(404, "There is no such capture.")
-        # Looked at first: before that a run that is there has not been found.
+        # The view comes first: it finds the run.
         view = self._source.view()
         return view, capture_id, self._source.capture(capture_id)
 
     def _stale(self, view: View) -> bool:
-        """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
+        """Whether a watched run has judged nothing for long, other than because it is stalled."""
         if not (view.going and view.watcher.state in ("watched", "taken_over") and view.rows):
             return False
         return view.rows[-1].label != "stalled" and self._now_s() - view.rows[-1].time_s > STALE_S
 
 
 def heat_level(slowdown: float) -> int:
-    """How red a worker is on the heat map, of so many shades; 0 under what counts as slow."""
+    """The shade of a worker on the heat map, up to `HEAT_LEVELS`; 0 if it does not count as slow."""
     if slowdown < MIN_SLOWDOWN:
         return 0
     return min(HEAT_LEVELS, 1 + int((slowdown - 1.0) / (HOTTEST - 1.0) * HEAT_LEVELS))
@@ -260,16 +259,16 @@ def charts_of(source: RunSource, view: View, span: StepRange, patience_s: float 
 
 
 def _column_values(column: TimelineColumn) -> list[Any]:
-    where = column.at, column.width, column.first_step, column.last_step, LABEL_WORDS[column.label], column.named
-    return [*where, round(column.exposed_s, 6), [round(advance_s, 6) for advance_s in column.advances_s]]
+    about = column.at, column.width, column.first_step, column.last_step, LABEL_WORDS[column.label], column.named
+    return [*about, round(column.exposed_s, 6), [round(advance_s, 6) for advance_s in column.advances_s]]
 
 
 MAX_OPEN = 8
-"""Runs that are kept in memory; any other is read again when somebody looks."""
+"""Runs kept in memory; others are read again when requested."""
 
 
 class RunsPage(Page[StartedRuns]):
-    """The pages about runs. Whoever looks at ``/`` is shown a newer run as soon as there is one."""
+    """The pages of all runs. ``/`` shows the newest, and moves on to a newer one when it begins."""
 
     layout, blank = "base.html", View("none")
 

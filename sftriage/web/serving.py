@@ -1,9 +1,8 @@
-"""What listens here: who may read, the gate before every route, the server, links, a trace for Perfetto, ``/metrics``.
+"""HTTP servers of sftriage: access control, the server thread, links to open, a trace for Perfetto, ``/metrics``.
 
-A Host header has to be one of ours: a page somewhere else that has its name point to this address (DNS rebinding) is
-refused. A token comes as the password of HTTP Basic or as a Bearer token; never in an address, which ends up in
-histories and logs. Every answer leaves with the headers that keep it in its place. A trace has a path that cannot be
-guessed, and is refused to pages of any origin but the viewer's.
+`sftriage ui`, `traces open` and `--metrics-port` use it. A request's Host header must be known, which stops pages that
+let their own name point here (DNS rebinding). A token is the password of HTTP Basic or a Bearer token, never part of an
+address, which would end up in histories and logs. A trace is served at a secret path, and to the viewer's origin only.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine alone."""
+    """Whether an address to listen on is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -71,12 +70,12 @@ def is_loopback(host: str) -> bool:
 
 
 def token_of(path: Path | None, variable: str) -> str | None:
-    """The token in a file, or else the one in an environment variable; None where there is neither.
+    """The token in a file, else the one in an environment variable, else None.
 
-    It is no option itself: a command line can be read by everybody on the machine.
+    It is no option itself: everyone on the machine can read a command line.
 
     Raises:
-        UsageError: the file cannot be read, is no token's, or others can read it or put another in its place.
+        UsageError: the file cannot be read, is no text, or others can read or replace it.
     """
     if path is None:
         return os.environ.get(variable) or None
@@ -92,24 +91,24 @@ def token_of(path: Path | None, variable: str) -> str | None:
         raise UsageError(f"{path}: a token must be printable ASCII characters") from error
 
 
-def _refuse_shared(path: Path, about: os.stat_result, uid: int) -> None:
-    """Refuse a token file that is not its reader's alone, with what mends it; root may share one that root owns."""
-    if not stat.S_ISREG(about.st_mode):
-        # A pipe from a program that knows the token.
+def _refuse_shared(path: Path, status: os.stat_result, uid: int) -> None:
+    """Refuse a token file that others can read or replace, with the fix; root may share one that root owns."""
+    if not stat.S_ISREG(status.st_mode):
+        # A pipe, for example.
         return
-    file, mode = shlex.quote(str(path)), stat.S_IMODE(about.st_mode)
-    if about.st_uid not in (uid, 0):
-        raise UsageError(f"{path}: this token belongs to another user (uid {about.st_uid}); make one of your own")
-    if mode & _OTHERS_WRITE or (mode & _OTHERS and about.st_uid == uid):
+    file, mode = shlex.quote(str(path)), stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (uid, 0):
+        raise UsageError(f"{path}: this token belongs to another user (uid {status.st_uid}); make one of your own")
+    if mode & _OTHERS_WRITE or (mode & _OTHERS and status.st_uid == uid):
         raise UsageError(f"{path}: other users of this machine can use this token (mode {mode:04o}): chmod 600 {file}")
     if mode & stat.S_IROTH:
         log.warning("%s: everyone on this machine can read this token; as root: chmod o-r %s", path, file)
     for directory in {path.absolute().parent, path.resolve().parent}:
-        where = directory.stat()
-        # In a sticky one, as /tmp is, nobody can move what is another's.
-        if where.st_uid not in (uid, 0) or (where.st_mode & _OTHERS_WRITE and not where.st_mode & stat.S_ISVTX):
-            mend = f"chmod go-w {shlex.quote(str(directory))}" if where.st_uid == uid else "keep it elsewhere"
-            raise UsageError(f"{path}: others can replace this token, because they can write to {directory}: {mend}")
+        above = directory.stat()
+        # In a sticky one, such as /tmp, users cannot move each other's files.
+        if above.st_uid not in (uid, 0) or (above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX):
+            fix = f"chmod go-w {shlex.quote(str(directory))}" if above.st_uid == uid else "keep it elsewhere"
+            raise UsageError(f"{path}: others can replace this token, because they can write to {directory}: {fix}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +116,10 @@ class Access:
     """Who may read.
 
     Attributes:
-        names: what may be in a Host header, lower case, with a port or for any; addresses too, if not ``any_address``.
-        any_address: any plain address is right: nobody's name can be made to point at one.
-        token_sha256: the digest of the token, or None where none is required.
-        any_name: any Host header is right: what comes by many names, and has a token.
+        names: allowed Host headers, lower case, with a port or for any port.
+        any_address: any plain IP address is allowed too: DNS rebinding needs a name.
+        token_sha256: the digest of the required token, or None.
+        any_name: every Host header is allowed; only safe with a token.
     """
 
     names: frozenset[str]
@@ -129,15 +128,15 @@ class Access:
     any_name: bool = False
 
     @classmethod
-    def to(cls, host: str, token: str | None, wanted: str, names: Iterable[str] = ()) -> Access:
-        """What goes for what listens on ``host``; ``names`` are others that it is reached by.
+    def to(cls, host: str, token: str | None, advice: str, names: Iterable[str] = ()) -> Access:
+        """The access to a server that listens on ``host``; clients may call it by the other ``names`` as well.
 
         Raises:
-            UsageError: it can be reached from elsewhere and there is no token, which ``wanted`` says how to give; or
-                the token is easily guessed.
+            UsageError: other machines can reach it and there is no token (``advice`` says how to set one), or the token
+                is easily guessed.
         """
         if token is None and not is_loopback(host):
-            raise UsageError(f"other machines can reach {host}, so a token is required: {wanted}")
+            raise UsageError(f"other machines can reach {host}, so a token is required: {advice}")
         if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()):
             raise UsageError(f"a token must have at least {MIN_TOKEN_LENGTH} printable ASCII characters")
         known = {host.lower(), *(name.lower() for name in names)} | (_LOOPBACK_NAMES if is_loopback(host) else set())
@@ -160,19 +159,19 @@ class Access:
         return self.any_address
 
     def admits(self, authorization: str) -> bool:
-        """Whether an Authorization header holds the token. Takes as long for a wrong one as for the right one."""
+        """Whether an Authorization header holds the token, in constant time."""
         if self.token_sha256 is None:
             return True
         scheme, _, value = authorization.partition(" ")
-        given = value.strip()
+        token = value.strip()
         if scheme.lower() == "basic":
             try:
-                given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
+                token = base64.b64decode(token, validate=True).decode("utf-8", "replace").partition(":")[2]
             except (binascii.Error, ValueError):
-                given = ""
+                token = ""
         elif scheme.lower() != "bearer":
-            given = ""
-        return hmac.compare_digest(hashlib.sha256(given.encode("utf-8", "replace")).digest(), self.token_sha256)
+            token = ""
+        return hmac.compare_digest(hashlib.sha256(token.encode("utf-8", "replace")).digest(), self.token_sha256)
 
 
 HEADERS = {
@@ -182,14 +181,13 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # The viewer that a trace is handed to has to be able to answer.
+    # Perfetto's window must be able to answer the page that opened it.
     "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
 CHALLENGE = 'Basic realm="sftriage: any user, the token as password", charset="UTF-8", Bearer realm="sftriage"'
 READING = ("GET", "HEAD")
-"""Nobody can change anything by a request."""
 
 
 def application(
@@ -198,15 +196,15 @@ def application(
     refused: Callable[[Request, int, str], Response] | None = None,
     methods: Collection[str] = READING,
 ) -> ASGIApp:
-    """The application that answers on some routes; ``refused`` makes the answer to what is refused, or plain text."""
+    """The application of some routes behind the gate; ``refused`` renders errors, else they are plain text."""
 
     def failed(request: Request, error: Exception) -> Response:
         status, detail, headers = 500, "sftriage could not make this page; see its log.", None
         if isinstance(error, HTTPException):
             status, detail, headers = error.status_code, error.detail, error.headers
-        answer = refused(request, status, detail) if refused else PlainTextResponse(f"{detail}\n", status)
-        answer.headers.update(headers or {})
-        return answer
+        response = refused(request, status, detail) if refused else PlainTextResponse(f"{detail}\n", status)
+        response.headers.update(headers or {})
+        return response
 
     handlers: dict[Any, Any] = {HTTPException: failed, Exception: failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -215,14 +213,14 @@ def application(
 
 
 class Gate:
-    """Lets through what may be answered; see the module."""
+    """Checks method, Host and token of each request, and adds the security headers to each response."""
 
     def __init__(self, app: ASGIApp, access: Access, methods: Collection[str]) -> None:
         self._app, self._access, self._methods = app, access, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            # Nobody here speaks WebSocket.
+            # There is no WebSocket here.
             await send({"type": "websocket.close", "code": 1008})
             return
 
@@ -237,49 +235,46 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         if scope["method"] not in self._methods:
-            return _turned_away("Read-only: send GET or HEAD.", 405, Allow=", ".join(READING))
+            return _refused("Read-only: send GET or HEAD.", 405, Allow=", ".join(READING))
         headers = Headers(scope=scope)
-        hosts, given = headers.getlist("host"), headers.getlist("authorization")
+        hosts, tokens = headers.getlist("host"), headers.getlist("authorization")
         if len(hosts) != 1 or not self._access.knows(hosts[0]):
-            return _turned_away("Unknown host name; --allow-host allows one.", 421)
-        if not self._access.admits(given[0] if len(given) == 1 else ""):
+            return _refused("Unknown host name; --allow-host allows one.", 421)
+        if not self._access.admits(tokens[0] if len(tokens) == 1 else ""):
             challenge = {"WWW-Authenticate": CHALLENGE}
-            return _turned_away("A token is required: as the password, or as a Bearer token.", 401, **challenge)
+            return _refused("A token is required: as the password, or as a Bearer token.", 401, **challenge)
         return None
 
 
-def _turned_away(text: str, status: int, **headers: str) -> PlainTextResponse:
+def _refused(text: str, status: int, **headers: str) -> PlainTextResponse:
     # A refused client keeps no connection.
     return PlainTextResponse(f"{text}\n", status, {"Connection": "close", **headers})
 
 
 STOP_GRACE_S = 3
-"""How long to wait at the end for requests in progress."""
-
+"""How long `close` waits for requests in progress."""
 MAX_CONNECTIONS = 256
-"""Requests on further connections are answered 503."""
-
+"""Requests on further connections get a 503."""
 REQUEST_S = 10.0
 """A connection without a complete request head is closed after this."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any that is free.
+    """A socket that listens; port 0 is any free one.
 
     Raises:
         UsageError: the address is not this machine's, or the port is taken.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        # (all addresses are those of both families, where both are to be had)
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+        dual = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
 def address(listening: socket.socket, name: str | None = None) -> str:
-    """Where a browser finds what listens there; on all addresses, by ``name`` or by one that other machines reach."""
+    """The URL of what listens there; if it listens on all addresses, by ``name`` or an address others can reach."""
     host, port = listening.getsockname()[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = name or _reached_at(listening.family)
@@ -287,16 +282,16 @@ def address(listening: socket.socket, name: str | None = None) -> str:
 
 
 def _reached_at(family: int) -> str:
-    """An address of this machine that others reach: the one by which it would reach them. Nothing is sent."""
+    """An address of this machine that others can reach: that of its own route to them. Nothing is sent."""
     far, loopback = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
-        asking.connect((far, 9))
-        return str(asking.getsockname()[0])
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((far, 9))
+        return str(probe.getsockname()[0])
     return loopback
 
 
 class _TimedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a time limit on request heads: uvicorn limits only the pause between two requests."""
+    """uvicorn's HTTP/1.1 with a time limit on request heads: uvicorn only limits the pause between requests."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -324,10 +319,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class BackgroundServer:
-    """Answers requests in a daemon thread, from `start` (or the beginning of a ``with`` block) to `close` (or its end).
-
-    Requests under way have ``grace_s`` to end.
-    """
+    """A server in a daemon thread, from `start` to `close` or for a ``with`` block."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, grace_s: int = STOP_GRACE_S) -> None:
         self._listening, self._grace_s = listening, grace_s
@@ -336,7 +328,7 @@ class BackgroundServer:
                 app,
                 http=_TimedProtocol,
                 limit_concurrency=MAX_CONNECTIONS,
-                # Whoever sends nonsense writes no lines on our terminal.
+                # A client's nonsense must not fill our terminal.
                 log_level="error",
                 access_log=False,
                 server_header=False,
@@ -352,7 +344,7 @@ class BackgroundServer:
         self._thread = start_thread("http", self._server.run, [self._listening])
 
     def close(self, wait_s: float | None = None) -> None:
-        """Stop listening, and wait for requests in progress: for ``wait_s``, or for their grace period."""
+        """Stop listening, and wait for requests in progress for ``wait_s``, by default their grace period."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(self._grace_s + 1.0 if wait_s is None else wait_s)
@@ -368,41 +360,41 @@ class BackgroundServer:
 
 
 Starter: TypeAlias = Callable[[str, int], None]
-"""Shows a link, at a port of this machine, to whoever is there, or says that they have to open it."""
+"""Opens a link to a port of this machine, or explains how to."""
 
 
 def has_browser(environment: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser can be shown here: not over SSH, nor in a container."""
+    """Whether a browser can open here, unlike over SSH or in a container."""
     if platform in ("darwin", "win32"):
         return True
     return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port."""
+    """A host as a URL has it."""
     return f"[{host}]" if ":" in host else host
 
 
 def tunnel(host: str, port: int, environment: Mapping[str, str]) -> str:
-    """How a page that this machine alone can open is opened from another."""
-    # (who asked, from which port, and where this machine was found)
-    found = environment.get("SSH_CONNECTION", "").split()
-    here = found[2] if len(found) == 4 else socket.gethostname()
+    """How to open a page of this machine's loopback address from another machine."""
+    # client address, client port, server address, server port
+    connection = environment.get("SSH_CONNECTION", "").split()
+    here = connection[2] if len(connection) == 4 else socket.gethostname()
     return f"from another machine: ssh -L {port}:{bracketed(host)}:{port} {here}, and open the same link there"
 
 
-def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
-    """What opens a link in a browser, if that is ``wanted``."""
+def browser_starter(enabled: bool, say: Callable[[str], None]) -> Starter:
+    """Opens links in a browser if ``enabled``, else does nothing."""
 
     def start(link: str, port: int) -> None:
-        if not wanted:
+        if not enabled:
             return
         if not has_browser(os.environ, sys.platform):
             say("cannot open a browser here: open the link in yours")
             if os.environ.get("SSH_CONNECTION"):
                 say(tunnel("127.0.0.1", port, os.environ))
             return
-        # One that runs in the terminal returns when it is left; the file is served meanwhile.
+        # A browser in the terminal returns when the user quits it; the file must be served meanwhile.
         start_thread("browser", opened, link)
 
     def opened(link: str) -> None:
@@ -419,10 +411,10 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
 VIEWER = "https://ui.perfetto.dev"
 HOST = "127.0.0.1"
 VIEWER_PORT = 9001
-"""The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
+"""The only local port that the viewer's own Content-Security-Policy lets it fetch from."""
 
 HINT_S, LATE_HINT_S = 2.5, 20.0
-"""Without a request by then, a hint says what may be wrong: the later time is for a link that is opened by hand."""
+"""Without a request by then, a hint says what may be wrong; the later time is for links opened by hand."""
 _OFFLINE = "`sftriage traces open --offline` shows the capture on a local page, which needs no other host"
 _BLOCKED = (
     "the viewer has not fetched it yet: the browser must be online, and allow the page to reach this machine "
@@ -434,13 +426,13 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
-    """A file, and where it is served, under a name that is plain enough to be part of an address.
+    """A trace served to Perfetto's viewer; ``name`` is URL-safe.
 
     Attributes:
+        opened_at: link parameters that tell the viewer what to show first.
         secret: the part of the path that cannot be guessed.
-        asked: set once a browser has requested it.
-        fetched: set once a browser has all of it but the last piece, which is on its way.
-        opened_at: what of it the viewer is to show first, as parameters of its link.
+        requested: set once a browser has requested it.
+        fetched: set once a browser has received all but the last piece.
     """
 
     file: Path
@@ -448,7 +440,7 @@ class ServedTrace:
     port: int
     opened_at: str = ""
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    asked: threading.Event = field(default_factory=threading.Event)
+    requested: threading.Event = field(default_factory=threading.Event)
     fetched: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -464,10 +456,9 @@ class ServedTrace:
         return f"{VIEWER}/#!/?url={self.url}" + (f"&{self.opened_at}" if self.opened_at else "")
 
     def wait(self, wait_s: float, say: Callable[[str], None], *, started: bool, away: Callable[[], str]) -> bool:
-        """Wait until the file has been fetched, and say soon what is in the way, or may be.
+        """Wait until the file has been fetched, for at most ``wait_s``; ``say`` gets hints on what may be wrong.
 
-        ``started`` says whether a browser was sent here; who opens the link by hand needs longer. ``away`` says why
-        the viewer cannot be reached from this machine, or nothing.
+        ``started``: sftriage opened the link in a browser. ``away`` returns why the viewer is unreachable, or "".
         """
         why: Future[str] = Future()
         start_thread("viewer", lambda: why.set_result(away()))
@@ -478,7 +469,7 @@ class ServedTrace:
             waited_s = hint_s
             if wait_s <= hint_s:
                 return False
-            if self.asked.is_set():
+            if self.requested.is_set():
                 break
             reason = why.result() if why.done() else "no answer"
             if reason or started or hint_s == LATE_HINT_S:
@@ -492,40 +483,38 @@ class ServedTrace:
         return application([Route("/{path:path}", self._answer, methods=methods)], access, methods=methods)
 
     async def _answer(self, request: Request) -> Response:
-        asked = request.scope["raw_path"] + (b"?" + query if (query := request.scope["query_string"]) else b"")
-        # As quick for a path that is nearly right as for any other.
-        if not hmac.compare_digest(asked, self.path.encode()):
+        target = request.scope["raw_path"] + (b"?" + query if (query := request.scope["query_string"]) else b"")
+        if not hmac.compare_digest(target, self.path.encode()):
             raise HTTPException(404, "Not found.")
-        # What is no web page (curl) names no origin.
+        # Programs such as curl send no origin, and neither does a page that embeds the file, with mode no-cors.
         origins, modes = request.headers.getlist("origin"), request.headers.getlist("sec-fetch-mode")
-        # Nor does a page that only embeds a file (as a picture, say), but its browser says so.
         if origins not in ([], [VIEWER]) or "no-cors" in modes:
             raise HTTPException(403, "Only the viewer may fetch this.")
         headers = {"Access-Control-Allow-Origin": VIEWER, "Vary": "Origin"}
         if request.method == "OPTIONS":
-            # A preflight: whether its page may send a request, and whether a page from outside may reach this machine.
+            # A preflight, also of Private Network Access.
             allowed = {"Access-Control-Allow-Methods": "GET, HEAD", "Access-Control-Allow-Private-Network": "true"}
             return Response(status_code=204, headers={**headers, **allowed})
         size_bytes = self.file.stat().st_size
         headers["Content-Length"] = str(size_bytes)
         if request.method == "HEAD":
             return Response(headers=headers, media_type="application/octet-stream")
-        self.asked.set()
+        self.requested.set()
         return StreamingResponse(self._pieces(size_bytes), headers=headers, media_type="application/octet-stream")
 
     def _pieces(self, size_bytes: int) -> Iterator[bytes]:
         with self.file.open("rb") as file:
             for _ in range(0, size_bytes - _CHUNK_BYTES, _CHUNK_BYTES):
                 yield file.read(_CHUNK_BYTES)
-            # Taken once nearly all before it has been sent, and not at all where who asked has gone by then. After the
-            # last piece it would be too late to ask: who has all of it may go before the server comes back here.
+            # The server takes this empty piece only once the ones before are sent and the client is still there. After
+            # the last piece it would be too late: a client that has everything may be gone.
             yield b""
             self.fetched.set()
             yield file.read()
 
 
 def unreachable() -> str:
-    """Why the viewer cannot be reached from this machine; nothing where it can, or where a proxy is asked for it."""
+    """Why this machine cannot reach the viewer; "" if it can, or if it uses a proxy."""
     if urllib.request.getproxies():
         return ""
     try:
@@ -536,23 +525,23 @@ def unreachable() -> str:
 
 
 def listen_for_viewer(port: int) -> socket.socket:
-    """A socket for the viewer to ask on.
+    """A socket for the viewer's request.
 
     Raises:
-        UsageError: it cannot be had, with what to do about it where the port is taken.
+        UsageError: the port is taken (with what to do about that), or another error.
     """
     try:
         return listen(HOST, port)
     except UsageError as error:
         if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
             raise
-        what = (
+        advice = (
             f"stop what listens there (`ss -ltnp 'sport = :{port}'` shows it; often a trace_processor, or another "
             "`traces open`), or use --offline: the viewer's own rules allow no other port of this machine"
             if port == VIEWER_PORT
             else "choose another"
         )
-        raise UsageError(f"port {port} of {HOST} is taken: {what}") from error
+        raise UsageError(f"port {port} of {HOST} is taken: {advice}") from error
 
 
 METRICS_PATH = "/metrics"
@@ -560,8 +549,7 @@ METRICS_GRACE_S = 2
 
 
 def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
-    """What answers, in the format that is asked for; always with all metrics."""
-    # Whoever made the registry has imported it, as the metrics of one process.
+    """The application that serves a registry's metrics in the format that the client accepts."""
     from prometheus_client.exposition import choose_encoder
 
     def metrics(request: Request) -> Response:
@@ -569,12 +557,12 @@ def metrics_app(registry: CollectorRegistry, access: Access) -> ASGIApp:
         return Response(encode(registry), media_type=media_type)
 
     route = Route(METRICS_PATH, metrics, middleware=[Middleware(GZipMiddleware)])
-    # With a token there is nothing to be had by having a name point here, and scrapers come by many names.
+    # Scrapers come by many names, and a token stops DNS rebinding as well.
     return application([route], replace(access, any_name=access.token_sha256 is not None))
 
 
 def metrics_server(registry: CollectorRegistry, host: str, port: int, access: Access) -> tuple[BackgroundServer, str]:
-    """What serves metrics, and its URL. It listens already, so that a port that is taken is known.
+    """The metrics server, not started but listening already, and its URL.
 
     Raises:
         UsageError: the address is not this machine's, or the port is taken.

@@ -1,7 +1,7 @@
-"""The page about a store of many jobs and runs, whose catalogue is kept up to date beside it; or about one capture.
+"""The page about a store of captures, for `sftriage ui --store`, and about one capture, for `sftriage traces open`.
 
-No request waits for the store to be read: a thread does that while there are requests, and what was known is shown
-meanwhile. A store or catalogue that is away is shown to be, and is tried again.
+No request waits for the store: while there are requests, a thread refreshes the store's catalogue, and the page shows
+what was known before. It says when the store or its catalogue is unreachable, and retries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sftriage.errors import InputError, IntegrityError, SftriageError, StoreErro
 from sftriage.reduce.opening import Copying
 from sftriage.runs.captures import since_of
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.lateness import lanes_of
+from sftriage.runs.lateness import tracks_of
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
@@ -46,27 +46,27 @@ from sftriage.web.run_page import RunPage
 from sftriage.web.serving import HOST, Access
 
 REFRESH_S = 15.0
-"""How often a store is listed while somebody looks: each time costs requests, which are charged for."""
+"""How often a store is listed while there are requests: object stores charge for listing."""
 RETRY_S = 5.0
-"""The same while it is away."""
+"""The same while it is unreachable."""
 
-_TOLD_EVERY = 20
+_PROGRESS_EVERY = 20
 
 log = logging.getLogger("sftriage")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """What is known of a store at one moment.
+    """A store at one moment.
 
     Attributes:
-        place: where it is; nothing in it is secret.
-        version: changes whenever something that a page shows does.
-        rows: its captures, oldest first; once it is ``known``, what is not among them is not there.
-        problems: what lies there and is no capture, and why.
-        away: why it cannot be reached; "" while it can.
-        read: manifests that have been read so far, and of how many, the first time.
-        as_of_s: when it was last seen, seconds since the epoch.
+        place: where it is, without secrets.
+        version: changes whenever a page would.
+        rows: its captures, oldest first; complete once ``known``.
+        problems: why other objects in it are no captures.
+        away: why it is unreachable, or "".
+        read: on the first reading, the manifests read so far and in all.
+        as_of_s: when it was last reached, seconds since the epoch.
     """
 
     place: str
@@ -83,15 +83,13 @@ class StoreView:
 
 
 class StoreSource:
-    """The captures of a store, or of all stores that share a catalogue.
-
-    Its methods may be called from any thread. ``shared`` says that they may be in any store that shares the catalogue.
+    """The captures of a store, or (``shared``) of all stores that share a catalogue. Its methods are thread-safe.
 
     Args:
-        catalogue: who is asked.
-        store: where they are; None of what is shared.
-        store_of: opens the store that a row of a shared catalogue names.
-        place: where they are said to be, if not where the store is.
+        catalogue: the catalogue to query.
+        store: the store; None if shared.
+        store_of: opens the store of a row of a shared catalogue.
+        place: the displayed place, by default the store's.
     """
 
     def __init__(
@@ -114,36 +112,36 @@ class StoreSource:
         return self._view.place
 
     def view(self) -> StoreView:
-        """The store as it was last seen. If that is some time ago, it is looked at again, beside."""
+        """The store as last read. If that is some time ago, it is read again in the background."""
         with self._lock:
             if not self._busy and time.monotonic() >= self._due_s:
                 self._busy = True
                 self._reading.submit(self._read)
             return self._view
 
-    def find(self, wanted: CaptureQuery) -> Sequence[CaptureRow]:
-        """The captures that are wanted, newest first; none as long as nothing is known.
+    def find(self, query: CaptureQuery) -> Sequence[CaptureRow]:
+        """The matching captures, newest first; none until the store was read.
 
         Raises:
-            CatalogueError: the catalogue cannot be reached.
+            CatalogueError: the catalogue is unreachable.
         """
         view = self._view
         if not view.known:
             return ()
-        return (view.rows if wanted == CaptureQuery() else self._catalogue.find(wanted))[::-1]
+        return (view.rows if query == CaptureQuery() else self._catalogue.find(query))[::-1]
 
     def capture(self, place: CaptureKey) -> tuple[Manifest, Store]:
-        """A capture, and the store that it lies in.
+        """A capture and its store.
 
         Raises:
-            UsageError: there is none.
-            InputError, IntegrityError: what lies there is none.
-            StoreError, CatalogueError: where it is cannot be reached.
+            UsageError: there is no such capture.
+            InputError, IntegrityError: it is damaged, or another capture.
+            StoreError, CatalogueError: the store or catalogue is unreachable.
         """
         if self._store is not None:
             return self._store.manifest(place.key), self._store
-        wanted = CaptureQuery(job=place.job, run=place.run, prefix=place.capture_id)
-        row = next((row for row in self._catalogue.find(wanted) if row.capture_id == place.capture_id), None)
+        query = CaptureQuery(job=place.job, run=place.run, prefix=place.capture_id)
+        row = next((row for row in self._catalogue.find(query) if row.capture_id == place.capture_id), None)
         if row is None:
             raise UsageError(f"no capture {place.key} in {self.place}")
         store = self._store_of(row)
@@ -154,37 +152,36 @@ class StoreSource:
 
     def _read(self) -> None:
         try:
-            found = self._looked()
+            found = self._refreshed()
         except (SftriageError, OSError) as error:
             found = replace(self._view, away=str(error))
         except Exception:
             log.exception("the store could not be read; trying again")
             found = replace(self._view, away="it could not be read")
         with self._lock:
-            seen = [(row.store, row.reference, row.sha256, row.reproduced) for row in found.rows]
-            # A message may say how long it took to fail, which is another time each time.
-            about = repr((found.known, found.problems, re.sub(r"[0-9.]+", "", found.away), seen))
+            rows = [(row.store, row.reference, row.sha256, row.reproduced) for row in found.rows]
+            # Without numbers: an error may say how long it took to fail, which differs each time.
+            about = repr((found.known, found.problems, re.sub(r"[0-9.]+", "", found.away), rows))
             version = hashlib.sha256(about.encode(errors="surrogatepass")).hexdigest()[:16]
             self._view = replace(found, version=version)
             self._busy = False
             self._due_s = time.monotonic() + (RETRY_S if found.away else REFRESH_S)
 
-    def _looked(self) -> StoreView:
+    def _refreshed(self) -> StoreView:
         problems, away = tuple[str, ...](), ""
         if self._store is not None:
             try:
-                problems = self._catalogue.refresh(self._told)
+                problems = self._catalogue.refresh(self._progress)
             except StoreError as error:
-                # What its catalogue knows is better than nothing.
                 if not self._catalogue.is_indexed():
                     raise
                 problems, away = self._view.problems, str(error)
         rows = tuple(self._catalogue.find())
-        seen_s = self._view.as_of_s if away else time.time()
-        return replace(self._view, rows=rows, known=True, problems=problems, away=away, read=(0, 0), as_of_s=seen_s)
+        as_of_s = self._view.as_of_s if away else time.time()
+        return replace(self._view, rows=rows, known=True, problems=problems, away=away, read=(0, 0), as_of_s=as_of_s)
 
-    def _told(self, done: int, total: int) -> None:
-        if not self._view.known and (done % _TOLD_EVERY == 0 or done == total):
+    def _progress(self, done: int, total: int) -> None:
+        if not self._view.known and (done % _PROGRESS_EVERY == 0 or done == total):
             with self._lock:
                 self._view = replace(self._view, read=(done, total), version=f"reading-{done}-{total}")
 
@@ -195,22 +192,18 @@ PROFILERS = ("torch", "nsys", "stacks")
 MAX_TEXT = 300
 
 PAGE_SIZE = 50
-MAX_OFFERED = 200
-"""Jobs, runs and stages that a field offers."""
-
+MAX_SUGGESTED = 200
+"""Jobs, runs and stages suggested by each field."""
 MAX_BESIDE = 12
-"""Other captures of a run that its captures' pages lead to."""
+"""Other captures of its run that a capture's page links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What was typed, by name, without what was left empty; what is ``wanted`` by it; and ``problems`` in words.
-
-    A text with a problem means nothing, and is passed over.
-    """
+    """The filter of an address: its non-empty ``texts`` by field, their query, and why some are ignored."""
 
     texts: Mapping[str, str]
-    wanted: CaptureQuery
+    captures: CaptureQuery
     problems: Mapping[str, str]
 
     @property
@@ -219,7 +212,7 @@ class Filter:
 
 
 def filter_of(query: Mapping[str, str], now: datetime) -> Filter:
-    """What an address asks for."""
+    """The filter of an address's query."""
     texts = {name: text for name in NAMES if (text := query.get(name, "").strip()[:MAX_TEXT])}
     problems: dict[str, str] = {}
     rank = texts.get("rank", "")
@@ -234,17 +227,17 @@ def filter_of(query: Mapping[str, str], now: datetime) -> Filter:
             since = since_of(texts["since"], now)
         except UsageError as error:
             problems["since"] = str(error).removeprefix("--")
-    given = {name: texts[name] for name in ("job", "run", "stage", "reproduced", "profiler") if name in texts}
-    wanted = CaptureQuery(
-        **{name: text for name, text in given.items() if name not in problems},  # type: ignore[arg-type]  # all text
+    valid = {name: text for name, text in texts.items() if name not in (*problems, "rank", "since")}
+    captures = CaptureQuery(
+        **valid,  # type: ignore[arg-type]  # all text
         rank=int(rank) if rank and "rank" not in problems else None,
         since=since,
     )
-    return Filter(texts, wanted, problems)
+    return Filter(texts, captures, problems)
 
 
 class StorePage(Page[StoreSource]):
-    """The page about a store. A capture's address is its key: job and run as they are written there, and its id."""
+    """The page about a store. A capture's address is its key: job, run and id."""
 
     layout = "store_base.html"
     _stacks = StackDownloads()
@@ -272,20 +265,20 @@ class StorePage(Page[StoreSource]):
 
     def _captures(self, request: Request) -> Response:
         view = self._source.view()
-        asked = filter_of(request.query_params, datetime.fromtimestamp(self._now_s(), timezone.utc))
+        chosen = filter_of(request.query_params, datetime.fromtimestamp(self._now_s(), timezone.utc))
         with reading_stored():
-            rows = self._source.find(asked.wanted)
+            rows = self._source.find(chosen.captures)
         pages = max(1, -(-len(rows) // PAGE_SIZE))
         number = min(max(page_number(request), 1), pages)
         return self.html(
             "store.html",
             view,
-            asked=asked,
+            chosen=chosen,
             rows=[(_link(row), row) for row in rows[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]],
             found=len(rows),
             number=number,
             pages=pages,
-            offered={name: view.names(name)[:MAX_OFFERED] for name in ("job", "run", "stage")},
+            suggested={name: view.names(name)[:MAX_SUGGESTED] for name in ("job", "run", "stage")},
             answers=ANSWERS,
             profilers=PROFILERS,
         )
@@ -302,17 +295,17 @@ class StorePage(Page[StoreSource]):
             address=_address(CaptureKey.of(manifest)),
             manifest=manifest,
             bars=bars_of(manifest.findings),
-            asked=None,
-            lanes=lanes_of(manifest.recorded),
-            flames=self._stacks.drawn(manifest, store, self._asked_with(manifest, of_run), request.query_params),
+            decision=None,
+            tracks=tracks_of(manifest.recorded),
+            flames=self._stacks.drawn(manifest, store, self._captured_with(manifest, of_run), request.query_params),
             cost=manifest.cost,
             upload=None,
             store=store.place if self._source.shared else self._source.place,
             beside=others[:MAX_BESIDE],
         )
 
-    def _asked_with(self, manifest: Manifest, of_run: Sequence[CaptureRow]) -> Iterator[tuple[Manifest, Store]]:
-        """The captures of a run that the same window led to, other than one: read as they are asked for."""
+    def _captured_with(self, manifest: Manifest, of_run: Sequence[CaptureRow]) -> Iterator[tuple[Manifest, Store]]:
+        """The other captures that the same window led to, each read when it is needed."""
         window = manifest.trigger.window
         for row in of_run:
             of_window = (row.window_first_step, row.window_last_step) == (window.first_step, window.last_step)
@@ -345,14 +338,14 @@ def _link(row: CaptureRow) -> str:
 def capture_page(
     store: Store, reference: str, out: Path | None, stopping: threading.Event, copying: Copying
 ) -> Iterator[tuple[ASGIApp, str, str, Path]]:
-    """A page on this machine about a capture; the capture's address on it, its trace's name, and the verified trace.
+    """An application about one capture, the capture's address in it, its trace's name, and the verified trace.
 
-    A capture of a store elsewhere is fetched first; it is gone after the block. A copy of its trace is left at ``out``.
+    A capture of a remote store is fetched first, for the duration of the block. A copy of its trace is left at ``out``.
     ``stopping`` ends event streams.
 
     Raises:
-        IntegrityError: a file of the capture is not what was put.
-        StoreError: the store cannot be reached.
+        IntegrityError: a file of the capture is damaged.
+        StoreError: the store is unreachable.
     """
     access = Access.to(HOST, None, "")
     manifest, condition = store.look(reference)
@@ -377,7 +370,7 @@ def capture_page(
 
 @contextlib.contextmanager
 def _fetched(store: Store, reference: str, manifest: Manifest, copying: Copying) -> Iterator[tuple[Store, Path]]:
-    """A store on this machine that has this one capture, each file verified; it is gone after the block."""
+    """A temporary local store with a verified copy of a capture."""
     from sftriage.traces.remote import RemoteStore
 
     with tempfile.TemporaryDirectory(prefix="sftriage-open-") as name:

@@ -71,11 +71,11 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     assert page.evaluate("navigator.clipboard.readText()") == command
     # WHEN one goes from the capture's mark on the timeline to its page
     page.click(f'.marks a[href="/captures/{manifest.capture_id}"]', force=True)
-    page.wait_for_selector("#lanes")
+    page.wait_for_selector("#tracks")
     assert page.inner_text("#capture-title") == (
         f"Capture of rank 2, steps {manifest.capture.first_step} to {manifest.capture.last_step}"
     )
-    assert page.locator("#lanes .lane").count() == 2
+    assert page.locator("#tracks .track").count() == 2
     # (and the manifest keeps what is drawn there, for a store)
     assert [[step.step for step in one.steps] for one in manifest.recorded.ranks] == [
         list(range(manifest.capture.first_step, manifest.capture.last_step + 1))

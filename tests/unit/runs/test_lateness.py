@@ -15,10 +15,10 @@ from sftriage.runs.lateness import (
     WIDTH,
     HeatSource,
     heat_map,
-    lanes_of,
     lateness_of,
     peers_of,
     recorded_of,
+    tracks_of,
 )
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
 from sftriage.windows.logs import LOG_KIND, StepLogs
@@ -184,7 +184,7 @@ def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.lateness.MAX_REMEMBERED", 10)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_CACHED", 10)
     run.record(2, range(100), slow_from(50, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 99, 1)
@@ -201,17 +201,17 @@ def record(step=0, start_ms=0, data=10, forward=30, backward=60, other=0, outsid
 
 
 def drawn(ranks):
-    return lanes_of(recorded_of(ranks))
+    return tracks_of(recorded_of(ranks))
 
 
 def test_two_ranks_on_one_clock_are_drawn_where_they_were():
     # GIVEN a rank that is slow in data, and another that starts 5 ms later and waits for it
     slow = [record(start_ms=1000, data=50)]
     other = [record(start_ms=1005, data=5, backward=100)]
-    lanes = drawn([("captured", info_of(2), slow), ("control", info_of(0), other)])
+    tracks = drawn([("captured", info_of(2), slow), ("control", info_of(0), other)])
     # THEN both lie on one scale of 140 ms, each block as wide as it lasted
-    assert (lanes.one_clock, lanes.span_s) == (True, pytest.approx(0.14))
-    first, second = lanes.lanes
+    assert (tracks.one_clock, tracks.span_s) == (True, pytest.approx(0.14))
+    first, second = tracks.ranks
     assert [(block.stage, block.x, block.width) for block in first.blocks] == [
         ("data", 0, pytest.approx(50 / 140 * WIDTH, abs=0.01)),
         ("forward", pytest.approx(50 / 140 * WIDTH, abs=0.01), pytest.approx(30 / 140 * WIDTH, abs=0.01)),
@@ -224,17 +224,17 @@ def test_two_ranks_on_one_clock_are_drawn_where_they_were():
 def test_ranks_of_other_hosts_are_laid_together_where_they_meet():
     # GIVEN clocks that have nothing to do with each other
     slow, other = [record(start_ms=9_000_000, data=50)], [record(start_ms=7, data=10, backward=100)]
-    lanes = drawn([("captured", info_of(2), slow), ("control", info_of(0, host="node-2"), other)])
+    tracks = drawn([("captured", info_of(2), slow), ("control", info_of(0, host="node-2"), other)])
     # THEN the first sync stage ends at one place
-    ends = [[block.x + block.width for block in lane.blocks if block.stage == "backward"] for lane in lanes.lanes]
-    assert not lanes.one_clock
+    ends = [[block.x + block.width for block in track.blocks if block.stage == "backward"] for track in tracks.ranks]
+    assert not tracks.one_clock
     assert ends[0] == pytest.approx(ends[1], abs=0.05)
 
 
 def test_time_outside_the_stages_is_where_it_was():
     # GIVEN 8 ms outside every stage, of which 6 before the sync
-    (lane,) = drawn([("captured", info_of(2), [record(other=8, outside=6)])]).lanes
-    assert [(block.stage, round(block.duration_s * 1e3)) for block in lane.blocks] == [
+    (track,) = drawn([("captured", info_of(2), [record(other=8, outside=6)])]).ranks
+    assert [(block.stage, round(block.duration_s * 1e3)) for block in track.blocks] == [
         ("data", 10),
         ("forward", 30),
         ("other", 6),
@@ -244,16 +244,16 @@ def test_time_outside_the_stages_is_where_it_was():
 
 
 def test_a_long_capture_is_shown_in_part():
-    lanes = drawn([("captured", info_of(2), [record(step, step * 100) for step in range(50)])])
-    assert (lanes.first_step, lanes.last_step) == (0, MAX_RECORDED_STEPS - 1)
+    tracks = drawn([("captured", info_of(2), [record(step, step * 100) for step in range(50)])])
+    assert (tracks.first_step, tracks.last_step) == (0, MAX_RECORDED_STEPS - 1)
 
 
 def test_a_schema_without_sync_is_drawn_too():
     schema = StageSchema(("data", "forward", "backward", "other"))
     ranks = [info_of(0, schema=schema), info_of(1, schema=schema, host="node-2")]
     steps = [replace(record(start_ms=start_ms), outside_ns=()) for start_ms in (5, 900)]
-    lanes = drawn([("captured", ranks[0], steps[:1]), ("control", ranks[1], steps[1:])])
-    assert [lane.blocks[0].x for lane in lanes.lanes] == [0, 0]
+    tracks = drawn([("captured", ranks[0], steps[:1]), ("control", ranks[1], steps[1:])])
+    assert [track.blocks[0].x for track in tracks.ranks] == [0, 0]
 
 
 def test_nothing_recorded_is_no_drawing():

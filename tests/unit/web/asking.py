@@ -96,7 +96,7 @@ def text_of(answer: Answer) -> str:
 
 def readable(html: str) -> Iterator[str]:
     """What a person reads on a page beside its charts, section by section."""
-    beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|lanes)".*?</section>'
+    beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|tracks)".*?</section>'
     html = re.sub(beside, "", html, flags=re.DOTALL)
     yield from re.findall(r'<p class="run".*?(<span class="pill [^>]*>.*?)</span>', html)
     for part in re.findall(r"<section.*?</section>", html, re.DOTALL):

@@ -159,7 +159,7 @@ def test_the_store_shows_the_same_steps_as_the_run_did(shelf, captured, store):
     shelf.look()
     # THEN its page in the store has the picture that the page of the run has, and its table
     of_run, of_store = (
-        answer.text.partition('<section id="lanes"')[2].partition("</section>")[0]
+        answer.text.partition('<section id="tracks"')[2].partition("</section>")[0]
         for answer in (captured.get("/captures/c-1"), shelf.get("/captures/resnet/run-1/c-1"))
     )
     assert of_run.count("<rect") == 2 * 5 * 3
