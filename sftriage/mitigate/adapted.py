@@ -1,6 +1,6 @@
 """Pipelines of ``torch.distributed.pipelining`` whose stages run further ahead. Runs in the trainer.
 
-With a plan of your own, such as one of `sftriage analyze`::
+With a plan of your own, such as `sftriage.mitigate.advice.planned` makes::
 
     schedule = adapted_schedule(stage, n_microbatches, loss_fn, ahead_S)
     schedule.step(...)

@@ -1,6 +1,6 @@
 """Models of the remedies against a straggler: what each would save, and from which lateness on. Pure.
 
-`sftriage.mitigate.loop` tries what a policy allows; `sftriage analyze` and a run's summary show the rest as advice.
+`sftriage.mitigate.loop` tries what a policy allows; `sftriage advise` and a run's summary show the rest as advice.
 
 All-reduce with a late rank: the α-β model (arXiv 2505.23523, section 4). A message of b bytes takes α + bβ; a rank
 sends and receives one message at a time. Seconds count from the straggler's arrival.

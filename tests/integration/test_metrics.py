@@ -289,7 +289,7 @@ tests:
     eval_time: 15m
     exp_alerts:
     - exp_labels: {severity: page, job_name: a}
-      exp_annotations: {summary: a stands still, description: 'Who is waited for: sftriage decisions'}
+      exp_annotations: {summary: a stands still, description: 'Which ranks are missing: sftriage decisions'}
   - alertname: TrainingHasSlowRank
     eval_time: 15m
     exp_alerts:

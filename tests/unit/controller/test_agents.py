@@ -41,7 +41,7 @@ def test_windows_come_out_once():
     assert sorted(gathering.spans(window)) == [4, 5, 6, 7]
 
 
-def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once():
+def test_ranks_of_two_hosts_share_windows_however_many_rows_arrive_at_once():
     # WHEN the rows of a rank on each of two hosts come at once, for many windows
     places = {rank: replace(info(rank), host=host, cohort=f"pp{rank}") for rank, host in enumerate("ab")}
     sent = [replace(rows((rank,), 0, 40, world_size=2), ranks={rank: ring}) for rank, ring in places.items()]
@@ -52,7 +52,7 @@ def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once()
     assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
 
 
-def test_a_generation_that_another_one_has_followed_is_over():
+def test_a_generation_ends_when_the_next_begins():
     gathering = WindowAssembly(SHAPE)
     assert gathering.add([of_two(count=3)]) == []
     # GIVEN the job was started again, and a rank of the generation before still takes steps
@@ -62,7 +62,7 @@ def test_a_generation_that_another_one_has_followed_is_over():
     assert [(w.attempt, w.first_step) for w in gathering.add([of_two(3, 1, generation=1)])] == [(1, 0)]
 
 
-def test_steps_that_are_held_no_longer_come_from_the_logs(tmp_path):
+def test_steps_no_longer_in_memory_come_from_the_logs(tmp_path):
     # GIVEN a job whose rings were read for many windows after some steps
     for part in ("rings", "steps"):
         (tmp_path / part).mkdir()
@@ -86,7 +86,7 @@ def test_steps_that_are_held_no_longer_come_from_the_logs(tmp_path):
         assert gathering.steps(3, 10, 21) is None
 
 
-def test_while_a_capture_goes_on_windows_are_held_that_have_gone_out(monkeypatch):
+def test_windows_stay_in_memory_during_a_capture(monkeypatch):
     # GIVEN a job of which nothing is on disk, and a capture that goes on
     gathering = WindowAssembly(SHAPE)
 
@@ -123,7 +123,7 @@ def test_a_host_whose_ranks_record_other_stages_counts_as_missing(unlike, caplog
     assert logged.message == "ranks (1,) record different stages than the others and count as missing"
 
 
-def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
+def test_windows_do_not_wait_for_a_silent_rank_until_it_reports_again():
     # GIVEN ranks of two hosts, one of which is not heard of after step 1
     gathering = WindowAssembly(SHAPE)
     assert gathering.add([rows((0, 1), 0, 5, agent="a"), rows((2, 3), 0, 2, agent="b")]) == []
@@ -173,11 +173,11 @@ def suspecting(*ranks):
         ((), [0.1, 0.1], {}, ()),
     ],
 )
-def test_peers_are_those_that_do_the_same_work(suspects, local_R, refined, peers):
+def test_peers_do_the_same_work(suspects, local_R, refined, peers):
     assert peers_of(suspecting(*suspects), slow_window(local_R, **refined)) == peers
 
 
-def test_without_a_window_the_others_are_taken_in_their_order():
+def test_without_a_window_peers_are_in_rank_order():
     assert peers_of(suspecting(1), None, [3, 1, 0]) == (0, 3)
 
 
@@ -185,7 +185,7 @@ VALUES = st.floats(0, 1e3) | st.just(float("nan"))
 
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=5)))
-def test_the_median_of_what_is_known_is_numpys(rows):
+def test_the_median_of_known_values_equals_numpys(rows):
     values = np.array(rows)
     known = ~np.isnan(values).all(axis=1)
     found = known_medians(values)
@@ -194,7 +194,7 @@ def test_the_median_of_what_is_known_is_numpys(rows):
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 2, 3])
-def test_rows_that_are_in_no_window_to_come_are_settled(warmup_steps):
+def test_rows_that_no_later_window_needs_are_settled(warmup_steps):
     # GIVEN windows of four steps that follow on one another, and rows of two steps each
     gathering, windows = WindowAssembly(Shape(4, 4, warmup_steps)), []
     for position in range(1, 8):
@@ -236,14 +236,14 @@ def ids(of: DesiredCaptures) -> list[str]:
         ([("x", "refused")], ["s1", "s2", "c1", "c2"]),
     ],
 )
-def test_a_control_is_wanted_until_none_of_its_suspects_can_have_a_trace(ends, wanted):
+def test_a_control_is_wanted_while_a_suspect_may_yield_a_trace(ends, wanted):
     made = wants(*TWO_PAIRS)
     for end in ends:
         made.ended(result(*end))
     assert ids(made) == wanted
 
 
-def test_its_end_says_why_and_another_end_is_left_as_it_is():
+def test_a_cancelled_capture_has_the_reason_and_others_keep_their_result():
     made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
     refused = result("s1", "refused", detail="a profiler is already running in this process")
     assert made.ended(refused)[1] == refused
@@ -253,19 +253,19 @@ def test_its_end_says_why_and_another_end_is_left_as_it_is():
     assert (wanted.request.capture_id, wanted.trigger, wanted.generation) == ("c1", WHY, 3)
 
 
-def test_one_whose_trace_was_there_already_is_kept_as_it_is():
+def test_a_cancelled_capture_with_a_trace_keeps_its_result():
     made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
     made.ended(result("s1", "failed"))
     stored = result("c1", "stored", 4)
     assert made.ended(stored)[1] == stored
 
 
-def test_when_it_is_to_have_begun_is_told_as_an_age():
+def test_the_deadline_to_begin_is_sent_as_an_age():
     made = wants(request_of("s1", 2))
     assert [made.wanted(now_s)[0].expires_s for now_s in (1000.0, 1059.0, 1061.0)] == [EXPIRES_S, 1.0, -1.0]
 
 
-def test_what_an_earlier_process_asked_for_is_wanted_as_such():
+def test_captures_of_an_earlier_process_are_marked_as_resumed():
     made = DesiredCaptures()
     made.resume(request_of("s1", 2), WHY, 1)
     (one,) = made.wanted(5000.0)
@@ -274,7 +274,7 @@ def test_what_an_earlier_process_asked_for_is_wanted_as_such():
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "c1", "c2"]), st.sampled_from(["stored", "failed", "refused"]))))
-def test_nothing_that_has_ended_is_wanted_and_what_is_wanted_was_asked_for(ends):
+def test_wanted_captures_are_requested_and_unended(ends):
     made = wants(*TWO_PAIRS)
     for capture_id, state in ends:
         made.ended(result(capture_id, state))
@@ -293,7 +293,7 @@ def controller(directory, left=None) -> Controller:
     return Controller(POLICY, Journal(directory / "decisions.jsonl"), directory / "state.json", left=left)
 
 
-def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_way(tmp_path):
+def test_a_new_controller_knows_decisions_and_running_captures(tmp_path):
     # GIVEN a controller that has asked for a capture because of a window, and one for a person, and was killed
     first = controller(tmp_path)
     slow = window(0, late_s=0.02)
@@ -320,7 +320,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     assert (set(left.unended), left.n_windows, left.n_stored) == ({wanted.capture_id}, 1, 1)
 
 
-def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_path):
+def test_the_next_controller_requests_a_follow_up_once(tmp_path):
     # GIVEN a capture that has told what it leaves open, and whose controller was killed before it counted as ended
     first = controller(tmp_path)
     (request,) = first.take(window(0, late_s=0.02), 100.0).decision.requests
@@ -344,7 +344,7 @@ def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_p
     assert third.take(window(60, late_s=0.02), 106.0).decision.reason == "already_captured"
 
 
-def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
+def test_the_next_controller_continues_the_losses(tmp_path):
     # GIVEN one controller that judges all windows of a slow rank, and others that take over after each
     whole, journal = controller(tmp_path / "whole"), tmp_path / "taken" / "decisions.jsonl"
     for number in range(6):
@@ -359,7 +359,7 @@ def test_what_stragglers_have_cost_goes_on_with_the_next_controller(tmp_path):
     assert taken.losses == whole.losses == resume_state(read_journal(journal)).losses
 
 
-def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):
+def test_learning_records_nothing_and_leads_to_the_same_next_verdict(tmp_path):
     # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
     healthy = [window(20 * number) for number in range(4)]
     slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0, 1.0))

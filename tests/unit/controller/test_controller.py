@@ -44,7 +44,7 @@ def start(tmp_path):
     return start
 
 
-def test_a_suspect_becomes_a_capture_of_just_that_rank_linked_to_its_window(start):
+def test_a_suspect_leads_to_a_capture_of_its_rank_linked_to_its_window(start):
     controller = start()
     assert controller.take(window(0), now_s=100.0).decision.outcome == "ignore"
     judged = controller.take(window(20, late_s=0.02), now_s=101.0)
@@ -54,7 +54,7 @@ def test_a_suspect_becomes_a_capture_of_just_that_rank_linked_to_its_window(star
     assert (trigger.first_step, trigger.last_step, trigger.stage, trigger.ranks) == (20, 39, "data", (2,))
 
 
-def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
+def test_a_restart_keeps_cooldowns_and_running_captures(start):
     # GIVEN a capture was started
     first = start()
     (request,) = first.take(window(0, late_s=0.02), now_s=100.0).decision.requests
@@ -70,7 +70,7 @@ def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
     ("answer", "reason"),
     [("yes", "already_captured"), ("partly", "already_captured"), ("no", "rule_matched"), (None, "rule_matched")],
 )
-def test_a_suspect_whose_capture_holds_its_fault_waits_and_one_whose_does_not_is_tried_again(start, answer, reason):
+def test_a_reproduced_suspect_waits_and_others_are_captured_again(start, answer, reason):
     # GIVEN a capture that ended, and whether the fault is in its steps, if that could be told
     controller = start()
     (request,) = controller.take(window(0, late_s=0.02), now_s=100.0).decision.requests
@@ -83,7 +83,7 @@ def test_a_suspect_whose_capture_holds_its_fault_waits_and_one_whose_does_not_is
     assert decision.parameters.get("capture_id") == (request.capture_id if reason == "already_captured" else None)
 
 
-def test_another_attempt_of_the_job_has_no_baseline_from_the_last(start):
+def test_an_attempt_has_no_baseline_from_the_previous_one(start):
     controller = start()
     for number in range(3):
         controller.take(window(20 * number), now_s=100.0)
@@ -92,18 +92,18 @@ def test_another_attempt_of_the_job_has_no_baseline_from_the_last(start):
     assert (known, fresh) == (1.0, 0.0)
 
 
-def test_a_state_file_that_is_none_is_refused_in_words(start, tmp_path):
+def test_an_invalid_state_file_is_refused_in_words(start, tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"captures": "many"}), encoding="utf-8")
     with pytest.raises(InputError, match="captures"):
         start()
 
 
-def test_the_policys_thresholds_are_the_verdicts_thresholds():
+def test_verdicts_use_the_policys_thresholds():
     found = settings_of(Detection(min_gain="7%", min_persistence=0.8, min_coverage=0.5))
     assert found == Settings(pytest.approx(0.07), min_persistence_fraction=0.8, min_coverage_fraction=0.5)
 
 
-def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_lasted(start):
+def test_a_restart_keeps_notifications_and_streaks(start):
     page = {"name": "page", "match": {"gain": ">= 5%"}, "notify": [{"webhook": {"url_from_env": "HOOK"}}]}
     slow = {"name": "slow", "match": {"gain": ">= 5%"}, "for": "60 steps", "capture": {"control_ranks": 1}}
     # WHEN each window is judged by another controller
@@ -115,7 +115,7 @@ def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_laste
     assert [(one.rank, one.role) for one in decisions[2].requests] == [(2, "suspect"), (0, "control")]
 
 
-def test_windows_without_the_straggler_do_not_say_that_there_is_none(start, tmp_path):
+def test_windows_without_the_straggler_do_not_rule_it_out(start, tmp_path):
     # GIVEN a remedy that is tried on a rank that is always late
     controller = start(mitigate={"remedies": ["stragglar"], "min_saving": "1%"})
     group = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 400, 400, 0, -1, Request(0, 0, 0), 0.01, 1 << 20)
@@ -172,7 +172,7 @@ def looks(of, job, first_s, last_s, now_s=100.0):
     return [one for one in found if one is not None]
 
 
-def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(stepping, tmp_path):
+def test_a_stall_is_decided_once_and_recorded_with_ranks_stage_and_reason(stepping, tmp_path):
     # WHEN rank 1 stays in data from the first second on, and the others wait
     (judged,) = looks(stepping, Since(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
     # THEN it is held, for no rule is about stalls
@@ -186,7 +186,7 @@ def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(stepping, 
     assert entry.verdict.numbers["threshold_s"] == 2.0
 
 
-def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(stepping):
+def test_a_captured_rank_does_not_stall_before_its_time_box_ends(stepping):
     # GIVEN rank 2 is being captured, for at most 60 s and 120 s of grace
     (request,) = stepping.take(window(0, late_s=0.02), now_s=100.0).decision.requests
     assert request.rank == 2
@@ -197,13 +197,13 @@ def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(stepping
     assert len(looks(stepping, held_up, 9.1, 12.0, now_s=281.0)) == 1
 
 
-def test_a_stage_that_the_windows_show_unused_is_given_more_time(stepping):
+def test_a_stage_unused_in_windows_gets_more_time(stepping):
     saving = Since(("save", "backward", "backward"), 10, 1.0)
     stepping.take(window(0), now_s=100.0)
     assert looks(stepping, saving, 1.1, 10.9) == []
     assert len(looks(stepping, saving, 11.0, 13.0)) == 1
 
 
-def test_the_policys_time_is_the_floor_and_never_above_the_others():
+def test_the_policys_time_is_a_floor_for_stalls():
     floor_s = Detection(stalled_after="20m").stalled_after_s
     assert [floor_of(wait, floor_s) for wait in ("step", "outside", "start")] == [1200, 1200, 1800]

@@ -67,13 +67,13 @@ def test_what_captures_cost(captures, expected):
         assert one.cost_s == (None if cost_s is None else pytest.approx(cost_s))
 
 
-def test_a_cost_is_told_once_however_the_windows_overlap():
+def test_a_cost_is_recorded_once_however_windows_overlap():
     took_s, capturing = job(300, (80, 85, 0.05, 0.0), (200, 205, 0.05, 0.0))
     for stride in (1, 7, 10, 50):
         assert [round(one.cost_s, 6) for one in costs_of(took_s, capturing, stride=stride)] == [0.3, 0.3]
 
 
-def test_missing_ranks_and_steps_do_not_count():
+def test_missing_ranks_and_steps_have_no_cost():
     # GIVEN a step of the capture that nobody saw, and a rank that is missing throughout
     took_s, capturing = job(200, (80, 85, 0.05, 0.0))
     some = list(windows(took_s, capturing))
@@ -100,7 +100,7 @@ def test_a_long_job_is_remembered_within_bounds():
         (20, 1, 0.05),  # one that was always there
     ],
 )
-def test_a_fault_that_was_there_before_is_no_capture_s_cost(onset, period, most_s):
+def test_an_earlier_fault_is_not_charged(onset, period, most_s):
     # GIVEN a job with a fault of 200 ms, and a capture of four steps because of it that costs next to nothing
     took_s, capturing = job(200, (100, 103, 0.001, 0.0))
     took_s[np.arange(200) >= onset] += np.where(np.arange(onset, 200) % period == 0, 0.2, 0.0)
@@ -110,7 +110,7 @@ def test_a_fault_that_was_there_before_is_no_capture_s_cost(onset, period, most_
     assert cost.cost_s <= most_s
 
 
-def test_a_checkpoint_before_it_hides_no_cost():
+def test_a_checkpoint_before_a_capture_hides_no_cost():
     took_s, capturing = job(200, (100, 103, 0.1, 0.02))
     took_s[70] += 30.0
     (cost,) = costs_of(took_s, capturing)
@@ -148,7 +148,7 @@ def checkpointing(every, captured, *, stall_s=0.15, kind="", rank=1, n_steps=700
         (600, 599, "checkpoint", 0.15),
     ],
 )
-def test_a_checkpoint_in_a_capture_is_no_capture_s_cost(every, captured, kind, expected_s):
+def test_a_checkpoint_in_a_capture_is_not_charged(every, captured, kind, expected_s):
     job = checkpointing(every, captured, kind=kind)
     (cost,) = costs_over([job])
     assert cost.cost_s == pytest.approx(expected_s, abs=0.025)
@@ -173,7 +173,7 @@ def test_a_checkpoint_after_the_sync_counts_once(ranks, length, stride):
     assert [one.cost_s for one in found] == [pytest.approx(0.06, abs=0.02)]
 
 
-def test_what_was_slow_for_a_while_before_is_not_taken_for_what_comes_back():
+def test_an_earlier_slow_phase_does_not_count_as_recurring():
     # GIVEN a job that was slower for a hundred steps, and no longer is, and a capture that makes five steps slower
     took_s, capturing = job(500, (400, 404, 0.1, 0.0))
     took_s[100:200] += 0.1
@@ -183,7 +183,7 @@ def test_what_was_slow_for_a_while_before_is_not_taken_for_what_comes_back():
 
 
 @given(st.lists(st.floats(0.0, 2.0), min_size=60, max_size=120), st.integers(8, 40), st.integers(1, 8))
-def test_a_cost_is_never_below_nothing_nor_above_what_was_seen(took_s, first, length):
+def test_a_cost_is_between_zero_and_the_observed_excess(took_s, first, length):
     capturing = np.zeros(len(took_s), dtype=bool)
     capturing[first : first + length] = True
     for cost in costs_of(took_s, capturing, length=len(took_s)):

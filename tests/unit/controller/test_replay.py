@@ -41,14 +41,14 @@ def outcomes(replayed):
     return [one.decision.outcome for one in replayed]
 
 
-def test_the_clock_is_that_of_the_recorded_steps():
+def test_the_clock_follows_the_recorded_steps():
     # GIVEN windows of 20 steps of 50 ms that overlap by half
     windows = [window(first, late_s=0.0) for first in (0, 10, 20)]
     times = [one.time_s for one in replay(windows, policy(), start_s=1000.0)]
     assert times == [pytest.approx(1000.0 + seconds) for seconds in (1.0, 1.5, 2.0)]
 
 
-def test_what_lies_between_steps_is_time_too_and_a_step_nobody_saw_took_as_long_as_the_last():
+def test_time_between_steps_counts_and_a_missing_step_takes_as_long_as_the_last():
     # GIVEN 10 ms between steps, one rank's step missing, and one that nobody has
     seen = window(0, late_s=0.0)
     seen.durations_NRS[3, 1] = np.nan
@@ -61,7 +61,7 @@ def test_what_lies_between_steps_is_time_too_and_a_step_nobody_saw_took_as_long_
     assert last.time_s == pytest.approx(80 * STEP_S)
 
 
-def test_a_capture_runs_its_steps_and_the_window_that_holds_them_is_its_own_doing():
+def test_a_capture_marks_the_window_of_its_steps_as_self_inflicted():
     replayed = list(replay([window(first) for first in (0, 20, 40)], policy(), 0.0))
     # THEN the capture is of the steps after its window; the stacks of a slow loader need no warm-up
     assert replayed[0].captured_steps == ((20, 22),)
@@ -74,13 +74,13 @@ def test_a_capture_runs_its_steps_and_the_window_that_holds_them_is_its_own_doin
     assert replayed[1].verdict.numbers["capturing_steps"] == 3.0
 
 
-def test_a_recorded_profiler_is_still_one():
+def test_a_recorded_profiler_still_counts():
     seen = replace(window(0), capturing_N=np.arange(20) == 5)
     (one,) = replay([seen], policy(), 0.0)
     assert (one.decision.outcome, one.verdict.reasons) == ("hold", ("self_inflicted",))
 
 
-def test_a_cooldown_is_told_by_the_recordings_clock():
+def test_a_cooldown_follows_the_recordings_clock():
     # GIVEN a window each second, a cooldown of two and a half, and a fault that is worse each time
     worse = [window(20 * number, 0.004 * 1.6**number) for number in range(6)]
     replayed = list(replay(worse, policy("2500ms"), 0.0))
@@ -88,7 +88,7 @@ def test_a_cooldown_is_told_by_the_recordings_clock():
     assert replayed[2].decision.reason == "cooldown"
 
 
-def test_a_capture_that_takes_more_steps_than_there_is_time_for_ends_with_its_time_box():
+def test_a_capture_with_too_many_steps_ends_with_its_time_box():
     # GIVEN a capture of 100 steps within a second, which is 20 steps
     wanted = policy(steps=100, max_seconds=1)
     # WHEN a second has passed
@@ -114,7 +114,7 @@ def test_a_false_capture_of_one_rank_does_not_hide_another():
     assert {one.decision.reason for one in replayed[4:]} == {"already_captured"}
 
 
-def test_another_attempt_has_a_past_and_captures_of_its_own():
+def test_an_attempt_has_its_own_past_and_captures():
     windows = [window(0), window(0, attempt=1), window(20, attempt=1)]
     replayed = list(replay(windows, policy(), 0.0))
     # THEN the first attempt's capture marks no step of the second
@@ -122,7 +122,7 @@ def test_another_attempt_has_a_past_and_captures_of_its_own():
     assert replayed[1].time_s == pytest.approx(2.0)
 
 
-def test_a_stall_is_decided_where_it_was_and_when_it_was_noticed():
+def test_a_stall_is_decided_at_its_step_and_detection_time():
     windows = [window(0, late_s=0.0), window(20, late_s=0.0)]
     replayed = list(replay(windows, policy(), 0.0, [stall(25, 90.0), stall(50, 60.0)]))
     assert [(one.verdict.label, one.verdict.first_step) for one in replayed] == [
@@ -137,7 +137,7 @@ def test_a_stall_is_decided_where_it_was_and_when_it_was_noticed():
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from([0.0, 0.005, 0.02, 0.05]), max_size=12))
-def test_every_window_has_one_decision_and_the_same_again_when_replayed_again(delays):
+def test_every_window_has_one_decision_and_a_second_replay_repeats_it(delays):
     windows = [window(20 * number, late_s) for number, late_s in enumerate(delays)]
     first, second = (list(replay(windows, policy("2s"), 0.0)) for _ in range(2))
     assert first == second
@@ -146,7 +146,7 @@ def test_every_window_has_one_decision_and_the_same_again_when_replayed_again(de
     assert not any(one.decision.outcome == "capture" for one in first if one.verdict.label != "suspect")
 
 
-def test_stacks_are_taken_at_once_and_make_no_window_their_own_doing():
+def test_stacks_are_taken_at_once_and_disturb_no_window():
     stacks = {"profiler": "stacks", "control_ranks": 1}
     rule = {"name": "hung", "match": {"label": "stalled"}, "capture": stacks, "cooldown": "0s"}
     wanted = make_policy(rule, detection=DETECTION)

@@ -64,7 +64,7 @@ def remedies(advice):
         ("it moves again and again", "3131313131", 3, True),
     ],
 )
-def test_who_is_there_to_stay(situation, named, who, settled):
+def test_the_chronic_straggler_of_recent_windows(situation, named, who, settled):
     # GIVEN whom the last windows name, THEN that is who has been slow for long, and is still
     recent = [None if one == "." else Straggler(f"rank {one}", "data", (int(one),), 0, 0.05, 0.25) for one in named]
     found = straggler_in(recent, 4)
@@ -73,7 +73,7 @@ def test_who_is_there_to_stay(situation, named, who, settled):
     assert is_settled(recent) == settled
 
 
-def test_who_is_there_to_stay_is_so_in_whatever_stage_and_costs_what_the_newest_window_says():
+def test_a_chronic_straggler_may_change_stage_and_costs_as_in_the_newest_window():
     where = ("all its local stages", "data") * 5
     recent = [Straggler("rank 3", one, (3,), 0, 0.03 + 0.001 * n, 0.25) for n, one in enumerate(where)]
     assert straggler_in(recent, 4) == Straggler("rank 3", "data", (3,), 4, 0.03 + 0.001 * 9, 0.25)
@@ -97,7 +97,7 @@ def test_one_late_rank_of_eight():
     assert [one.code for one in advice.remedies] == ["rebalance", "take_out", "stragglar"]
 
 
-def test_of_messages_that_nobody_knows_the_share_is_said():
+def test_without_message_sizes_advice_is_in_shares():
     found = remedies(advice_of(late(), None, None))["stragglar"]
     assert found.saves_s is None
     assert found.numbers["break_even_of_ring"] == pytest.approx(0.3929 / 1.75, abs=1e-4)
@@ -114,17 +114,17 @@ def test_of_messages_that_nobody_knows_the_share_is_said():
         (late(ranks=(0,), n_ranks=100_000), {"take_out", "rebalance", "stragglar"}),
     ],
 )
-def test_what_can_be_done_for_whom(straggler, expected):
+def test_remedies_by_straggler(straggler, expected):
     assert remedies(advice_of(straggler, None, None)).keys() == expected
 
 
-def test_nothing_is_best_where_nothing_is_worth_the_trouble():
+def test_no_remedy_is_best_if_none_saves_enough():
     assert advice_of(late(1e-4), None, None).best is None
     assert advice_of(None, None, None).best is None
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.01, 10.0), st.integers(1, 7))
-def test_evening_out_is_between_nothing_and_a_spare(share, step_s, k):
+def test_rebalancing_saves_less_than_a_spare(share, step_s, k):
     straggler = late(share * step_s, step_s=step_s, ranks=tuple(range(k)))
     found = remedies(advice_of(straggler, None, None))
     saves_s = found["rebalance"].saves_s
@@ -146,7 +146,7 @@ def test_a_pipeline_with_a_slow_link():
     assert not advice_of(None, None, undelayed(pipeline)).remedies
 
 
-def test_what_is_sent_holds_up_its_sender():
+def test_a_blocking_transfer_delays_its_sender():
     pipeline = Pipeline((1.0, 1.0), (2.0, 2.0), (0.5,), 4)
     held = blocked(pipeline)
     assert (held.forward_S, held.backward_S, held.delay_L) == ((1.5, 1.0), (2.0, 2.5), (0.0,))
@@ -165,7 +165,7 @@ def test_a_recorded_pipeline():
     assert pipeline.forward_S[2] == pytest.approx(np.median(of_last))
 
 
-def test_one_stage_is_no_pipeline_and_an_interleaved_one_is_not_planned():
+def test_one_stage_is_no_pipeline_and_interleaving_is_refused():
     assert pipeline_of(arranged(Job(stages=1, dps=2, steps=2).rows())) is None
     operations = arranged(Job(stages=2, dps=2, steps=2).rows())
     operations.chunk_T[0] = 1
@@ -173,7 +173,7 @@ def test_one_stage_is_no_pipeline_and_an_interleaved_one_is_not_planned():
         pipeline_of(operations)
 
 
-def test_nobody_who_asks_for_advice_imports_torch_and_nobody_else_what_advises():
+def test_advice_does_not_import_torch_and_commands_do_not_import_advice():
     code = (
         "import sys, sftriage.trainer, sftriage.agent.agent;"
         "assert not any('mitigate' in name for name in sys.modules);"
@@ -232,18 +232,18 @@ def pipelines(draw):
         ((9.0, 9.0, 9.0), None, (16, 16, 12, 1)),
     ],
 )
-def test_how_far_ahead_delays_are_absorbed(delays, most, expected):
+def test_stages_run_ahead_to_absorb_delays(delays, most, expected):
     assert absorbing(uniform(delays, most=most)) == expected
 
 
-def test_a_stage_goes_ahead_and_then_back_and_forth():
+def test_a_stage_runs_ahead_and_then_alternates():
     assert order_of(2, 3) == tuple(
         ScheduledStep(kind, number) for kind, number in [*zip("FFBFBB", (0, 1, 0, 2, 1, 2), strict=True)]
     )
 
 
 @pytest.mark.parametrize("n_stages", [1, 2, 4, 8])
-def test_without_delay_1f1b_takes_what_the_books_say(n_stages):
+def test_without_delay_1f1b_takes_the_textbook_time(n_stages):
     # GIVEN stages that are all alike WHEN nothing is delayed THEN a step is M + S - 1 microbatches long
     pipeline = uniform((0.0,) * (n_stages - 1))
     assert step_s(pipeline, one_f_one_b(pipeline)) == pytest.approx((16 + n_stages - 1) * 3.0)
@@ -251,13 +251,13 @@ def test_without_delay_1f1b_takes_what_the_books_say(n_stages):
 
 
 @given(pipelines())
-def test_the_replay_is_the_obvious_simulation(pipeline):
+def test_step_time_equals_a_naive_simulation(pipeline):
     for ahead_S in (one_f_one_b(pipeline), absorbing(pipeline)):
         assert step_s(pipeline, ahead_S) == pytest.approx(obvious(pipeline, ahead_S))
 
 
 @given(pipelines())
-def test_a_plan_is_never_slower_and_never_holds_more_than_there_is_room_for(pipeline):
+def test_a_plan_is_never_slower_and_fits_the_memory(pipeline):
     # GIVEN any pipeline WHEN planned THEN it takes no longer than 1F1B, nor than what absorbs all delays
     ahead_S = planned(pipeline)
     best_s = min(step_s(pipeline, one_f_one_b(pipeline)), step_s(pipeline, absorbing(pipeline)))
@@ -272,7 +272,7 @@ def test_a_plan_is_never_slower_and_never_holds_more_than_there_is_room_for(pipe
 
 
 @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=4))
-def test_with_room_a_delay_is_waited_for_once_each_way(delays):
+def test_with_enough_memory_a_delay_is_paid_once_each_way(delays):
     # GIVEN stages that are all alike, and microbatches enough WHEN they are as far ahead as the paper says
     pipeline = uniform(delays, microbatches=30)
     ideal_s = step_s(undelayed(pipeline), one_f_one_b(pipeline))
@@ -282,7 +282,7 @@ def test_with_room_a_delay_is_waited_for_once_each_way(delays):
     assert step_s(pipeline, one_f_one_b(pipeline)) >= ideal_s + 2 * sum(delays) - 1e-9
 
 
-def test_where_memory_is_short_what_there_is_goes_to_the_slow_link():
+def test_scarce_memory_goes_to_the_slow_link():
     # GIVEN room for two microbatches more than 1F1B needs WHEN one link is slow
     pipeline = uniform((0.0, 4.0, 0.0), most=6)
     # THEN the stages before it are ahead of it, and the step is the faster for it
@@ -303,14 +303,14 @@ def test_where_memory_is_short_what_there_is_goes_to_the_slow_link():
         {"most_S": (1,)},
     ],
 )
-def test_what_is_no_pipeline_is_refused(change):
+def test_an_invalid_pipeline_is_refused(change):
     good = {"forward_S": (1.0, 1.0), "backward_S": (1.0, 1.0), "delay_L": (0.0,), "microbatches": 1}
     with pytest.raises(UsageError):
         Pipeline(**{**good, **change})
 
 
 @pytest.mark.parametrize("ahead_S", [(1, 2), (1, 0), (2,)])
-def test_stages_that_would_wait_for_each_other_are_refused(ahead_S):
+def test_deadlocking_plans_are_refused(ahead_S):
     with pytest.raises(UsageError, match="each must be at least as far ahead"):
         step_s(uniform((0.0,)), ahead_S)
 
@@ -332,7 +332,7 @@ def test_stages_that_would_wait_for_each_other_are_refused(ahead_S):
         ((0.2,), None),
     ],
 )
-def test_a_link_is_slow_that_stands_out_of_the_others_and_counts_beside_work(delays, expected):
+def test_a_slow_link_stands_out_and_matters_beside_work(delays, expected):
     assert slow_link(uniform(delays)) == expected
 
 

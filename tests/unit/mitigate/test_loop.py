@@ -120,7 +120,7 @@ COURSES: dict[str, tuple[dict, list[tuple[dict, int, list[str]]]]] = {
 
 
 @pytest.mark.parametrize(("options", "course"), COURSES.values(), ids=COURSES)
-def test_what_comes_of_a_straggler(options, course):
+def test_the_course_of_a_remedy(options, course):
     """GIVEN a job WHEN some of it changes, and turns go on THEN remedies come to these states, the last in force."""
     job = Job(**options)
     for change, turns, expected in course:
@@ -140,7 +140,7 @@ def test_what_comes_of_a_straggler(options, course):
         ({"allowed": None}, "not_allowed"),
     ],
 )
-def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reason):
+def test_a_remedy_is_undone_when_its_cause_is_gone(turns, change, reason):
     # GIVEN a remedy that is being tried, or kept WHEN something changes THEN it is undone, whatever it had shown
     job = Job()
     job.turns(turns)
@@ -166,7 +166,7 @@ def test_it_is_undone_where_what_it_was_for_is_no_longer_so(turns, change, reaso
     ],
 )
 @pytest.mark.parametrize(("turns", "resumed"), [(3, False), (3, True), (40, False), (40, True)])
-def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns, resumed, told_of, reason):
+def test_an_unreported_group_keeps_its_remedy_until_it_is_known(turns, resumed, told_of, reason):
     # GIVEN a remedy that is tried, or kept WHEN its group is told of no more, or not yet
     job = Job()
     job.turns(turns)
@@ -183,7 +183,7 @@ def test_of_a_group_that_is_not_told_of_nothing_is_said_before_it_is_known(turns
         assert loop.after(replace(now, attempt=-1)) == (loop, None)
 
 
-def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_of():
+def test_a_new_controller_undoes_an_interrupted_trial_once_its_group_reports():
     job = Job()
     job.turns(3)
     loop = RemedyLoop.resumed(job.told)
@@ -193,7 +193,7 @@ def test_who_takes_over_undoes_a_trial_that_was_cut_off_once_its_group_is_told_o
 
 
 @pytest.mark.parametrize(("turns", "state"), [(3, "trying"), (40, "kept")])
-def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_off(turns, state):
+def test_a_new_controller_keeps_kept_remedies_and_undoes_trials(turns, state):
     # GIVEN a controller that was killed in a trial, or after it
     job = Job()
     job.turns(turns)
@@ -212,7 +212,7 @@ def test_another_controller_goes_on_with_what_is_kept_and_undoes_what_was_cut_of
 
 @given(st.lists(st.sampled_from(["turn", "gone", "back", "forbid", "allow", "takeover", "restart"]), max_size=80))
 @settings(max_examples=60)
-def test_nothing_is_ever_in_force_that_is_not_on_record_as_tried_or_kept_under_a_policy(events):
+def test_only_recorded_and_allowed_remedies_are_ever_in_force(events):
     job = Job()
     for event in events:
         if event == "takeover":
@@ -243,7 +243,7 @@ def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
     return job
 
 
-def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
+def test_stages_run_further_ahead_of_a_slow_link_if_it_helps():
     # GIVEN a pipeline whose second link is slow, and nobody who is late
     job = pipelined()
     # WHEN time goes on THEN it is tried, and kept, with the same plan
@@ -257,7 +257,7 @@ def test_stages_run_further_ahead_under_a_slow_link_where_that_helps():
     assert RemedyLoop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
 
 
-def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
+def test_a_link_must_be_slow_at_every_look():
     # GIVEN a healthy pipeline on a busy machine, where now this link seems to be slow and now that one, or none
     job = Job(None, straggler=None)
     first, none, second = (STAGES[0]._replace(back_s=0.03), *HEALED[1:]), HEALED, STAGES
@@ -284,7 +284,7 @@ def test_a_link_is_slow_that_is_slow_at_every_look_for_some_time():
         (0.03, 0.02, None),
     ],
 )
-def test_it_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
+def test_a_plan_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
     job = pipelined()
     job.turns(turns)
     known = len(job.told)
@@ -307,13 +307,13 @@ LINKS = {
 
 
 @pytest.mark.parametrize(("options", "expected"), LINKS.values(), ids=LINKS)
-def test_where_nothing_can_be_done_about_a_link_it_is_named_once(options, expected):
+def test_a_link_without_remedy_is_named_once(options, expected):
     job = pipelined(**options)
     assert [" ".join(one) for one in job.turns(50)] == expected
     assert job.loop.wanted([job.group]) == {PIPELINE.name: Setting()}
 
 
-def test_a_link_that_was_advised_on_is_said_to_have_healed_and_is_named_again_if_it_is_slow_again():
+def test_an_advised_link_is_reported_healed_and_named_again_if_slow_again():
     # GIVEN a slow link that was named, and no more
     job = pipelined(None)
     assert job.turns(3) == [("advised", "not_allowed")]
@@ -334,7 +334,7 @@ def states(told):
     return [(one.state, one.reason, one.switch) for one in told]
 
 
-def test_each_group_has_its_remedy_and_one_at_a_time_is_tried():
+def test_each_group_has_its_remedy_and_one_trial_runs_at_a_time():
     # GIVEN two pipelines, each of which has a slow link
     job = pipelined(beside=[OTHER_PIPELINE])
     names = [PIPELINE.name, OTHER_PIPELINE.name]
@@ -354,7 +354,7 @@ def test_each_group_has_its_remedy_and_one_at_a_time_is_tried():
     assert [one.value != 0 for one in (job.group, *job.beside)] == [False, True]
 
 
-def test_a_trial_is_begun_anew_where_steps_change_by_what_is_undone_meanwhile():
+def test_a_trial_restarts_if_another_remedy_is_undone_meanwhile():
     # GIVEN a remedy that is kept, and another one that is tried
     job = pipelined(beside=[OTHER_PIPELINE])
     job.turns(33)
@@ -369,7 +369,7 @@ def test_a_trial_is_begun_anew_where_steps_change_by_what_is_undone_meanwhile():
     ]
 
 
-def test_what_is_late_in_one_group_and_has_a_slow_link_in_another_has_both_remedies():
+def test_a_late_rank_and_a_slow_link_in_two_groups_both_get_remedies():
     # GIVEN a rank that is late, beside a pipeline with a slow link
     job = Job(Mitigate(remedies=("stragglar", "pipeline"), steps=10), beside=[OTHER_PIPELINE])
     job.turns(80)

@@ -47,13 +47,13 @@ def test_every_rank_ends_with_the_whole_sum_of_every_chunk(n: int) -> None:
     assert len(schedule_of(n)) == fewest_rounds(n) + more
 
 
-def test_nothing_is_sent_to_a_rank_that_has_it() -> None:
+def test_no_chunk_is_sent_to_a_rank_that_has_it() -> None:
     for n in range(2, 20):
         received = [(send.target, send.chunk) for send in chain.from_iterable(schedule_of(n))]
         assert len(received) == len(set(received)) == (n - 1) * (n - 2)
 
 
-def test_a_wrong_schedule_is_found() -> None:
+def test_a_wrong_schedule_is_detected() -> None:
     """GIVEN a chunk that is passed on before it is whole WHEN it is followed THEN that is said."""
     good = schedule_of(4)
     with pytest.raises(AssertionError, match="is of no whole sum"):

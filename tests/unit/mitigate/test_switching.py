@@ -41,7 +41,7 @@ def path(tmp_path):
     return make_switch(tmp_path, (0, 1, 2))
 
 
-def test_what_is_asked_for_is_in_force_on_all_ranks_from_the_same_round_on(path):
+def test_a_request_takes_effect_on_all_ranks_in_the_same_round(path):
     # GIVEN a group that has gone a few rounds WHEN another value is asked for
     group, file = Group(path, 3), SwitchFile(path)
     for _ in range(4):
@@ -61,7 +61,7 @@ def test_what_is_asked_for_is_in_force_on_all_ranks_from_the_same_round_on(path)
     assert status.next_request(0) == Request(2, 9 + switching.ROUNDS_AHEAD, 0)
 
 
-def test_a_request_that_one_rank_sees_too_late_comes_to_nothing_on_all_and_is_made_again(path):
+def test_a_request_that_one_rank_sees_too_late_fails_on_all_and_is_repeated(path):
     # GIVEN a request for a round before which two ranks are already
     group, file = Group(path, 3), SwitchFile(path)
     for _ in range(3):
@@ -121,7 +121,7 @@ def pipeline(tmp_path):
     return path, group
 
 
-def test_stages_are_as_far_ahead_as_is_asked_for_from_the_same_step_on(pipeline):
+def test_a_plan_takes_effect_on_all_stages_in_the_same_step(pipeline):
     # GIVEN a pipeline WHEN it is asked to run further ahead, and then as before
     path, group = pipeline
     with SwitchFile(path) as file:
@@ -144,7 +144,7 @@ def test_stages_are_as_far_ahead_as_is_asked_for_from_the_same_step_on(pipeline)
         (7, 5, 1, 1),
     ],
 )
-def test_what_a_stage_cannot_do_is_never_in_force_on_any(pipeline, ahead_S):
+def test_a_plan_that_one_stage_cannot_follow_never_takes_effect(pipeline, ahead_S):
     path, group = pipeline
     with SwitchFile(path) as file:
         setting = Setting.of_plan(ahead_S)
@@ -184,7 +184,7 @@ def test_no_two_stages_ever_run_by_different_plans(turns):
     file.close()
 
 
-def test_what_stages_note_is_told(pipeline):
+def test_stage_times_are_reported(pipeline):
     path, group = pipeline
     first, middle, last = group.switches.values()
     middle.took(switching.FORWARD_NS, 5_000_000)
@@ -199,7 +199,7 @@ def test_what_stages_note_is_told(pipeline):
     assert (middle.sent_ns(0, 3), last.sent_ns(0, 3), middle.sent_ns(1, 3)) == (111, 222, 333)
 
 
-def test_an_exchange_takes_what_it_takes_the_last_rank(path):
+def test_an_exchange_takes_as_long_as_on_the_last_rank(path):
     # GIVEN ranks of which the last waits for nobody THEN what an exchange takes is what it takes that one, smoothed
     group, file = Group(path, 3), SwitchFile(path)
     group.switches[0].exchanged(50_000_000, 4096)
@@ -211,7 +211,7 @@ def test_an_exchange_takes_what_it_takes_the_last_rank(path):
     assert file.status().exchange_s == pytest.approx(0.022)
 
 
-def test_files_of_groups_that_are_gone_are_removed_and_a_new_one_has_the_highest_number(tmp_path):
+def test_files_of_dead_groups_are_removed_and_a_new_file_has_the_highest_number(tmp_path):
     # GIVEN groups of two first ranks, the last of which was made by a process that is there no more
     first, other = make_switch(tmp_path, (0, 1)), make_switch(tmp_path, (2, 5, 9))
     child = os.fork()
@@ -240,7 +240,7 @@ def test_files_of_groups_that_are_gone_are_removed_and_a_new_one_has_the_highest
         lambda content: content[: switching.REQUEST_AT],
     ],
 )
-def test_what_is_no_such_file_is_refused(path, damage):
+def test_a_damaged_file_is_refused(path, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(RingError):
         SwitchFile(path)
@@ -325,7 +325,7 @@ def hosts(tmp_path):
         (0, [(3, None), (0, 3), (None, 0)], 0),
     ],
 )
-def test_what_all_hosts_are_asked_for_is_in_force_and_else_what_was(hosts, before, asked, after):
+def test_a_value_takes_effect_once_all_hosts_request_it(hosts, before, asked, after):
     # GIVEN something in force WHEN hosts are asked for something THEN it is in force once all ranks have seen it
     hosts.write_request(before, before)
     hosts.rounds(3)
@@ -337,7 +337,7 @@ def test_what_all_hosts_are_asked_for_is_in_force_and_else_what_was(hosts, befor
     assert {file.status().value for file in hosts.files} == {after}
 
 
-def test_it_comes_into_force_a_round_after_the_last_host_has_seen_it(hosts):
+def test_a_value_takes_effect_one_round_after_the_last_host_sees_it(hosts):
     # GIVEN a hosts on two hosts, of which one hears late of what is wanted
     hosts.write_request(3, None)
     hosts.rounds(4)
@@ -445,7 +445,7 @@ def test_a_rank_that_cannot_vote_votes_against(hosts):
     assert (votes, hosts.values[1]) == ([switching.NO_VOTE, switching.NO_VOTE], [0, 0])
 
 
-def test_an_exchange_takes_what_it_takes_the_last_rank_of_any_host(hosts):
+def test_an_exchange_takes_as_long_as_on_the_last_rank_of_any_host(hosts):
     for place, took_ms in enumerate((50, 20)):
         hosts.switches[place].exchanged(took_ms * 1_000_000, 4096)
     assert (hosts.status().exchange_s, hosts.status().exchanged_bytes) == (0.0, 4096)  # one has not said yet

@@ -54,7 +54,7 @@ def captured(missing="", *, found=True, policy=POLICY, now_s=NOW, state=BEGUN, e
 
 @pytest.mark.parametrize(("given", "expected"), cases(Path(__file__).parent / "captured.txt"))
 @pytest.mark.parametrize("early", [True, False])
-def test_what_is_done_about_a_suspect_that_was_captured(given, expected, early):
+def test_decision_about_a_captured_suspect(given, expected, early):
     case = yaml.safe_load(f"{{{given}}}")
     policy, now_s, nsys = policy_in(case), NOW + case.pop("after_s", 2), case.pop("nsys", False)
     first = {name: case.pop(name) for name in ("found", "missing") if name in case}
@@ -65,7 +65,7 @@ def test_what_is_done_about_a_suspect_that_was_captured(given, expected, early):
     assert decision.requests or after == state
 
 
-def test_a_capture_of_what_became_worse_that_misses_it_leaves_the_one_before_standing():
+def test_a_recapture_that_misses_a_worse_fault_keeps_the_earlier_capture():
     worse = {"gain_s": 0.03}
     state = captured(found=False, state=captured(), now_s=NOW + 600, **worse)
     # THEN what is as it was is known, and what is worse is tried again
@@ -73,7 +73,7 @@ def test_a_capture_of_what_became_worse_that_misses_it_leaves_the_one_before_sta
     assert decide(make_verdict(**worse), make_policy(CAPTURING), state, NOW + 1200)[0].outcome == "capture"
 
 
-def test_of_several_ranks_one_whose_trace_holds_the_fault_is_enough():
+def test_one_rank_whose_trace_contains_the_fault_is_enough():
     policy = make_policy({**CAPTURING, "capture": {"sample": 2}})
     decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
     for request, found in zip(decision.requests, (True, False), strict=True):
@@ -81,7 +81,7 @@ def test_of_several_ranks_one_whose_trace_holds_the_fault_is_enough():
     assert decide(make_verdict(ranks=(2, 3)), policy, state, NOW + 600)[0].reason == "already_captured"
 
 
-def test_a_trace_of_a_healthy_peer_holds_nobodys_fault():
+def test_a_healthy_peers_trace_contains_no_fault():
     policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
     suspect, control = decision.requests
@@ -91,7 +91,7 @@ def test_a_trace_of_a_healthy_peer_holds_nobodys_fault():
 
 
 @pytest.mark.parametrize("ended", ["failed", "refused"])
-def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
+def test_a_failed_capture_frees_its_place_but_is_not_retried_at_once(ended):
     policy = make_policy({**CAPTURING, "cooldown": "10m"}, captures_per_run=1, captures_per_hour=9)
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
     (request,) = decision.requests
@@ -129,7 +129,7 @@ def test_the_wait_doubles_up_to_the_cooldown_or_an_hour(count, cooldown_s, waits
 
 
 @pytest.mark.parametrize("order", [("stored", "failed"), ("failed", "stored")])
-def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
+def test_one_captured_rank_of_several_satisfies_the_rule(order):
     policy = make_policy({**CAPTURING, "capture": {"sample": 2}})
     decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
     for request, ended in zip(decision.requests, order, strict=True):
@@ -137,7 +137,7 @@ def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
     assert (state.captures, state.fired_s, state.failures, state.running) == (1, {"a all 2-3 data": NOW}, {}, {})
 
 
-def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
+def test_a_captured_peer_alone_does_not_satisfy_the_rule():
     policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
     suspect, control = decision.requests
@@ -146,7 +146,7 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
     assert (state.captures, state.fired_s, state.failures) == (1, {}, failures)
 
 
-def test_what_is_not_running_changes_nothing_when_it_ends():
+def test_the_end_of_an_unknown_capture_changes_nothing():
     state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW, suspect="rank 2 data")})
     assert finished(state, of("w1-50-r2-a-2"), NOW) is state
     once = finished(state, of("w1-50-r2-a-1"), NOW)
@@ -155,7 +155,7 @@ def test_what_is_not_running_changes_nothing_when_it_ends():
     assert made == replace(state, running={}, fired_s={"a rank 2 data": NOW})
 
 
-def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
+def test_a_late_result_keeps_a_later_failure():
     # GIVEN a suspect that was captured twice on different ranks, and the second capture failed
     one = Running(2, NOW + 100, "a", NOW, suspect="rank 2 data")
     running = {"w1-50-r2-a-1": one, "w1-60-r3-a-2": replace(one, rank=3, deadline_s=NOW + 110, fired_s=NOW + 10)}
@@ -167,7 +167,7 @@ def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     assert state.fired_s == {"a rank 2 data": NOW}
 
 
-def test_a_capture_that_is_lost_counts_as_made():
+def test_a_lost_capture_counts_as_made():
     """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
     policy = make_policy({**CAPTURING, "cooldown": "1h"})
     _, begun = decide(make_verdict(), policy, BEGUN, NOW)
@@ -182,7 +182,7 @@ def test_a_capture_that_is_lost_counts_as_made():
 FIRST = "w100-149-r2-a-1"
 
 
-def test_there_is_one_follow_up_whatever_it_shows():
+def test_a_capture_has_one_follow_up_whatever_it_shows():
     # GIVEN a follow-up that runs THEN no other is asked for
     (second,) = (decided := taken(captured("operators"), now_s=NOW + 2))[0].requests
     assert second.capture_id != FIRST
@@ -196,14 +196,14 @@ def test_there_is_one_follow_up_whatever_it_shows():
         assert taken(ended, now_s=NOW + 5, nsys=True)[0].reason == "already_captured"
 
 
-def test_a_follow_up_that_fails_is_tried_again_once_failures_are_let_be():
+def test_a_failed_follow_up_is_retried_after_the_wait_for_failures():
     decision, state = taken(captured("operators"), now_s=NOW + 2)
     state = finished(state, of(decision.requests[0].capture_id, "refused"), NOW + 3)
     assert taken(state, now_s=NOW + 4)[0].reason == "after_failures"
     assert taken(state, now_s=NOW + 64)[0].reason == "follow_up"
 
 
-def test_a_manifest_says_what_was_chosen_and_what_it_follows():
+def test_a_manifest_names_the_chosen_profiler_and_the_followed_capture():
     decision, _ = taken(captured("operators"), now_s=NOW + 2)
     both = [trigger(make_verdict(), POLICY, one, one.requests[0]) for one in (taken(BEGUN)[0], decision)]
     assert [(one.chosen, one.follows) for one in both] == [("host_stage", ""), ("left_open", FIRST)]
@@ -219,18 +219,18 @@ def test_a_manifest_says_what_was_chosen_and_what_it_follows():
         ("all", tuple(range(16_384)), "data", "all 0-16383 data"),
     ],
 )
-def test_who_and_where(scope, ranks, stage, expected):
+def test_suspect_keys_name_scope_ranks_and_stage(scope, ranks, stage, expected):
     assert suspect_key(make_verdict(ranks=ranks, stage=stage, scope=scope).suspects[0]) == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1).map(tuple), min_size=2, max_size=2))
-def test_other_ranks_are_another_suspect_and_any_are_short(both):
+def test_other_ranks_have_another_key_and_keys_are_short(both):
     one, other = (key_of_ranks("cohort", ranks, None) for ranks in both)
     assert (one == other) == (set(both[0]) == set(both[1]))
     assert max(len(one), len(other)) < 80
 
 
-def test_what_has_cooled_is_forgotten():
+def test_entries_past_their_cooldown_are_forgotten():
     kept = remembered({"old": NOW - MEMORY_S - 1, "new": NOW - MEMORY_S}, {"last": NOW}, lambda at_s: at_s)
     assert kept == {"new": NOW - MEMORY_S, "last": NOW}
     many = remembered({f"s{n}": NOW + n for n in range(MOST_REMEMBERED)}, {"last": NOW + 1e5}, lambda at_s: at_s)
@@ -238,7 +238,7 @@ def test_what_has_cooled_is_forgotten():
     assert "s0" not in many
 
 
-def test_the_state_of_a_month_is_small():
+def test_a_months_state_is_small():
     """GIVEN a month of a job in which another rank is suspected every hour THEN as much is kept as can matter."""
     policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]}, captures_per_day=24)
     state, captures, sizes = BEGUN, 0, []

@@ -22,14 +22,14 @@ def test_the_clock_of_the_budget_starts_with_the_first_decision():
     assert decide(make_verdict("healthy", ranks=None), make_policy(CAPTURING), state, NOW + 60)[1] is state
 
 
-def test_costs_add_up_and_noise_is_not_given_back():
+def test_costs_add_up_and_negative_ones_are_ignored():
     assert charged(charged(State(spent_s=1.0), 0.5), -3.0).spent_s == 1.5
     for no_cost in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="cannot have cost"):
             charged(State(), no_cost)
 
 
-def test_rules_that_want_it_told_say_so_once_in_their_cooldown():
+def test_rules_notify_once_per_cooldown():
     policy = make_policy(CAPTURING, TELLING, {**TELLING, "name": "costly", "match": {"gain": ">= 50%"}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
     # THEN it is told beside the capture, and by the rules that match alone
@@ -41,14 +41,14 @@ def test_rules_that_want_it_told_say_so_once_in_their_cooldown():
     assert decide(make_verdict(pattern="one-off"), policy, state, NOW + 600)[0].notify == ("t",)
 
 
-def test_telling_waits_for_a_suspect_to_last_and_for_no_limit():
+def test_a_notification_waits_for_the_suspect_to_last_and_ignores_limits():
     policy = make_policy({**CAPTURING, "for": "60 steps", "notify": TELLING["notify"]}, active={"cron": "* 20 * * *"})
     decisions, state = played(policy, *in_a_row({}, {}, {}))
     assert [(one.outcome, one.notify) for one in decisions] == [("hold", ()), ("throttle", ("a",)), ("throttle", ())]
     assert state.notified_s == {"a rank 2 data": NOW + 1}
 
 
-def test_who_was_told_of_one_suspect_is_told_of_another_at_once_and_of_a_stall_once():
+def test_each_suspect_notifies_at_once_and_a_stall_once():
     policy = make_policy(TELLING, {**TELLING, "name": "s", "match": {"label": "stalled"}})
     stalls = [make_verdict("stalled", reasons=("not_arrived",), ranks=ranks) for ranks in ((1, 2), (2,))]
     decisions, _ = played(policy, *(make_verdict(ranks=(rank,)) for rank in (0, 3, 0)), *stalls)
@@ -84,14 +84,14 @@ LARGEST_S = 0.02
 TWO_ASKED = replace(BEGUN, asked_s=(NOW - 1800, NOW - 60), largest_gain_s=LARGEST_S)
 
 
-def test_a_stall_may_have_the_place_and_compares_with_no_step():
+def test_a_stall_may_take_the_reserved_place_and_compares_with_no_step():
     """GIVEN one place that a stall takes THEN how long it lasted is no gain that a suspect has to be larger than."""
     policy = make_policy(STACKS, CAPTURING, captures_per_hour=3)
     _, state = decide(make_verdict("stalled", reasons=("not_arrived",), gain_s=90.0), policy, TWO_ASKED, NOW)
     assert (len(state.running), state.largest_gain_s) == (1, LARGEST_S)
 
 
-def test_a_person_may_have_the_place():
+def test_a_person_may_take_the_reserved_place():
     policy = make_policy(CAPTURING, captures_per_hour=3)
     decision, state = decided(ask(1), TWO_ASKED, policy)
     assert (decision.outcome, state.largest_gain_s) == ("capture", LARGEST_S)
@@ -110,7 +110,7 @@ def decided(wanted, state=None, limits=None, *, ranks=4, attempt=0, **known):
     return decide_manual_request(wanted, limits or POLICY, state or State(), NOW, job, **known)
 
 
-def test_what_is_asked_for_is_captured():
+def test_a_manual_request_is_captured():
     # GIVEN an ask for two ranks
     decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
     # THEN just that is requested, with the bounds that were asked for
@@ -145,7 +145,7 @@ ANY, UNDER_NSYS = {}, {"clock": "device", "nsys": True}
         ("torch", {"torch": {"sample_stacks": False}}, (1,), ANY, ("torch", 5, 1, False, "")),
     ],
 )
-def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
+def test_the_profiler_of_a_manual_request(profiler, options, still, case, expected):
     wanted = ask(1, profiler=profiler, options=options)
     decision, _ = decided(wanted, still=still, **case)
     (request,) = decision.requests
@@ -180,11 +180,11 @@ def test_the_limits_hold(wanted, before, limits, reason):
     assert after.captures == state.captures
 
 
-def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
+def test_a_job_without_ranks_has_no_capture():
     assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has no ranks yet"
 
 
-def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
+def test_a_manual_trigger_names_the_person_and_reason_and_no_suspect():
     decision, _ = decided(ask(1))
     why = trigger(ask(1), POLICY, decision, decision.requests[0])
     assert (why.label, why.ranks, why.stage, why.gain_s) == ("asked", (1,), None, 0.0)
@@ -208,13 +208,13 @@ def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -
         ([request(0), request(1), request(0, "stacks")], 0.05, [115, 115, 0]),
     ],
 )
-def test_several_begin_at_the_same_step_which_all_can_reach(requests, step_s, first):
+def test_several_captures_begin_at_one_step_that_all_can_reach(requests, step_s, first):
     found = in_the_same_steps(requests, 100, step_s)
     assert [one.first_step for one in found] == first
     assert [one.capture_id for one in found] == [one.capture_id for one in requests]
 
 
-def test_what_comes_back_is_caught_at_the_same_time_by_all():
+def test_captures_of_a_recurring_fault_share_its_phase():
     # GIVEN a fault every seventh step, and two ranks that see their requests in different steps
     both = in_the_same_steps([request(rank, period_steps=7, phase=3) for rank in (0, 1)], 100, 0.05)
     # THEN both begin at the same step, with the fault among those recorded

@@ -59,7 +59,7 @@ def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others():
     assert reason_sentence(decision) == "not_arrived: rank 2 in data and 3 more"
 
 
-def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
+def test_a_capture_has_its_rules_bounds_and_is_remembered():
     capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "profiler": "torch"}
     capture["torch"] = {"record_shapes": True}
     policy = make_policy({"name": "a", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
@@ -112,7 +112,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     )
 
 
-def test_capture_ids_stay_file_names_and_stay_apart():
+def test_capture_ids_are_unique_file_names():
     """GIVEN the longest names and numbers there can be THEN ids are valid, and one window twice gives two."""
     rule = {"name": "r" * 63, "match": {}, "capture": {}, "cooldown": "0s"}
     policy = make_policy(rule, captures_per_run=10_000)
@@ -134,12 +134,12 @@ def test_a_trigger_links_window_suspect_rule_and_policy():
     assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "a")
 
 
-def test_what_would_resolve_a_reason_that_is_not_known_is_said_to_be_unknown():
+def test_an_unknown_reason_has_an_unknown_resolution():
     assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming'][0]} No advice for 'new_reason' yet."
 
 
 @pytest.mark.parametrize("text", ["", '{"captures": "1"}', '{"running": {"x": {"rank": 1}}}', '{"version": 2}'])
-def test_what_is_no_state_is_refused(text):
+def test_an_invalid_state_is_refused(text):
     with pytest.raises(InputError, match="not a state of the policy engine"):
         State.from_json(text)
 

@@ -164,9 +164,7 @@ def played(events: list[Event], policy: PolicySet, peers: tuple[int, ...] = (), 
 
 
 @given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
-def test_whatever_comes_limits_suspects_and_waits_are_kept_and_a_restart_changes_nothing(
-    events, rules, limits, active, peers
-):
+def test_any_stream_keeps_limits_and_waits_and_a_restart_changes_nothing(events, rules, limits, active, peers):
     """GIVEN captures that are made, fail, are refused or lost, and restarts THEN each invariant holds throughout."""
     policy = make_policy(*rules, active=active, **limits)
     found = played(events, policy, peers)
@@ -239,7 +237,7 @@ def the_last_place_goes_to_a_suspect_larger_than_any_before(found, limits):
 
 
 @given(events=EVENTS, rules=RULES, rank=st.integers(8, 10), stage=st.sampled_from(["data", "forward", None]))
-def test_no_suspect_waits_for_what_was_captured_of_another(events, rules, rank, stage):
+def test_no_suspect_waits_for_captures_of_another(events, rules, rank, stage):
     """GIVEN any captures of others, and places enough WHEN somebody else is suspected THEN it is captured at once."""
     policy = make_policy(*rules, captures_per_hour=1000, concurrent_ranks=1000, overhead_budget="100%")
     found = played([replace(event, cost_s=0.0) for event in events], policy)
@@ -302,7 +300,7 @@ def a_message_about_a_suspect_is_sent_once_in_a_cooldown(found, policy):
         ({"captures_per_hour": 1, "captures_per_day": 100}, 2, "captures_per_hour"),
     ],
 )
-def test_the_streams_do_reach_the_limits(limits, captures, kept_by):
+def test_streams_reach_the_limits(limits, captures, kept_by):
     """GIVEN suspects without end THEN exactly as many captures as allowed: the properties above are not idle."""
     rule = {"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"}
     policy = make_policy(rule, **limits)
@@ -312,7 +310,7 @@ def test_the_streams_do_reach_the_limits(limits, captures, kept_by):
     assert reasons.count(kept_by) == 40 - captures
 
 
-def test_the_streams_do_reach_what_keeps_a_suspect():
+def test_streams_reach_the_reasons_to_wait():
     """GIVEN one suspect without end THEN it is captured once, waits, and again when it is worse."""
     policy = make_policy({"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"})
     events = [Event("suspect", (1,), "data", 0.5, 200.0, "stored", gain_s=gain_s, found=True) for gain_s in GROWING]

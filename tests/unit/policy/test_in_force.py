@@ -50,7 +50,7 @@ def files(path):
     return PolicyFiles([path], now=lambda: LATER_S)
 
 
-def test_to_begin_with_the_file_has_to_be_good(path):
+def test_the_first_content_must_be_valid(path):
     path.write_text(BROKEN, encoding="utf-8")
     with pytest.raises(PolicyError, match=r"spec.rules\[0\].match.gain"):
         PolicyFiles([path])
@@ -69,7 +69,7 @@ def test_to_begin_with_the_file_has_to_be_good(path):
         ((None, B), ["refused", "changed"], "b"),
     ],
 )
-def test_a_valid_change_is_taken_over_and_what_is_wrong_is_said_once(path, files, contents, said, in_force):
+def test_a_valid_change_applies_and_an_invalid_one_is_reported_once(path, files, contents, said, in_force):
     found = []
     for content in contents:
         path.unlink() if content is None else path.write_text(content, encoding="utf-8")
@@ -77,7 +77,7 @@ def test_a_valid_change_is_taken_over_and_what_is_wrong_is_said_once(path, files
     assert (found, name(files)) == (said, in_force)
 
 
-def test_the_symbolic_links_of_a_config_map_are_followed(tmp_path):
+def test_a_config_maps_symbolic_links_are_followed(tmp_path):
     # GIVEN a mounted ConfigMap: policy.yaml -> ..data/policy.yaml, ..data -> ..1
     for version, text in (("..1", A), ("..2", B)):
         (tmp_path / version).mkdir()
@@ -94,7 +94,7 @@ def test_the_symbolic_links_of_a_config_map_are_followed(tmp_path):
     assert (kinds(files), name(files)) == (["changed"], "b")
 
 
-def test_what_is_wrong_is_said_with_its_place(path, files):
+def test_problems_have_their_place(path, files):
     path.write_text(BROKEN, encoding="utf-8")
     assert any(f"{path}:7:" in line and "spec.rules[0].match.gain" in line for line in files.poll().problems)
     path.unlink()
@@ -102,13 +102,13 @@ def test_what_is_wrong_is_said_with_its_place(path, files):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
-def test_what_is_no_file_is_refused_and_not_waited_for(path, files, make):
+def test_a_pipe_is_refused_without_waiting(path, files, make):
     path.unlink()
     make(path)
     assert (kinds(files), name(files)) == (["refused"], "a")
 
 
-def test_a_file_half_written_alarms_nobody(path):
+def test_a_half_written_file_raises_no_alarm(path):
     # GIVEN a file that was changed just now
     files = PolicyFiles([path], now=lambda: path.stat().st_mtime)
     path.write_text(B[: len(B) // 2], encoding="utf-8")
@@ -122,7 +122,7 @@ def test_a_file_half_written_alarms_nobody(path):
     assert [files.poll(), files.poll().kind, files.poll()] == [None, "refused", None]
 
 
-def test_what_has_to_wait_for_another_run_is_said(path, files):
+def test_changes_for_the_next_run_are_listed(path, files):
     path.write_text(POLICY.format(name="a", window=100, gain="5%"), encoding="utf-8")
     change = files.poll()
     assert (change.kind, change.later) == ("changed", ("detection.window_steps",))
@@ -132,7 +132,7 @@ def test_what_has_to_wait_for_another_run_is_said(path, files):
     assert files.poll().later == ()
 
 
-def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_record(path, files, tmp_path, caplog):
+def test_the_controller_applies_and_records_a_change_at_the_next_window(path, files, tmp_path, caplog):
     # GIVEN a controller whose policy wants more than the suspect is worth
     path.write_text(POLICY.format(name="high", window=50, gain="90%"), encoding="utf-8")
     assert files.poll().kind == "changed"
@@ -158,7 +158,7 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
     assert changed.policies[0].document["spec"]["rules"][0]["match"]["gain"] == ">= 5%"
 
 
-def test_nobody_waits_for_files_on_a_disk_that_hangs(path, files, monkeypatch):
+def test_a_hanging_disk_delays_nothing(path, files, monkeypatch):
     # GIVEN files that are changed, on a disk that does not answer
     disk, answers = Disk(), threading.Event()
     files.do = partial(disk.do, patience_s=0.01)
@@ -174,7 +174,7 @@ def test_nobody_waits_for_files_on_a_disk_that_hangs(path, files, monkeypatch):
     disk.close()
 
 
-def test_a_folder_stands_for_the_policies_in_it_as_they_come_and_go(tmp_path):
+def test_a_folder_stands_for_its_current_policies(tmp_path):
     # GIVEN the folder of a mounted ConfigMap
     (tmp_path / "001-a.yaml").write_text(A, encoding="utf-8")
     files = PolicyFiles([tmp_path], now=lambda: LATER_S)

@@ -18,7 +18,7 @@ LASTING = {**CAPTURING, "for": "70 steps"}
 HELD = {"label": "needs_evidence", "reasons": ("self_inflicted",)}
 
 
-def test_a_rule_waits_for_as_many_steps_as_it_says():
+def test_a_rule_waits_for_its_steps():
     # GIVEN windows of 50 steps, one every 10, and a rule that wants a suspect to last for 70
     decisions, _ = played(make_policy(LASTING), *in_a_row({}, {}, {}))
     # THEN each step counts once, however many windows hold it
@@ -33,7 +33,7 @@ def test_a_rule_waits_for_as_many_steps_as_it_says():
     assert resolution(decisions[0]) == "See whether it lasts, or lower the rule's `for`."
 
 
-def test_a_rule_waits_for_as_long_as_it_says_by_what_the_steps_took():
+def test_a_rule_waits_for_its_time_as_the_steps_took():
     # GIVEN steps of 70 ms, and a rule that wants a suspect to last for 4.5 s
     decisions, state = played(make_policy({**CAPTURING, "for": "4500ms"}), *in_a_row({}, {}, {}))
     assert [one.outcome for one in decisions] == ["hold", "hold", "capture"]
@@ -42,7 +42,7 @@ def test_a_rule_waits_for_as_long_as_it_says_by_what_the_steps_took():
     assert state.streak.lasted["a"].seconds == pytest.approx(70 * 0.07)
 
 
-def test_steps_that_took_nobody_knows_how_long_count_no_time():
+def test_steps_of_unknown_duration_count_no_time():
     unknown = [replace(one, exposed_s=math.nan) for one in in_a_row({}, {})]
     decisions, _ = played(make_policy({**CAPTURING, "for": "1s"}), *unknown)
     assert [reason_sentence(one) for one in decisions] == ["rule a waits to see whether it lasts: 0 s of 1 s"] * 2
@@ -61,7 +61,7 @@ def test_steps_that_took_nobody_knows_how_long_count_no_time():
         (150, [1, 11, 21]),
     ],
 )
-def test_it_counts_from_where_the_suspect_begins_in_the_window_that_names_it_first(onset_step, lasted):
+def test_a_suspect_lasts_from_its_onset_in_its_first_window(onset_step, lasted):
     windows = in_a_row(*[{"onset_step": onset_step}] * 3)
     decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
     assert [one.parameters["lasted_steps"] for one in decisions] == lasted
@@ -90,7 +90,7 @@ def test_it_counts_from_where_the_suspect_begins_in_the_window_that_names_it_fir
         ({"label": "stalled", "reasons": ("in_sync",), "ranks": None}, "capture"),
     ],
 )
-def test_only_windows_in_a_row_with_the_same_suspect_count(between, outcome):
+def test_only_consecutive_windows_with_the_same_suspect_count(between, outcome):
     """GIVEN a suspect, something in between and the suspect again THEN that is 70 steps only if nothing broke them."""
     decisions, _ = played(make_policy(LASTING), *in_a_row({}, between, {}))
     assert decisions[2].outcome == outcome
@@ -116,7 +116,7 @@ CONTENDED = {"contended_fraction": 0.6, "onset_step": 0}
         ({"pattern": "recurring"}, 20),
     ],
 )
-def test_contention_lasts_while_windows_in_a_row_name_whom_it_may_have_slowed(between, captured_at):
+def test_contention_lasts_while_consecutive_windows_name_its_suspect(between, captured_at):
     # GIVEN a rank that contention may have made slow long before the first of many windows named it
     windows = in_a_row(*[CONTENDED] * 20, between, *[CONTENDED] * 50)
     decisions, _ = played(make_policy(CAPTURING), *windows)
@@ -125,7 +125,7 @@ def test_contention_lasts_while_windows_in_a_row_name_whom_it_may_have_slowed(be
     assert {one.reason for one in decisions[:20]} == {"contended"}
 
 
-def test_contention_that_ends_holds_a_capture_back_for_as_long_as_one_that_goes_on():
+def test_ended_contention_delays_a_capture_as_long_as_ongoing_contention():
     # GIVEN a rank that two windows find slowed by contention, and all that follow on them do not
     decisions, _ = played(make_policy(CAPTURING), *in_a_row(*[CONTENDED] * 2, *[{}] * 50))
     # THEN it is what the first steps named it for: it is captured once it has been named for 30 s
@@ -145,7 +145,7 @@ def test_each_rule_counts_its_own_steps_of_a_suspect():
     assert {name: one.steps for name, one in state.streak.lasted.items()} == {"a": 70, "b": 60}
 
 
-def test_what_has_lasted_long_enough_changes_no_state_any_more():
+def test_a_streak_that_is_long_enough_changes_no_state():
     policy = make_policy({"name": "w", "match": {}, "for": "60 steps"})
     first, second, third = in_a_row({}, {}, {})
     _, state = played(policy, first, second)
@@ -165,7 +165,7 @@ KINDS = [{}, {}, {}, HELD, {"ranks": (3,)}, {"label": "healthy", "ranks": None}]
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 60)), min_size=1, max_size=30), st.integers(1, 200))
-def test_what_counts_is_the_steps_of_the_windows_that_named_it_since_something_else_was_seen(windows, wanted):
+def test_a_streak_is_the_steps_of_windows_since_another_suspect(windows, wanted):
     """GIVEN any windows, overlapping or apart THEN a capture comes with the first that makes the steps enough."""
     policy = make_policy({**CAPTURING, "for": f"{wanted} steps"}, captures_per_hour=1000)
     state, first_step, who, steps = BEGUN, 0, None, set()
@@ -196,7 +196,7 @@ def regressed(found=SLOWER, label="needs_evidence", **about):
     return replace(make_verdict(label, ranks=ranks, reasons=reasons, **about), regression=found)
 
 
-def test_whoever_wants_it_is_told_once_in_the_cooldown_and_nothing_is_captured():
+def test_a_regression_notifies_once_per_cooldown_and_captures_nothing():
     policy = make_policy(TELLING, {"name": "any", "match": {}, "capture": {}})
     decision, state = decide(regressed(), policy, State(), NOW)
     # THEN it is held, under the rule that matched
@@ -207,7 +207,7 @@ def test_whoever_wants_it_is_told_once_in_the_cooldown_and_nothing_is_captured()
     assert decide(regressed(), policy, state, NOW + 600)[0].notify == ("slower",)
 
 
-def test_its_end_is_told_where_its_beginning_was():
+def test_the_end_of_a_regression_notifies_if_its_beginning_did():
     policy, over = make_policy(TELLING), replace(SLOWER, until_step=900)
     # GIVEN nobody was told of the beginning THEN nobody is of the end
     decision, state = decide(regressed(over, "healthy"), policy, State(), NOW)
@@ -225,14 +225,14 @@ def test_its_end_is_told_where_its_beginning_was():
     assert State.from_json(state.to_json()) == state
 
 
-def test_a_regression_beside_a_suspect_is_told_beside_its_capture():
+def test_a_regression_notifies_beside_a_suspects_capture():
     policy = make_policy(TELLING, {"name": "a", "match": {}, "capture": {}, **TELL})
     decision, _ = decide(regressed(label="suspect"), policy, State(), NOW)
     assert (decision.outcome, decision.rule) == ("capture", "a")
     assert decision.notify == ("slower", "a")
 
 
-def test_it_matches_by_how_much_and_where():
+def test_a_regression_matches_by_slowdown_and_stage():
     def told(**match):
         policy = make_policy({**TELLING, "match": {"reason": "regressed", **match}})
         return bool(decide(regressed(), policy, State(), NOW)[0].notify)
@@ -245,7 +245,7 @@ def test_it_matches_by_how_much_and_where():
     assert not told(stage=["data"])
 
 
-def test_such_a_rule_is_about_no_suspect():
+def test_a_regression_rule_matches_no_suspect():
     policy = make_policy(TELLING)
     decision, _ = decide(make_verdict(), policy, State(), NOW)
     assert (decision.outcome, decision.reason, decision.notify) == ("ignore", "no_rule_matched", ())

@@ -38,12 +38,12 @@ def test_a_policy_is_loaded_with_the_hash_of_its_bytes(tmp_path):
     assert loaded.policy.spec.rules[0].match.stage == ("data", "h2d")
 
 
-def test_every_mistake_is_said_at_once_where_it_is():
+def test_all_mistakes_are_reported_at_once_with_their_places():
     """GIVEN mistakes of every kind in one document THEN one error has them all, in the order of the document."""
     assert lines_of((HERE / "all_wrong.yaml").read_text()) == (HERE / "all_wrong.txt").read_text().splitlines()
 
 
-def test_a_text_of_more_rules_than_a_policy_has_is_not_read_to_its_end():
+def test_reading_stops_after_the_maximum_of_rules():
     # GIVEN more rules than there may be, and after them what no reader of YAML takes
     rules = "".join(f"    - {{name: r{n}, match: {{}}}}\n" for n in range(MAX_ITEMS + 1))
     lines = lines_of(f"{HEAD}  rules:\n{rules}{{")
@@ -63,13 +63,13 @@ def test_documents_made_to_exhaust_the_reader_are_refused_quickly():
     assert time.monotonic() - started < 5
 
 
-def test_of_thousands_of_mistakes_the_first_are_shown():
+def test_only_the_first_of_thousands_of_mistakes_are_shown():
     lines = lines_of(GOOD + "".join(f"x{n}: 1\n" for n in range(1000)))
     assert len(lines) == 51
     assert lines[-1] == "p.yaml: and 950 more"
 
 
-def test_a_file_that_has_gone_by_now_is_refused(tmp_path):
+def test_a_deleted_file_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"gone\.yaml: cannot read it: No such file or directory$"):
         load(tmp_path / "gone.yaml")
 
@@ -84,7 +84,7 @@ def test_a_policy_is_found_by_path_or_by_name(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_every_shipped_policy_loads_and_says_who_it_is_for(name):
+def test_every_shipped_policy_loads_and_states_its_purpose(name):
     """GIVEN a file of policies/ THEN it is valid, is named as its file, and opens with five lines of comment."""
     path = shipped()[name]
     opening = path.read_text().splitlines()[:6]
@@ -113,7 +113,7 @@ def test_rules_are_tried_in_the_order_of_the_files():
     assert decide(make_verdict(stage="forward"), PolicySet(both), State(), NOW)[0].rule == "slow-rank"
 
 
-def test_of_each_limit_the_strictest_wins():
+def test_the_strictest_of_each_limit_wins():
     one = "  limits: {captures_per_hour: 9, captures_per_day: 10, captures_per_run: 2, overhead_budget: 2%}\n"
     two = "  limits: {captures_per_hour: 3, captures_per_run: 5, concurrent_ranks: 4, overhead_budget: 0.1%}\n"
     first = loaded("one", INPUT, one + "  retention: {age: 5d}\n")
@@ -129,7 +129,7 @@ def test_of_each_limit_the_strictest_wins():
     assert (alone.retention_s, alone.retention_bytes) == (None, None)
 
 
-def test_what_may_be_done_about_a_straggler_is_what_all_allow_that_speak_of_it():
+def test_remedies_are_those_that_all_policies_with_mitigate_allow():
     # GIVEN a policy that says nothing of remedies beside two that do, under bounds of their own
     one = loaded("one", INPUT, "  mitigate: {remedies: [stragglar], min_saving: 5%, steps: 10}\n")
     two = loaded("two", ANY, "  mitigate: {remedies: [stragglar], steps: 40, cooldown: 2h}\n")
@@ -141,7 +141,7 @@ def test_what_may_be_done_about_a_straggler_is_what_all_allow_that_speak_of_it()
     assert PolicySet((silent,)).mitigate is None
 
 
-def test_captures_are_allowed_where_every_policy_allows_them():
+def test_captures_are_allowed_when_every_policy_allows_them():
     evening = loaded("one", INPUT, '  active: {cron: "* 18-21 * * *"}\n')
     night = loaded("two", ANY, '  active: {cron: "* 20-23 * * *"}\n')
     decision, _ = decide(make_verdict(), PolicySet((evening, night)), State(), NOW)
@@ -157,7 +157,7 @@ def test_a_rule_samples_as_many_ranks_as_a_stricter_policy_allows():
     assert [request.rank for request in decision.requests] == [4]
 
 
-def test_what_cannot_be_in_force_together_is_said_with_its_place():
+def test_conflicts_between_policies_have_their_place():
     first = loaded("one", INPUT, "  detection: {window_steps: 100}\n")
     second = loaded("two", INPUT, "  detection: {stride_steps: 20, min_gain: 4%}\n")
     with pytest.raises(PolicyError) as refused:
@@ -171,7 +171,7 @@ def test_what_cannot_be_in_force_together_is_said_with_its_place():
     assert PolicySet((first, loaded("two", ANY))).detection.window_steps == 100
 
 
-def test_a_manifest_names_the_policy_that_the_rule_is_of():
+def test_a_manifest_names_the_rules_policy():
     one, two = loaded("one", INPUT), loaded("two", ANY)
     both, verdict = PolicySet((one, two)), make_verdict(stage="forward")
     decision, _ = decide(verdict, both, BEGUN, NOW)
@@ -179,7 +179,7 @@ def test_a_manifest_names_the_policy_that_the_rule_is_of():
     assert (found.rule, found.policy, found.policy_sha256) == ("slow-rank", "two", two.sha256)
 
 
-def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path):
+def test_several_files_report_all_their_mistakes(tmp_path):
     (tmp_path / "a.yaml").write_text("kind: [\n")
     (tmp_path / "b.yaml").write_text("x: 1\n")
     with pytest.raises(PolicyError) as refused:

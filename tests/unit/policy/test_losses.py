@@ -21,7 +21,7 @@ def window(first_step, lost_first=None, step_s=(), **about):
     return replace(of, lost=Lost(first_step if lost_first is None else lost_first, tuple(step_s), RANKS))
 
 
-def test_what_each_window_adds_is_summed_by_suspect():
+def test_losses_of_windows_add_up_by_suspect():
     # GIVEN a rank that is named for 60 steps, 20 ms each, and another one for 10
     verdicts = [
         window(100, step_s=[0.02] * 50),
@@ -61,7 +61,7 @@ def test_an_attempt_counts_its_own_steps():
     assert found.counted == {0: 149, 1: 149}
 
 
-def test_a_window_that_a_capture_disturbed_adds_to_whom_it_says():
+def test_a_disturbed_window_adds_to_the_suspect_it_names():
     named = make_verdict().suspects[0]
     disturbed = replace(make_verdict("needs_evidence", ranks=None), lost=Lost(100, (0.02,) * 45, RANKS, named))
     assert losses_of([disturbed]).of(named).steps == 45
@@ -92,7 +92,7 @@ def test_a_slow_host_is_the_same_in_any_stage_and_so_is_a_rank_of_it():
     assert len(found.after(window(300, step_s=[0.02], ranks=(4,))).by_suspect) == 2
 
 
-def test_very_many_suspects_are_counted_together():
+def test_suspects_beyond_the_maximum_are_counted_together():
     found = losses_of(window(100, step_s=[0.01], ranks=(rank,), attempt=rank) for rank in range(MOST_SUSPECTS + 5))
     assert len(found.by_suspect) == MOST_SUSPECTS + 1
     assert found.by_suspect[OTHERS].steps == 5
@@ -117,7 +117,7 @@ def test_a_rule_on_cost_waits_until_the_suspect_has_cost_as_much():
     assert decide(make_verdict(ranks=(1,)), policy, BEGUN, NOW, losses=dear)[0].outcome == "ignore"
 
 
-def test_a_cheaper_rule_before_it_decides_as_ever():
+def test_a_rule_without_cost_before_it_decides_as_usual():
     policy = make_policy(RULE, {"name": "any", "match": {"gain": ">= 5%"}, "capture": {}})
     decision, _ = decide(make_verdict(), policy, BEGUN, NOW, losses=Losses())
     assert (decision.outcome, decision.rule) == ("capture", "any")

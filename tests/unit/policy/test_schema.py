@@ -71,7 +71,7 @@ def test_the_whole_document_is_read():
     assert (spec.mitigate.min_saving_fraction, spec.mitigate.cooldown_s) == (0.03, 7200.0)
 
 
-def test_a_policy_filled_in_says_the_same_and_is_valid():
+def test_a_filled_policy_is_equivalent_and_valid():
     """GIVEN every kind of rule WHEN its defaults are filled in THEN it reads as before, and fills in as itself."""
     policy = TriagePolicy.model_validate(WHOLE)
     filled = policy.filled()
@@ -87,7 +87,7 @@ def test_a_policy_filled_in_says_the_same_and_is_valid():
 
 
 @pytest.mark.parametrize("said", [0.6, "60%", "60 %"])
-def test_a_fraction_may_be_said_as_a_percentage(said):
+def test_a_fraction_may_be_a_percentage(said):
     detection = policy_of(detection={"min_persistence": said}).spec.detection
     assert detection.min_persistence == 0.6
 
@@ -103,7 +103,7 @@ def test_a_fraction_may_be_said_as_a_percentage(said):
         ({"captures_per_hour": 1, "captures_per_run": 2}, 12),
     ],
 )
-def test_a_day_has_a_limit_where_none_is_said(limits, of_day):
+def test_a_day_has_a_default_limit(limits, of_day):
     policy = policy_of(**limits)
     assert policy.spec.limits.day_limit == of_day
     assert policy.filled()["spec"]["limits"]["captures_per_day"] == of_day
@@ -122,19 +122,19 @@ def test_a_day_has_a_limit_where_none_is_said(limits, of_day):
         ("5 windows", Lasting(steps=100 + 4 * 25)),
     ],
 )
-def test_for_is_steps_or_time_and_windows_are_the_steps_that_they_span(said, lasting):
+def test_for_is_steps_or_time_and_windows_become_steps(said, lasting):
     spec = policy_of({**RULE, "for": said}, detection={"window_steps": 100, "stride_steps": 25}).spec
     assert spec.rules[0].lasts(spec.detection) == lasting
 
 
-def test_a_policy_cannot_be_changed_after_it_was_checked():
+def test_a_checked_policy_is_immutable():
     policy = policy_of()
     with pytest.raises(ValidationError, match="frozen"):
         policy.spec.limits.captures_per_day = 1000  # type: ignore[misc]  # that it cannot be done is the point
 
 
 @pytest.mark.parametrize(("given", "expected"), cases(HERE / "runs.txt"))
-def test_what_runs_and_its_options(given, expected):
+def test_profilers_and_their_options(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
     capture = Capture.model_validate(about.pop("capture", {}))
     means = choose(capture, **about)
@@ -146,12 +146,12 @@ def test_what_runs_and_its_options(given, expected):
 
 
 @pytest.mark.parametrize("stage", ["forward", "h2d", "backward", "optimizer", "model.forward", "fwd_2", "Loss"])
-def test_a_stage_computes_by_its_name(stage):
+def test_a_stages_name_says_whether_it_computes(stage):
     assert computes(stage)
 
 
 @pytest.mark.parametrize("stage", ["data", "other", "callback", "forwarding", "lossy"])
-def test_any_other_is_the_hosts_work_unless_ranks_wait_in_it(stage):
+def test_other_stages_are_host_work_unless_ranks_wait_in_them(stage):
     assert not computes(stage)
     assert computes(stage, (stage,))
 
@@ -160,14 +160,14 @@ WRITTEN = {fraction: PERCENTAGE, seconds: DURATION, size_bytes: SIZE, lasting: L
 
 
 @pytest.mark.parametrize(("given", "value"), cases(HERE / "quantities.txt"))
-def test_what_is_written_as_its_pattern_says_is_read(given, value):
+def test_a_text_that_matches_its_pattern_parses(given, value):
     name, _, text = given.partition(": ")
     parse = getattr(fields, name)
     assert repr(parse(text)) == value
     assert re.search(WRITTEN[parse], text)
 
 
-def test_a_percentage_beyond_all_numbers_is_none():
+def test_a_percentage_beyond_floats_is_refused():
     with pytest.raises(ValueError, match="a percentage such as 5%"):
         fraction("9" * 400 + "%")
 
@@ -179,7 +179,7 @@ PIECES = (
 
 
 @given(text=st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
-def test_whatever_is_read_is_written_as_its_pattern_says(text):
+def test_a_text_that_parses_matches_its_pattern(text):
     """GIVEN any text WHEN a parser takes it THEN a schema with its pattern takes it too."""
     for parse, pattern in WRITTEN.items():
         try:
@@ -213,7 +213,7 @@ def test_a_window_is_open_in_the_minutes_that_it_names(expression, zone, opens):
 
 
 @pytest.mark.parametrize("day", [datetime(2027, 3, 28, tzinfo=UTC), datetime(2027, 10, 31, tzinfo=UTC)])
-def test_clocks_that_change_neither_shut_a_window_for_good_nor_open_it_twice_at_once(day):
+def test_daylight_saving_neither_closes_a_window_for_good_nor_opens_it_twice(day):
     """GIVEN the days on which Berlin changes its clocks THEN each opening is one, and lies in a minute it names."""
     window = cron_trigger("* 2-3 * * *", zone_of("Europe/Berlin"))
     for minutes in range(0, 24 * 60, 7):
@@ -225,25 +225,25 @@ def test_clocks_that_change_neither_shut_a_window_for_good_nor_open_it_twice_at_
         assert datetime.fromtimestamp(opens_s, zone_of("Europe/Berlin")).hour in (2, 3)
 
 
-def test_a_time_is_shown_however_far_it_is():
+def test_times_in_the_far_future_are_shown():
     assert clock(1_800_000_000.5) == "2027-01-15T08:00:00Z"
     assert clock(1e300) == "9999-12-31T23:59:59Z"
 
 
 @pytest.mark.parametrize("name", ["", "America", "a\0b", "x" * 10_000, None, 5])
-def test_what_is_no_time_zone_says_so(name):
+def test_an_invalid_time_zone_is_refused(name):
     with pytest.raises(ValueError, match="expected a time zone such as"):
         zone_of(name)
 
 
 @pytest.mark.parametrize("expression", ["", "@daily", "* * * * * *", "*/0 * * * *", "* * * * noday", "x" * 10_000])
-def test_what_is_no_cron_expression_says_so(expression):
+def test_an_invalid_cron_expression_is_refused(expression):
     with pytest.raises(ValueError, match="expected minute, hour, day, month and weekday"):
         cron_trigger(expression, UTC)
 
 
 @pytest.mark.parametrize(("spec", "message"), cases(HERE / "mistakes.txt"))
-def test_a_field_that_cannot_be_meant_is_refused_where_it_is_with_its_reason(spec, message):
+def test_a_field_without_effect_is_refused_with_place_and_reason(spec, message):
     rules = "" if "rules:" in spec else ", rules: [{name: r, match: {}, capture: {}}]"
     (line,) = lines_of(HEAD.replace("spec:\n", f"spec: {{{spec}{rules}}}\n"))
     assert line.partition(": spec.")[2] == message

@@ -92,7 +92,7 @@ def value(found: Metrics, name: str, **labels) -> float | None:
     return found.registry.get_sample_value(name, {"job_name": "resnet", **labels})
 
 
-def test_what_suspects_have_cost_is_what_the_run_says_and_never_less():
+def test_suspects_costs_follow_the_run_and_never_fall():
     found, name = metrics(), "sftriage_straggler_cost_rank_seconds_total"
     # GIVEN a run of which an earlier process has counted some already
     for rank_s in (7.0, 9.5, 9.0):
@@ -165,7 +165,7 @@ def test_each_event_moves_the_metrics_declared_for_it_and_no_others():
     assert moved == declared
 
 
-def test_what_has_happened_is_counted():
+def test_events_are_counted():
     found = after_everything()
     for name, labels, count in [
         ("captures_total", {"profiler": "nsys", "state": "failed"}, 1),
@@ -270,7 +270,7 @@ AS_IT_GOES = {
 
 
 @pytest.mark.parametrize("case", AS_IT_GOES)
-def test_what_happens_is_what_the_series_say(case):
+def test_series_follow_the_events(case):
     found = metrics(per_rank=True)
     for happens, said in zip(*(AS_IT_GOES[case][part::2] for part in (0, 1)), strict=True):
         for one in happens:
@@ -281,7 +281,7 @@ def test_what_happens_is_what_the_series_say(case):
             assert is_ == (None if expected is None else pytest.approx(expected)), series
 
 
-def test_with_the_run_its_stall_is_over():
+def test_a_stall_ends_with_the_run():
     found = metrics()
     found.take(STALLED)
     found.close()
@@ -297,13 +297,13 @@ def test_with_the_run_its_stall_is_over():
         ("cooldown", (), "cooldown"),
     ],
 )
-def test_a_hold_counts_under_the_verdicts_first_reason_and_all_else_under_its_code(reason, reasons, label):
+def test_a_hold_counts_under_its_first_reason_and_others_under_their_code(reason, reasons, label):
     found = metrics()
     found.take(judged("needs_evidence", reason=reason, reasons=reasons, outcome="hold"))
     assert value(found, "sftriage_decisions_total", outcome="hold", reason=label) == 1
 
 
-def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_all_there(monkeypatch):
+def test_series_are_bounded_however_many_stages_and_no_time_is_lost(monkeypatch):
     # GIVEN attempts of a job that each call their stages otherwise
     monkeypatch.setattr("sftriage.sinks.metrics.MAX_STAGE_LABELS", 5)
     found = metrics()
@@ -325,7 +325,7 @@ def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_
     assert exposed_s == pytest.approx(value(found, "sftriage_step_exposed_seconds_sum"), rel=1e-9)
 
 
-def test_ranks_are_named_only_where_that_was_asked_for():
+def test_ranks_are_labels_only_if_requested():
     labels = {key for family in after_everything().registry.collect() for s in family.samples for key in s.labels}
     assert "rank" not in labels
     found = after_everything(per_rank=True)
@@ -353,20 +353,20 @@ def test_exemplars_name_the_capture():
     assert exemplar.value == pytest.approx(advances_NS[1:].sum(axis=1).max())
 
 
-def test_the_longest_capture_id_is_an_exemplar_still():
+def test_the_longest_capture_id_is_still_an_exemplar():
     found = metrics()
     tell(found, judged("suspect", [suspect()], [request(LONGEST_ID)], reason="rule_matched"), window())
     found.take(ended(LONGEST_ID, "stored"))
     assert LONGEST_ID in generate_openmetrics(found.registry).decode()
 
 
-def test_whatever_a_job_is_called_the_text_is_whole():
+def test_any_job_name_yields_valid_text():
     found = Metrics('a"b\\c\nd', "run", 0.0)
     families = {one.name: one for one in parse_text(generate_latest(found.registry).decode())}
     assert families["sftriage_run_active"].samples[0].labels == {"job_name": 'a"b\\c\nd'}
 
 
-def test_the_sum_is_never_seen_half_way():
+def test_a_scrape_never_shows_a_partial_update():
     """A scrape between two stages of one window would show a step that is shorter than it was."""
     found = metrics()
     run = window(n_steps=4000, seed=3)
@@ -451,7 +451,7 @@ def test_steps_are_new_once(case):
     assert [tally.last_step(attempt) for attempt in range(len(last_steps))] == last_steps
 
 
-def test_times_are_on_the_clock_that_a_window_was_judged_on():
+def test_times_are_on_the_verdicts_clock():
     # GIVEN windows whose device takes twice as long as the host says
     tally, host_s, device_s = StepTally(), 0.0, 0.0
     for number, clock in enumerate(("host", "device", "device", "host")):

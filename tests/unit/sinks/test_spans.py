@@ -84,7 +84,7 @@ def seen(window: Window) -> WindowObserved:
         ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=x,a=b"}, "x"),
     ],
 )
-def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, variables, service):
+def test_the_environment_names_the_service(make, receiver, monkeypatch, variables, service):
     spans = make  # made once the environment is as it should be
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
@@ -94,7 +94,7 @@ def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, v
     assert (resource["sftriage.job"], resource["sftriage.run"]) == ("resnet", "run-1")
 
 
-def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, receiver):
+def test_failed_and_unended_captures_are_errors(make, receiver):
     spans = make()
     decision = judged(requests=[request("a-1"), request("a-2")]).decision
     spans.take(ManualRequestDecided(ManualRequest("a", (2,), "me", "why"), decision))
@@ -120,7 +120,7 @@ def test_a_stall_is_a_span_of_its_own(make, receiver):
     assert (stall.start_time_unix_nano, stall.end_time_unix_nano) == (T0_NS, T0_NS + SECOND_NS)
 
 
-def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
+def test_a_silent_receiver_delays_nothing(monkeypatch):
     # GIVEN somebody who takes the connection and never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -134,7 +134,7 @@ def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
         assert "sftriage-spans-end" in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_receiver_that_comes_back_is_said(receiver, monkeypatch, caplog):
+def test_a_recovered_receiver_is_logged(receiver, monkeypatch, caplog):
     class Switch:
         def __init__(self, exporter):
             self.exporter, self.away = exporter, True

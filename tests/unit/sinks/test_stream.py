@@ -84,7 +84,7 @@ def said(caplog, level=logging.WARNING):
     return [record.getMessage() for record in caplog.records if record.levelno >= level]
 
 
-def test_nothing_runs_before_the_start_and_what_was_published_is_told_after_it():
+def test_nothing_runs_before_the_start_and_earlier_events_are_delivered_after_it():
     before = threading.active_count()
     sink = Kept()
     stream = Stream([sink])
@@ -103,7 +103,7 @@ def test_nothing_runs_before_the_start_and_what_was_published_is_told_after_it()
     assert (sink.took, sink.calls) == ([0, 1, 2], ["start", "close"])
 
 
-def test_who_comes_late_is_refused():
+def test_a_sink_added_after_the_start_is_refused():
     stream = Stream()
     stream.start()
     with pytest.raises(RuntimeError, match="kept was added after the start"):
@@ -111,7 +111,7 @@ def test_who_comes_late_is_refused():
 
 
 @pytest.mark.parametrize("method", ["start", "take", "close"])
-def test_a_sink_that_fails_is_said_once_and_goes_on(method, caplog, monkeypatch):
+def test_a_failing_sink_is_logged_once_and_continues(method, caplog, monkeypatch):
     failing, other = Kept("failing"), Kept()
     works = getattr(failing, method)
 
@@ -134,7 +134,7 @@ def test_a_sink_that_fails_is_said_once_and_goes_on(method, caplog, monkeypatch)
     assert first.levelno == logging.DEBUG
 
 
-def test_a_sink_that_hangs_holds_up_nobody_and_is_left_behind(caplog):
+def test_a_hanging_sink_delays_no_other_and_is_abandoned(caplog):
     hanging, other = Hanging(), Kept()
     stream = Stream([hanging, other], capacity=4)
     stream.start()
@@ -154,7 +154,7 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_left_behind(caplog):
     hanging.go_on.set()
 
 
-def test_a_sink_that_was_slow_is_told_the_newest_and_it_is_said_what_was_lost(caplog):
+def test_a_slow_sink_gets_the_newest_events_and_the_loss_is_logged(caplog):
     slow = Hanging("slow")
     stream = Stream([slow], capacity=3)
     stream.start()
@@ -174,7 +174,7 @@ def test_a_sink_that_was_slow_is_told_the_newest_and_it_is_said_what_was_lost(ca
     ]
 
 
-def test_what_is_published_from_several_threads_is_told_to_all_in_one_order_of_each():
+def test_events_from_several_threads_keep_each_threads_order():
     sinks = [Kept("a"), Kept("b")]
     stream = Stream(sinks, capacity=1000)
     stream.start()
@@ -193,7 +193,7 @@ def test_what_is_published_from_several_threads_is_told_to_all_in_one_order_of_e
 
 
 @given(st.lists(st.integers(0, 1000), max_size=50), st.integers(0, 50), st.integers(1, 60))
-def test_order_is_kept_and_before_the_start_only_the_oldest_are_lost(numbers, begin, capacity):
+def test_order_is_kept_and_only_the_oldest_events_before_the_start_are_lost(numbers, begin, capacity):
     sink = Kept()
     stream = Stream([sink], capacity=capacity)
     for number in numbers[:begin]:
@@ -256,7 +256,7 @@ def registry() -> CollectorRegistry:
     return registry
 
 
-def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, monkeypatch):
+def test_the_file_is_always_complete_and_ends_with_the_final_state(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     path = tmp_path / "job.prom"
     value = registry._names_to_collectors["something"]
@@ -278,7 +278,7 @@ def test_the_file_is_whole_and_says_at_last_how_it_ended(registry, tmp_path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monkeypatch, caplog):
+def test_a_failing_disk_is_logged_once_and_retried(registry, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.01)
     place = tmp_path / "place"
     place.mkdir()
@@ -298,12 +298,12 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monk
     ]
 
 
-def test_nothing_is_made_where_nothing_was_asked_for():
+def test_without_options_there_are_no_sinks():
     metering = Metering()
     assert (metering.sinks("job", "run-1", 1.0), metering.url) == ([], None)
 
 
-def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path, monkeypatch):
+def test_configured_sinks_publish_from_the_start_of_a_run_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     # (what is left of it is over before another test looks at the log)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
@@ -331,7 +331,7 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
         urllib.request.urlopen(metering.url)
 
 
-def test_a_directory_for_metrics_of_many_processes_is_somebody_elses(tmp_path):
+def test_the_jobs_multiprocess_directory_is_left_alone(tmp_path):
     # GIVEN a training job whose own metrics are gathered from many processes
     code = (
         "from sftriage.sinks.metering import Metering\n"

@@ -101,7 +101,7 @@ def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, hook):
     assert event["data"]["decision"]["words"] == "observe-only: rule page-me matched"
 
 
-def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, hook):
+def test_slack_gets_a_line_of_text_without_markup(make, hook):
     tell(make(), SLACK)
     _, headers, message = hook.next()
     assert headers["Content-Type"] == "application/json"
@@ -126,7 +126,7 @@ def busy(seconds):
 @pytest.mark.parametrize(
     "fault", [500, 502, 503, 408, 429, "drop", *map(busy, UNREADABLE)], ids=lambda one: str(one)[:30]
 )
-def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, hook, caplog, fault):
+def test_a_temporary_failure_is_retried_with_the_same_event(make, hook, caplog, fault):
     hook.answers = [fault, fault]
     webhooks = make()
     tell(webhooks, CLOUD)
@@ -144,7 +144,7 @@ def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, hook, ca
     [400, 401, 403, 404, 410, 501, (302, {"Location": "/elsewhere"}), *map(busy, TOO_LONG)],
     ids=lambda one: str(one)[:30],
 )
-def test_what_will_not_pass_is_tried_once_and_said(make, hook, caplog, answer):
+def test_a_permanent_failure_is_tried_once_and_logged(make, hook, caplog, answer):
     status = answer[0] if isinstance(answer, tuple) else answer
     hook.answers = [answer]
     tell(make(), CLOUD)
@@ -154,7 +154,7 @@ def test_what_will_not_pass_is_tried_once_and_said(make, hook, caplog, answer):
     assert hook.received.empty()
 
 
-def test_who_asks_for_time_is_given_it(make, hook):
+def test_retry_after_is_respected(make, hook):
     # GIVEN a webhook that is busy for a second
     hook.answers = [(429, {"Retry-After": "1"})]
     tell(make(), CLOUD)
@@ -165,7 +165,7 @@ def test_who_asks_for_time_is_given_it(make, hook):
     assert time.monotonic() - asked_s > 0.9
 
 
-def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, hook, monkeypatch, caplog):
+def test_a_webhook_that_stays_down_is_given_up_and_logged(make, hook, monkeypatch, caplog):
     hook.answers = [500] * 1000
     tell(make(give_up_s=GIVEN_UP_S), CLOUD)
     assert said(caplog, "tries: 127.0.0.1: answered 500")
@@ -178,14 +178,14 @@ def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, hook
     assert said(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
 
 
-def test_an_answer_that_does_not_come_is_cut_off_and_tried_again(make, hook, caplog):
+def test_an_attempt_without_an_answer_times_out_and_is_retried(make, hook, caplog):
     hook.answers = ["hang"]
     tell(make(attempt_s=0.3), CLOUD)
     assert hook.next()[2] == hook.next()[2]
     assert "127.0.0.1: no answer in time; trying again" in caplog.text
 
 
-def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, hook, caplog):
+def test_a_hanging_webhook_delays_nothing_and_drops_its_oldest_messages(make, hook, caplog):
     # GIVEN a webhook that hangs on the first message
     hook.answers = ["hang"]
     webhooks = make(capacity=3, attempt_s=DEADLINE_S)
@@ -202,7 +202,7 @@ def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, hook,
 
 
 @pytest.mark.parametrize("fault", [500, "hang", "drip"], ids=str)
-def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplog, fault):
+def test_a_webhook_that_is_down_delays_no_other(make, monkeypatch, caplog, fault):
     other = Webhook(url_from_env="OTHER")
     with hooked(fault) as down, hooked() as up:
         monkeypatch.setenv("HOOK", down.url)
@@ -219,7 +219,7 @@ def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplo
         assert time.monotonic() - started_s < DEADLINE_S / 2
 
 
-def test_closing_delivers_what_waits(make, hook, caplog):
+def test_closing_delivers_queued_messages(make, hook, caplog):
     webhooks = make()
     for number in range(20):
         tell(webhooks, CLOUD, number=number)
@@ -229,7 +229,7 @@ def test_closing_delivers_what_waits(make, hook, caplog):
 
 
 @pytest.mark.parametrize("answer", ["hang", "drip"])
-def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
+def test_closing_ends_by_its_deadline(make, hook, caplog, answer):
     hook.answers = [answer]
     webhooks = make(attempt_s=DEADLINE_S, close_s=0.2)
     tell(webhooks, CLOUD)
@@ -240,7 +240,7 @@ def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
     assert "webhook of $HOOK hangs: gave up on it, with 1 events undelivered" in caplog.text
 
 
-def test_closing_starts_nothing_and_again_puts_the_end_off_no_further(make):
+def test_closing_starts_nothing_and_a_second_close_keeps_the_deadline(make):
     before, webhooks = threading.active_count(), make()
     webhooks.close()
     end_s = webhooks.close_by_s
@@ -248,7 +248,7 @@ def test_closing_starts_nothing_and_again_puts_the_end_off_no_further(make):
     assert (webhooks.close_by_s, threading.active_count()) == (end_s, before)
 
 
-def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hook, caplog):
+def test_a_decision_that_cannot_be_serialised_does_not_stop_others(make, hook, caplog):
     webhooks = make()
     tell(webhooks, CLOUD, numbers={"bad": object()})
     tell(webhooks, CLOUD, numbers={"nan": float("nan")})
@@ -270,7 +270,7 @@ def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hoo
         ("http://127.0.0.1:1/secret-1\r\nX: y", "characters that a URL cannot have"),
     ],
 )
-def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, caplog, secret, said):
+def test_an_invalid_url_is_logged_but_never_shown(make, monkeypatch, caplog, secret, said):
     monkeypatch.setenv("HOOK", secret)
     webhooks = make()
     # WHEN it is looked at beforehand, and when somebody is to be told
@@ -286,7 +286,7 @@ def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, 
 
 
 @pytest.mark.parametrize("answers", [[500] * 50, [404], ["drop"] * 50, [(301, {"Location": "http://x/y"})]], ids="abcd")
-def test_whatever_goes_wrong_no_secret_is_logged(make, monkeypatch, caplog, answers):
+def test_no_failure_logs_the_secret(make, monkeypatch, caplog, answers):
     caplog.set_level(logging.DEBUG)
     with hooked(*answers) as hook:
         monkeypatch.setenv("HOOK", hook.url.replace("http://", "http://user:pass-word@"))
@@ -329,7 +329,7 @@ def certificate(tmp_path_factory):
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
-def test_https_is_spoken_to_who_has_a_certificate_and_to_nobody_else(make, monkeypatch, caplog, certificate, trusted):
+def test_https_requires_a_trusted_certificate(make, monkeypatch, caplog, certificate, trusted):
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     with hooked(tls=tls) as hook:
@@ -345,7 +345,7 @@ def test_https_is_spoken_to_who_has_a_certificate_and_to_nobody_else(make, monke
     assert ("its certificate is refused" in caplog.text) is not trusted
 
 
-def test_a_secret_in_a_file_is_read_anew_for_each_attempt(make, tmp_path, caplog):
+def test_a_secret_file_is_read_for_each_attempt(make, tmp_path, caplog):
     with hooked() as hook:
         kept = tmp_path / "url"
         # GIVEN a file that is not there
@@ -356,7 +356,7 @@ def test_a_secret_in_a_file_is_read_anew_for_each_attempt(make, tmp_path, caplog
         assert hook.next()[0] == "/hook/top-secret"
 
 
-def test_whom_rules_want_told_is_told_once_and_whom_no_rule_names_is_not(make, hook):
+def test_each_webhook_of_the_rules_gets_one_message_and_others_none(make, hook):
     # GIVEN two rules that name the same address, one of them in another form too, and a rule that has gone
     RULES.update({"page-me": rule("page-me", CLOUD, SLACK), "me-too": rule("me-too", CLOUD)})
     RULES["other"] = rule("other", Webhook(url_from_env="OTHER"))
@@ -372,7 +372,7 @@ def test_whom_rules_want_told_is_told_once_and_whom_no_rule_names_is_not(make, h
     assert event["data"]["rules"] == ["page-me", "me-too", "gone"]
 
 
-def test_who_cannot_be_told_is_said_when_other_policies_are_taken_over(make, monkeypatch, caplog):
+def test_webhooks_that_cannot_work_are_logged_when_policies_change(make, monkeypatch, caplog):
     monkeypatch.delenv("HOOK", raising=False)
     webhooks = make()
     webhooks.start()
@@ -385,7 +385,7 @@ def test_who_cannot_be_told_is_said_when_other_policies_are_taken_over(make, mon
     assert "webhook of $HOOK: the variable is not set; no notification can be sent" in caplog.text
 
 
-def test_a_stall_says_the_step_and_who_is_missed():
+def test_a_stall_names_its_step_and_the_missing_ranks():
     stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
     found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
     held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
@@ -409,7 +409,7 @@ def judged(notify=("page-me",), capture_id=ID, number=0, **verdict):
     return WindowJudged(replace(VERDICT, **verdict), decision, {capture_id: TRIGGER} if capture_id else {})
 
 
-def test_whoever_was_told_of_a_suspect_is_told_once_why(make, hook):
+def test_a_cause_follows_the_message_about_its_suspect_once(make, hook):
     # GIVEN somebody who was told of a suspect that is captured
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     webhooks.take(judged())
@@ -430,7 +430,7 @@ def test_whoever_was_told_of_a_suspect_is_told_once_why(make, hook):
     assert (why["data"]["decision_id"], why["data"]["cause"]["sentence"]) == (told["id"], "Rank 2 sleeps.")
 
 
-def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
+def test_later_messages_about_a_suspect_contain_the_cause(make, hook):
     # GIVEN a cause that was found before anybody had to be told, and one of another suspect
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD, SLACK)
     webhooks.take(judged(notify=()))
@@ -450,7 +450,7 @@ def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
 REMEDY = RemedyChanged(1_800_000_020.0, 0, 240, "stragglar", "kept", "helps", 2, "rank 2", "data")
 
 
-def test_whoever_was_told_of_a_straggler_is_told_what_is_done_about_it(make, hook):
+def test_a_remedy_follows_the_message_about_its_straggler(make, hook):
     # GIVEN somebody who was told of a suspect WHEN a remedy against it is kept THEN they are told what it saves
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     webhooks.take(judged())
@@ -472,7 +472,7 @@ NOBODY = {
 
 
 @pytest.mark.parametrize("case", NOBODY)
-def test_nobody_is_told_of(make, hook, case):
+def test_no_message_follows(make, hook, case):
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     before, found = NOBODY[case]
     for one in before:
