@@ -1,6 +1,6 @@
-"""What a controller gets from a job's agents, windows and GPU evidence, and the captures it orders from them.
+"""The controller's dealings with a job's agents: windows and GPU evidence from them, capture orders to them.
 
-`resume_state` reads what an earlier controller left to do.
+`sftriage.runtime.triage` connects these to a `Fleet`. `resume_state` reads what an earlier controller left to do.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ log = logging.getLogger("sftriage")
 
 
 class Fleet(Protocol):
-    """The agents of a job. They exchange records; times are ages, or nanoseconds since the epoch."""
+    """The agents of a job, on this host or over NATS. Times are ages, or nanoseconds since the epoch."""
 
     def rows(self) -> Sequence[Rows]: ...
 
     def statuses(self) -> JobStatus | None:
-        """What each rank of the newest generation is doing now; None before there is one."""
+        """The current state of each rank of the newest generation; None before there is one."""
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
-        """Set all captures to be made now: agents start new ones, and cancel those no longer listed."""
+        """Set all wanted captures: agents start new ones, and cancel those no longer listed."""
 
     def switches(self) -> Sequence[SwitchStatus]:
-        """The state of each group of ranks on which a remedy can be switched on."""
+        """The state of each group of ranks that can switch a remedy on."""
 
     def switch(self, wanted: Mapping[str, Setting]) -> None:
         """Set the remedy of each group, by its name; repeating it changes nothing."""
 
     def reports(self) -> Sequence[Report]:
-        """The reports on captures since the last call."""
+        """Reports on captures since the last call."""
 
     def telemetry(self) -> ReadCounts: ...
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
-        """What the drivers report of these ranks' GPUs; None while the query runs: call again."""
+        """The drivers' report on these ranks' GPUs; None while the query runs: call again."""
 
     def settled(self, agent: str, position: int) -> None:
-        """The results of an agent's rows up to this position are recorded; it need not send them again."""
+        """Acknowledge an agent's rows up to this position: their results are recorded."""
 
     def close(self) -> None:
         """Release the agents; unfinished captures are cancelled."""
 
 
 HELD_BYTES = 64 << 20
-"""Maximum size of the windows kept while a capture runs: its steps are read once it is stored."""
+"""Maximum size of the windows kept while a capture runs, whose steps are read once it is stored."""
 
 Kept = Callable[[int, int, int], "Window | None"]
 """Reads steps no longer in memory: by generation, first and last step; None if they are not kept either."""
 
 
 class WindowAssembly:
-    """Assembles windows, of every generation until the next one has begun.
+    """Assembles windows from agents' rows; a generation ends when the next one begins.
 
-    ``kept`` returns steps no longer in memory. ``judged`` has the first and last step of the last window that an
-    earlier controller has judged, by generation.
+    ``kept`` reads steps no longer in memory. ``judged`` has the first and last step of the last window that an earlier
+    controller has judged, by generation.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class WindowAssembly:
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._times = StepTimes(2 * shape.window_steps)
         self._held: deque[Window] = deque()
-        # Of each agent's rows that windows to come may need: generation and last step, and position.
+        # Of each agent's rows that later windows may need: generation and last step, and position.
         self._needed: defaultdict[str, deque[tuple[tuple[int, int], int]]] = defaultdict(deque)
 
     def add(self, sent: Sequence[Rows], *, ended: bool = False, hold: bool = False) -> list[Window]:
-        """Take rows, and return the windows that they complete. With ``ended``, the job's last ones too.
+        """Take rows, and return the windows that they complete; with ``ended``, the job's last ones too.
 
-        With ``hold``, `steps` can return the newest windows at once; without, only steps of coming windows are kept.
+        With ``hold``, recent windows stay in memory for `steps`; without, only steps that later windows need.
         """
         of_generation: dict[int, list[Rows]] = {}
         for rows in sent:
@@ -105,7 +105,7 @@ class WindowAssembly:
             self._take(some)
         windows = []
         for generation, gatherer in sorted(self._gatherers.items()):
-            # A generation that another one has followed is over.
+            # A generation ends when a newer one begins.
             over = generation < max(self._gatherers)
             windows += gatherer.ready(ended=ended or over)
             if over:
@@ -114,14 +114,14 @@ class WindowAssembly:
             self._held.clear()
             return windows
         self._held += windows
-        while len(self._held) > 1 and sum(one.durations_NRS.nbytes for one in self._held) > HELD_BYTES:
+        while len(self._held) > 1 and sum(window.durations_NRS.nbytes for window in self._held) > HELD_BYTES:
             self._held.popleft()
         return windows
 
     def settled(self, window: Window) -> Mapping[str, int]:
-        """A window is recorded: return the position up to which each agent's rows are no longer needed.
+        """Return the position up to which each agent's rows are no longer needed once ``window`` is recorded.
 
-        A controller that takes over starts with the steps after these, and skips its warm-up.
+        A controller that takes over starts with the steps after these, without a warm-up.
         """
         stride = self._shape.stride_after(len(window.durations_NRS))
         next_step = (window.attempt, window.first_step + stride - self._shape.warmup_steps)
@@ -149,7 +149,7 @@ class WindowAssembly:
         return self._kept(generation, first_step, last_step)
 
     def _take(self, sent: Sequence[Rows]) -> None:
-        """Take rows of one generation, of all hosts at once, so that no window is given up for steps that exist."""
+        """Take rows of one generation from all hosts at once, so that no window is dropped for steps that exist."""
         first = sent[0]
         if first.generation < max(self._gatherers, default=first.generation):
             return
@@ -167,28 +167,28 @@ class WindowAssembly:
         )
 
     def _belongs(self, rows: Rows, gatherer: Gatherer) -> bool:
-        """Whether rows have the stages of their generation. Ranks with others count as missing."""
+        """Whether rows have their generation's stages. Ranks with other stages count as missing."""
         if (rows.schema, rows.world_size) == (gatherer.schema, gatherer.world_size):
             return True
-        who = rows.generation, tuple(sorted(rows.ranks))
-        if who not in self._foreign:
-            self._foreign.add(who)
-            log.warning("ranks %s record different stages than the others and count as missing", who[1])
+        subject = rows.generation, tuple(sorted(rows.ranks))
+        if subject not in self._foreign:
+            self._foreign.add(subject)
+            log.warning("ranks %s record different stages than the others and count as missing", subject[1])
         return False
 
 
 def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ()) -> tuple[int, ...]:
-    """The other ranks of the first suspect's cohort, the most typical first, and other suspects last.
+    """The other ranks of the first suspect's cohort: the most typical first, other suspects last.
 
-    The policy decides whether one of those counts as healthy (`policy.engine.HEALTHY_GAIN_FRACTION`).
-    Without a window, the peers are from ``ranks``, in order.
+    The policy decides whether another suspect counts as healthy (`policy.engine.HEALTHY_GAIN_FRACTION`). Without a
+    window, the peers are ``ranks`` in order.
     """
     if not verdict.suspects:
         return ()
     suspected = {rank for suspect in verdict.suspects for rank in suspect.ranks}
     if window is None:
         return tuple(sorted(set(ranks) - suspected))
-    # What each rank takes by itself in a step, in the median; NaN for one that has no step.
+    # Each rank's median time for its own work in a step; NaN for a rank without steps.
     local = [at for at, stage in enumerate(window.schema.stages) if stage not in window.schema.sync]
     total_NR = window.durations_NRS[:, :, local].sum(axis=2)
     if window.ready_NR is not None:
@@ -210,14 +210,14 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
 
 
 EXPIRES_S = 60.0
-"""How long after the decision a capture may begin: later, the job may have changed."""
+"""Maximum time from the decision to the start of a capture: later, the job may have changed."""
 
 
 class DesiredCaptures:
-    """Captures that the agents should have.
+    """The captures ordered from the agents.
 
-    The capture of a control rank is cancelled once all captures of its suspects have failed: it would cost the job and
-    compare with nothing. One whose trace is being written is kept.
+    It cancels a control rank's capture once all captures of its suspects have failed, since it would cost the job and
+    compare with nothing. A capture that is writing its trace is kept.
     """
 
     def __init__(self) -> None:
@@ -227,36 +227,37 @@ class DesiredCaptures:
         self._suspects: dict[str, set[str]] = {}
 
     def wanted(self, now_s: float) -> tuple[WantedCapture, ...]:
-        """All captures to be made now, suspects first; ``now_s`` is of a monotonic clock."""
+        """All captures wanted now, suspects first; ``now_s`` is monotonic."""
         return tuple(
-            replace(one, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else one
-            for capture_id, one in self._wanted.items()
+            replace(order, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else order
+            for capture_id, order in self._wanted.items()
         )
 
     @property
     def unended(self) -> tuple[CaptureRequest, ...]:
         """Captures without a result yet, cancelled ones included."""
-        return tuple(one.request for one in (*self._wanted.values(), *(one for one, _ in self._called_off.values())))
+        cancelled = (order for order, _ in self._called_off.values())
+        return tuple(order.request for order in (*self._wanted.values(), *cancelled))
 
     def add(
         self, requests: Sequence[CaptureRequest], triggers: Mapping[str, Trigger], generation: int, now_s: float
     ) -> None:
         """Order these captures together; each must begin within `EXPIRES_S` of ``now_s``."""
         suspects = {request.capture_id for request in requests if request.role == "suspect"}
-        for one in requests:
-            self._wanted[one.capture_id] = WantedCapture(one, triggers[one.capture_id], generation)
-            self._expire_s[one.capture_id] = now_s + EXPIRES_S
-            if suspects and one.role == "control":
-                self._suspects[one.capture_id] = set(suspects)
+        for request in requests:
+            self._wanted[request.capture_id] = WantedCapture(request, triggers[request.capture_id], generation)
+            self._expire_s[request.capture_id] = now_s + EXPIRES_S
+            if suspects and request.role == "control":
+                self._suspects[request.capture_id] = set(suspects)
 
     def resume(self, request: CaptureRequest, trigger: Trigger, generation: int) -> None:
         """Keep the order of a capture that an earlier process requested."""
         self._wanted[request.capture_id] = WantedCapture(request, trigger, generation, resumed=True)
 
     def ended(self, result: CaptureResult) -> tuple[WantedCapture | None, CaptureResult]:
-        """A capture has ended: return the order, and the result, with the reason if it was cancelled.
+        """End a capture: return its order and result, with the reason if it was cancelled.
 
-        Control captures that have no other suspect to compare with are cancelled.
+        This cancels control captures that have no other suspect to compare with.
         """
         called_off = self._called_off.pop(result.capture_id, None)
         self._expire_s.pop(result.capture_id, None)
@@ -279,11 +280,11 @@ class DesiredCaptures:
 
 @dataclass(slots=True)
 class Corroboration:
-    """Queries the GPUs of suspects, and of undecided windows if the policy says so; never waits, decides nothing.
+    """Queries the GPUs of suspects, and with the policy's ``nvml`` those of undecided windows. Never waits.
 
     Attributes:
         remarks: the last remarks on each rank's GPU.
-        slowed: by how much its clock was lower than the others', for slow ones.
+        slowed: fraction by which its clock was below the others', for slow ones.
     """
 
     remarks: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -291,12 +292,12 @@ class Corroboration:
     _wanted: Verdict | None = None
 
     def want(self, verdict: Verdict, *, of_undecided: bool) -> None:
-        """Take a verdict. Evidence is gathered for the latest one."""
+        """Request evidence for a verdict; a newer verdict replaces it."""
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
 
     def look(self, fleet: Fleet) -> events.EvidenceGathered | None:
-        """The GPUs' answer, to be recorded, once it is there; None if there is nothing to report."""
+        """The GPUs' answer as an event to record; None while there is nothing to report."""
         verdict = self._wanted
         if verdict is None:
             return None
@@ -317,8 +318,8 @@ class Corroboration:
 class ResumeState:
     """What earlier controllers have finished and begun, by attempt, capture or request.
 
-    ``judged`` has the first and last step of the last window that was decided; ``unended`` captures come with their
-    triggers; ``attempts`` is the attempt that each capture is of.
+    ``judged`` has the first and last step of the last decided window, ``unended`` the captures without a result, with
+    their triggers, and ``attempts`` the attempt of each capture.
     """
 
     unended: dict[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
@@ -332,7 +333,7 @@ class ResumeState:
 
 
 def resume_state(records: Iterable[events.Event]) -> ResumeState:
-    """The state to resume from, by a run's records in order."""
+    """The state to resume from, by a run's records, in order."""
     left, stored = ResumeState(), set[str]()
     for event in records:
         if isinstance(event, events.CaptureChanged):
@@ -345,10 +346,10 @@ def resume_state(records: Iterable[events.Event]) -> ResumeState:
         elif isinstance(event, events.JournalCompacted):
             left.losses, left.n_windows = Losses.of_values(event.losses), event.dropped
         elif isinstance(event, events.WindowJudged | events.ManualRequestDecided | events.FollowUpDecided):
-            for one in event.decision.requests:
-                left.attempts[one.capture_id] = event.decision.attempt
-                if one.capture_id in event.triggers:
-                    left.unended[one.capture_id] = one, event.triggers[one.capture_id]
+            for request in event.decision.requests:
+                left.attempts[request.capture_id] = event.decision.attempt
+                if request.capture_id in event.triggers:
+                    left.unended[request.capture_id] = request, event.triggers[request.capture_id]
         if isinstance(event, events.WindowJudged) and event.verdict.label != "stalled":
             left.n_windows += 1
             attempt, steps = event.verdict.attempt, (event.verdict.first_step, event.verdict.last_step)

@@ -1,6 +1,6 @@
-"""One job's controller: judges windows and stalls, applies the policy, remembers and records.
+"""The controller of one job: judges windows and stalls, applies the policy, and records every decision.
 
-It measures what captures cost the job: their steps, and those just after, against what these would have taken.
+`sftriage.runtime.triage` calls it for each window. Its `Ledger` measures what captures cost the job's steps.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ def settings_of(detection: Detection) -> Settings:
     )
 
 
-def shape_of(detection: Detection, **given: int) -> Shape:
-    """How ``detection``, or ``given``, cuts windows; values that neither sets shrink if steps are long."""
+def shape_of(detection: Detection, **overrides: int) -> Shape:
+    """How ``detection`` or ``overrides`` cut windows; values set by neither shrink if steps are long."""
     cuts = {name: getattr(detection, name) for name in ("window_steps", "stride_steps", "warmup_steps")}
-    return Shape(**cuts | given, shrinks=frozenset(cuts) - detection.model_fields_set - given.keys())
+    return Shape(**cuts | overrides, shrinks=frozenset(cuts) - detection.model_fields_set - overrides.keys())
 
 
 class Controller:
-    """Decides about windows and stalls under ``policies``; ``now_s`` is in seconds since the epoch.
+    """Decides about windows, stalls and requests; ``now_s`` is seconds since the epoch.
 
-    It saves cooldowns, and captures made and running, in ``state_file`` before it returns a decision, so that a
-    restarted controller resumes there; while the disk fails, they are only in memory.
+    It saves the policy engine's state in ``state_file`` before it returns a decision, so that a restarted controller
+    resumes there. While the disk fails, the state is only in memory.
 
     Args:
-        policy: the policies in force, or files that are watched for changes.
-        publish: gets every recorded event, and each window before it is judged.
-        left: the state of an earlier controller: from windows that it has decided, this one only learns.
+        policy: the policies in force, or files to watch for changes.
+        publish: called with every recorded event, and with each window before it is judged.
+        left: the state of an earlier controller; this one only learns from windows that it has decided.
 
     Attributes:
         losses: what stragglers have cost the job since the run began.
@@ -105,7 +105,7 @@ class Controller:
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
         self._loop = RemedyLoop.resumed(self._left.remedies) if self._left.remedies else RemedyLoop()
-        # Of the newest attempt: whom the last windows name that tell anything of that, and of how many ranks.
+        # Of the newest attempt: the chronic stragglers of the last informative windows, and the number of ranks.
         self._recent: deque[Straggler | None] = deque(maxlen=RECENT_WINDOWS)
         self._attempt = self._n_ranks = 0
         self._state = State.from_json(state_file.read_bytes()) if state_file.exists() else State()
@@ -119,7 +119,7 @@ class Controller:
         return window.last_step <= self._left.judged.get(window.attempt, (-1, -1))[1]
 
     def learn(self, window: Window, spans: Mapping[int, events.Span] | None = None) -> None:
-        """Learn from a window that was decided before: what is normal, and what comes back. Records nothing.
+        """Learn what is normal, and what recurs, from a window that was decided before. Records nothing.
 
         A repeated window changes nothing.
         """
@@ -142,7 +142,7 @@ class Controller:
         verdict = self._judged(window)
         self._clock = verdict.clock
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
-            # Whether the sync stage is split at the last ready gradient goes on record when that changes.
+            # Record when the split of the sync stage at the last ready gradient begins or ends.
             ready_NR = window.ready_NR
             known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
             if self._split != (known > 0.0):
@@ -150,75 +150,75 @@ class Controller:
                 first_step, last_step = window.first_step, window.last_step
                 self.record(events.EvidenceGathered(now_s, first_step, last_step, ready_fraction=known))
         judged = self._decided(verdict, now_s, peers_of(verdict, window))
-        for one in self._pasts[window.attempt].paused:
-            self.record(msgspec.structs.replace(one, time_s=now_s))
+        for pause in self._pasts[window.attempt].paused:
+            self.record(msgspec.structs.replace(pause, time_s=now_s))
         return judged
 
     def _judged(self, window: Window) -> Verdict:
-        # A job that starts again may run elsewhere, or with other data: each attempt has its own past.
+        # A restarted job may run elsewhere, or with other data, so each attempt has its own past.
         known = self._pasts.get(window.attempt)
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
         self._watch = self._watch.with_window(window)
-        # (what the kernel counted is most of it, and asked of no window but the one that is judged)
+        # (without the kernel's counters: they are most of its size, and only the judged window needs them)
         self._last = replace(window, counted_NRC=None)
         if window.attempt != self._attempt:
             self._recent.clear()
         self._attempt, self._n_ranks = window.attempt, window.durations_NRS.shape[1]
         if is_informative(verdict.label, verdict.reasons):
-            one, chronic = verdict.named, None
-            if one is not None and one.pattern == "chronic":
-                chronic = Straggler(subject(one), slow_stage(one), one.ranks, 0, one.gain_s, verdict.step_s)
+            suspect, chronic = verdict.named, None
+            if suspect is not None and suspect.pattern == "chronic":
+                chronic = Straggler(subject(suspect), slow_stage(suspect), suspect.ranks, 0, suspect.gain_s, verdict.step_s)
             self._recent.append(chronic)
         return verdict
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> events.WindowJudged | None:
-        """Check whether the job stalls. A stall is decided and recorded when it begins, or its suspects change.
+        """Check whether the job stalls; decide and record a stall when it begins, or when its suspects change.
 
         ``now_ns`` is of a monotonic clock, read after ``job``.
         """
-        capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
+        capturing = {running.rank for running in self._state.running.values() if running.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
         verdict, self._watch = observe(since, self._watch, self._stall_floor_s, now_ns, capturing)
         if verdict is None:
             return None
-        # No window comes while the job stands still.
+        # No window arrives during a stall.
         self._follow(now_s)
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
         return self._decided(verdict, now_s, peers_of(verdict, last, job.rank_R.tolist()))
 
-    def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
-        """Decide about a capture that a person requests, and record that."""
+    def decide_request(self, request: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
+        """Decide about a person's request for a capture, and record the decision."""
         still = () if job is None else still_ranks(job, self._watch.pace.typical_s)
         decision, state = decide_manual_request(
-            ask, self.policies, self._state, now_s, job, still, clock=self._clock, nsys=self._nsys
+            request, self.policies, self._state, now_s, job, still, clock=self._clock, nsys=self._nsys
         )
-        triggers = {one.capture_id: trigger(ask, self.policies, decision, one) for one in decision.requests}
+        triggers = {made.capture_id: trigger(request, self.policies, decision, made) for made in decision.requests}
         decision = self._known(decision, triggers, state)
-        self.record(events.ManualRequestDecided(ask, decision, triggers))
+        self.record(events.ManualRequestDecided(request, decision, triggers))
         return decision
 
     def follow_up(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
-        """Decide what to do about a rank that hangs inside a capture that was given up, and record that.
+        """Request the stacks of a rank that hangs inside an abandoned capture, and record the decision.
 
         None if the rank no longer exists.
         """
         if job is None or not hung.takes_steps:
             return None
-        rank = next((one for one in job.ranks if one.rank == hung.rank), None)
+        rank = next((status for status in job.ranks if status.rank == hung.rank), None)
         if rank is None or rank.closed or rank.alive is False:
             return None
         decision, why, state = decide_follow_up(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
         )
-        triggers = {one.capture_id: why for one in decision.requests}
+        triggers = {request.capture_id: why for request in decision.requests}
         decision = self._known(decision, triggers, state)
         self.record(events.FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
     def mitigate(self, switches: Sequence[SwitchStatus], now_s: float) -> Mapping[str, Setting]:
-        """Continue the trial of a remedy, recording it first; return the remedy to set in each group.
+        """Start, continue or undo remedies, and record each change first; return the setting of each group.
 
-        ``switches`` are the groups of ranks on which a remedy can be switched on.
+        ``switches`` are the groups of ranks that can switch a remedy on.
         """
         if not switches and not self._loop.trials:
             return {}
@@ -227,7 +227,7 @@ class Controller:
             time_s=now_s,
             attempt=self._attempt,
             last_step=max(ledger.steps, default=0),
-            step_s={n: one.took_s for n, one in ledger.steps.items() if one.is_usual},
+            step_s={n: step.took_s for n, step in ledger.steps.items() if step.is_usual},
             switches=switches,
             straggler=straggler_in(self._recent, self._n_ranks),
             is_known=is_settled(self._recent),
@@ -238,20 +238,20 @@ class Controller:
             self.record(changed)
         return self._loop.wanted(switches)
 
-    def answered(self, ask: ManualRequest) -> bool:
+    def answered(self, request: ManualRequest) -> bool:
         """Whether an earlier controller has decided about a person's request."""
-        return ask.request_id in self._left.request_ids
+        return request.request_id in self._left.request_ids
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> events.WindowJudged:
         self.losses, about = self.losses.after(verdict), (self.policies, self._state, now_s, peers)
         decision, state = decide(verdict, *about, nsys=self._nsys, losses=self.losses)
-        triggers = {one.capture_id: trigger(verdict, self.policies, decision, one) for one in decision.requests}
+        triggers = {made.capture_id: trigger(verdict, self.policies, decision, made) for made in decision.requests}
         judged = events.WindowJudged(verdict, self._known(decision, triggers, state), triggers)
         self.record(judged)
         return judged
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger], state: State) -> Decision:
-        """Save what a decision changes before returning it; its captures name their triggers."""
+        """Save the state after a decision, then return the decision with its captures' triggers."""
         if state != self._state:
             self._remember(state)
         self._triggers |= triggers
@@ -289,7 +289,7 @@ class Controller:
         self.record(events.CaptureChanged(now_s, result, found, stored_bytes))
 
     def explained(self, found: events.CauseFound) -> None:
-        """Record what a capture shows of its rank, and remember what it leaves open."""
+        """Record the cause that a capture shows, and remember what it leaves open."""
         self._remember(left_open(self._state, found.capture_id, found.left_open))
         self.record(found)
 
@@ -303,16 +303,16 @@ class Controller:
 
 
 AFTER_STEPS = 10
-"""Steps after a capture that may still be slower for it: its trace is exported and packed meanwhile."""
+"""Steps after a capture that it may still slow: the trace is exported and compressed meanwhile."""
 
 BEFORE_STEPS = 50
-"""Steps before a capture whose mean is what a step takes without one, including what recurs every few steps."""
+"""Steps before a capture whose mean is a step's time without a capture, including what recurs every few steps."""
 
 NEAR_STEPS = 10
-"""The last of them, whose median counts if steps have just become slower: that is not the capture's cost."""
+"""The last of these steps; their median counts if steps slowed just before the capture, which is not its cost."""
 
 MOST_MEDIANS = 5.0
-"""Maximum weight of a step in the mean, in medians: a checkpoint does not show what a step takes."""
+"""Maximum weight of a step in the mean, in medians: a checkpoint is no usual step."""
 
 MIN_BEFORE_STEPS = 5
 """Minimum steps to know what a step takes without a capture."""
@@ -393,13 +393,13 @@ class Ledger:
     def _cost_s(self, first: int, last: int) -> tuple[float | None, float | None]:
         """What captures in these steps cost, and what a step took before; None if that is unknown.
 
-        A step is compared with those of its own kind. One of a new kind is not charged: it may take as long without a
-        capture.
+        It compares a step with earlier ones of its kind. A step of a new kind is not charged, since it may take as long
+        without a capture.
         """
-        seen = [step for number, step in self.steps.items() if first <= number <= last + AFTER_STEPS]
-        during = [step for step in seen if isfinite(step.took_s)]
+        affected = [step for number, step in self.steps.items() if first <= number <= last + AFTER_STEPS]
+        during = [step for step in affected if isfinite(step.took_s)]
         before = list(self._free(first))
-        kinds = Counter(step.kind for step in seen)
+        kinds = Counter(step.kind for step in affected)
         ordinary = max(kinds, key=lambda kind: kinds[kind])
         like = {kind: [step for step in before if step.kind == kind] for kind in kinds}
         if len(like[ordinary]) < MIN_BEFORE_STEPS:
@@ -433,7 +433,7 @@ def _expected_s(before: Sequence[CostedStep], during: Sequence[CostedStep]) -> f
     slow = [step.took_s > slow_s for step in before]
     returning: dict[tuple[int, int] | None, list[float]] = {}
     for step, *around in zip(before, slow, [False, *slow], [*slow[1:], False], strict=False):
-        # (a job that was slower for a while has no single slow steps)
+        # (a slow phase of the job has no single slow steps)
         if around == [True, False, False]:
             returning.setdefault(step.place(level_s), []).append(step.took_s - level_s)
     returning = {place: over for place, over in returning.items() if len(over) > 1}
@@ -444,7 +444,7 @@ def _expected_s(before: Sequence[CostedStep], during: Sequence[CostedStep]) -> f
     for place, over in returning.items():
         typical_s, due = float(np.median(over)), ceil(len(over) * len(during) / len(before))
         again = sorted(step.took_s - level_s for step in during if step.place(level_s) == place)
-        expected_s += sum(min(typical_s, one) for one in again[-due:] if one >= 0.5 * typical_s)
+        expected_s += sum(min(typical_s, over_s) for over_s in again[-due:] if over_s >= 0.5 * typical_s)
     return expected_s
 
 

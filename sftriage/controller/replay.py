@@ -1,8 +1,7 @@
-"""What a policy would have done: judges and decides recorded windows, on a clock made of the recorded steps.
+"""Replays recorded windows under a policy, on a clock made of the recorded steps: what the policy would have done.
 
-Pure: windows come in, decisions go out. A capture is assumed to run as requested, from the step after its window,
-and to contain its fault; the windows that it would have touched are marked as by a running
-profiler.
+Pure; `sftriage policy test` uses it. It assumes that each capture runs as requested, from the step after its window,
+and contains its fault, and marks the windows that the capture would have disturbed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def verdicts_and_pauses(
 ) -> Iterator[tuple[Verdict, tuple[JobPaused, ...]]]:
     """Verdicts on recorded windows in order, each attempt of the job with its own history.
 
-    Each comes with the pauses that its window is the first to show.
+    Each verdict comes with the pauses that its window is the first to show.
     """
     pasts: dict[int, Past] = {}
     for window in windows:
@@ -41,10 +40,9 @@ def verdicts_and_pauses(
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecision:
-    """One window, or one stall, as it would have been decided at ``time_s`` of the replay's clock.
+    """The decision about a window or stall at ``time_s`` of the replay's clock.
 
-    ``captured_steps`` has, for each requested capture, the first and the last step that it would have recorded; stacks
-    record none.
+    ``captured_steps`` has the steps that each requested capture would have recorded; None for stacks taken at once.
     """
 
     time_s: float
@@ -60,19 +58,19 @@ def replay(
 
     ``stalls`` are verdicts on steps that stalled during the recording, in order; no window shows them.
     """
-    going = _Replay(policies, start_s)
-    waiting = list(stalls)
+    state = _Replay(policies, start_s)
+    pending = list(stalls)
     for window in windows:
-        while waiting and (waiting[0].attempt, waiting[0].first_step) <= (window.attempt, window.last_step):
-            yield going.stall(waiting.pop(0))
-        yield going.take(window)
-    for stall in waiting:
-        yield going.stall(stall)
+        while pending and (pending[0].attempt, pending[0].first_step) <= (window.attempt, window.last_step):
+            yield state.stall(pending.pop(0))
+        yield state.take(window)
+    for stall in pending:
+        yield state.stall(stall)
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A capture that would be running: from its warm-up, until its latest end."""
+    """A capture that would be running, from its warm-up to its latest end."""
 
     request: CaptureRequest
     attempt: int
@@ -84,7 +82,7 @@ class _Running:
 
 @dataclass(slots=True)
 class _Replay:
-    """The state between windows: the time ``now_s``, and the ends of the last window's new steps."""
+    """The replay's state between windows; ``ends_s`` has the ends of the last window's new steps."""
 
     policies: PolicySet
     now_s: float
@@ -104,9 +102,9 @@ class _Replay:
         self._end_captures(window, self.now_s)
         step_N = window.first_step + np.arange(len(window.durations_NRS))
         capturing_N = np.zeros(len(step_N), dtype=bool) if window.capturing_N is None else window.capturing_N.copy()
-        for one in self.captured:
+        for running in self.captured:
             # The profiler's own warm-up slows a step as well.
-            capturing_N |= (step_N >= one.begins) & (step_N <= one.last_step)
+            capturing_N |= (step_N >= running.begins) & (step_N <= running.last_step)
         window = replace(window, capturing_N=capturing_N) if capturing_N.any() else window
         verdict, self.pasts[window.attempt] = judge(
             window, self.pasts.get(window.attempt), settings_of(self.policies.detection)
@@ -141,13 +139,14 @@ class _Replay:
         decision, self.state = decide(verdict, self.policies, self.state, now_s, peers, losses=self.losses)
         begun = [self._begun(request, verdict, now_s) for request in decision.requests]
         self.captured += begun
-        steps = [(one.first_step, one.last_step) if one.last_step >= one.first_step else None for one in begun]
-        return ReplayedDecision(now_s, verdict, decision, tuple(steps))
+        spans = [(running.first_step, running.last_step) for running in begun]
+        steps = tuple((first, last) if last >= first else None for first, last in spans)
+        return ReplayedDecision(now_s, verdict, decision, steps)
 
     def _begun(self, request: CaptureRequest, verdict: Verdict, now_s: float) -> _Running:
         begins = verdict.last_step + 1
         if not request.takes_steps:
-            # Taken at once, wherever the rank stands: over before the next step is.
+            # Taken at once, in whatever step the rank is, and over before the next step ends.
             return _Running(request, verdict.attempt, begins, begins, verdict.last_step, now_s)
         first = request.begins_at(begins + request.warmup_steps)
         begins = first - request.warmup_steps
@@ -155,17 +154,17 @@ class _Replay:
         return _Running(request, verdict.attempt, begins, first, last, now_s + request.max_seconds)
 
     def _end_captures(self, window: Window, now_s: float) -> None:
-        self.captured = [self._cut_short(one, window, now_s) for one in self.captured]
-        for one in self.captured:
-            if one.attempt != window.attempt or one.last_step <= window.last_step:
-                ended = CaptureResult(one.request.capture_id, one.request.rank, "stored")
+        self.captured = [self._cut_short(running, window, now_s) for running in self.captured]
+        for running in self.captured:
+            if running.attempt != window.attempt or running.last_step <= window.last_step:
+                ended = CaptureResult(running.request.capture_id, running.request.rank, "stored")
                 self.state = finished(self.state, ended, now_s, reproduced=True)
-        # What no window to come holds is of no more use; captures of attempts before this one are none of its.
+        # Drop captures that end before this window, and those of earlier attempts.
         here = window.attempt, window.first_step
-        self.captured = [one for one in self.captured if (one.attempt, one.last_step) >= here]
+        self.captured = [running for running in self.captured if (running.attempt, running.last_step) >= here]
 
-    def _cut_short(self, one: _Running, window: Window, now_s: float) -> _Running:
-        if one.attempt != window.attempt or now_s < one.until_s or one.last_step <= window.last_step:
-            return one
-        reached = [step for step, end_s in self.ends_s.items() if end_s >= one.until_s]
-        return replace(one, last_step=max(one.begins, min(reached, default=window.last_step)))
+    def _cut_short(self, running: _Running, window: Window, now_s: float) -> _Running:
+        if running.attempt != window.attempt or now_s < running.until_s or running.last_step <= window.last_step:
+            return running
+        reached = [step for step, end_s in self.ends_s.items() if end_s >= running.until_s]
+        return replace(running, last_step=max(running.begins, min(reached, default=window.last_step)))

@@ -275,7 +275,7 @@ class Triage:
     def _take_requests(self) -> None:
         for request, job in self._manual.due(self._fleet.statuses, self._now_s(), ended=self._ended):
             if not self._controller.answered(request):
-                self._order(self._controller.ask(request, job, time.time()))
+                self._order(self._controller.decide_request(request, job, time.time()))
 
     def _mitigate(self) -> bool:
         now_s = self._now_s()

@@ -217,7 +217,7 @@ def slow(path: Path, watch: Watch = lambda seen: None) -> Made:
     faults = Fault("data", 1, 0.04, from_step(100)), Fault("forward", 3, 0.03, every(20, 7))
     made = make(path, Job(n_steps=210), *faults, watch=watch)
     ask = ManualRequest("ask-1", (2,), "ada", "loss spikes", "torch")
-    decision = made.controller.ask(ask, made.status(195, {}), made.at(195))
+    decision = made.controller.decide_request(ask, made.status(195, {}), made.at(195))
     for request in decision.requests:
         made.controller_step = 195
         made.store(request)

@@ -299,7 +299,7 @@ def test_a_new_controller_knows_decisions_and_running_captures(tmp_path):
     slow = window(0, late_s=0.02)
     (request,) = first.take(slow, 100.0).decision.requests
     ask = ManualRequest("a-1", (1,), "me", "why not")
-    (wanted,) = first.ask(ask, job_at(30), 101.0).requests
+    (wanted,) = first.decide_request(ask, job_at(30), 101.0).requests
     # WHEN the journal is read
     left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
     assert (left.n_windows, left.n_stored) == (1, 0)
