@@ -88,7 +88,7 @@ def _private(name: str) -> Any:
 TYPICAL_STEPS = 9
 """Recent steps whose median a stage notes."""
 WAITED = 4
-"""A stage that waited for less than 1/WAITED of a message's time may have been busy when it arrived."""
+"""A stage that waited less than 1/WAITED of a message's time may have been busy when the message arrived."""
 MOST = 255
 AS_BEFORE = "stages run as before"
 

@@ -58,7 +58,7 @@ def missed(rule: Rule, verdict: Verdict, suspect: Suspect, cost_hours: float = 0
     elif stage:
         found |= {"stage": suspect.stage or "", "stages": match.stage}
     elif not rule.reached(suspect.share, suspect.gain_s):
-        # Not a number reaches nothing.
+        # NaN reaches no threshold.
         if not suspect.share >= rule.min_share:
             found |= {"share": suspect.share, "min_share": rule.min_share}
         if not suspect.gain_s >= rule.min_gain_s:
@@ -108,23 +108,23 @@ def run_limit(policies: PolicySet, state: State, now_s: float) -> Why | None:
             return Why("overhead_budget", {**spent, "budget_share": bounds.overhead_fraction, "until_s": until_s})
     for period in periods(bounds, state, now_s):
         if period.left <= 0:
-            asked = {"captures": len(period.asked_s), "limit": period.limit}
-            return Why(period.name, {**asked, "until_s": period.frees_s(0)})
+            count = {"captures": len(period.requested_s), "limit": period.limit}
+            return Why(period.name, {**count, "until_s": period.frees_s(0)})
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A limit for any hour or day, with the times of the captures requested in the last one, in order."""
+    """A limit per hour or day, with the times of the captures requested within the last one, in order."""
 
     name: Literal["captures_per_day", "captures_per_hour"]
     limit: int
     length_s: float
-    asked_s: Sequence[float]
+    requested_s: Sequence[float]
 
     @property
     def left(self) -> int:
-        return self.limit - len(self.asked_s)
+        return self.limit - len(self.requested_s)
 
     @property
     def kept(self) -> int:
@@ -133,7 +133,7 @@ class Period:
 
     def frees_s(self, kept: int) -> float:
         """When a place is free besides the reserved ones."""
-        return self.asked_s[len(self.asked_s) - self.limit + kept] + self.length_s
+        return self.requested_s[len(self.requested_s) - self.limit + kept] + self.length_s
 
 
 def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]:
@@ -147,7 +147,7 @@ def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]
 def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Why | None:
     """Why a suspect does not get the remaining place: it is reserved for one larger than any before.
 
-    So the largest fault of a job never waits because of useless captures. A stall is always the largest.
+    So useless captures never delay a job's largest fault. A stall is always the largest.
     """
     if target.gain_s > state.largest_gain_s:
         return None
@@ -195,7 +195,7 @@ def already_captured(rule: Rule, target: Target, state: State, now_s: float) -> 
     """
     profiler = rule.capture.profiler if rule.capture is not None else ""
     profilers = PROFILERS if profiler == "auto" else (profiler,)
-    held = max(_held(profilers, target, state, now_s), key=lambda one: one.gain_s, default=None)
+    held = max(_held(profilers, target, state, now_s), key=lambda known: known.gain_s, default=None)
     if held is None:
         return None
     worse_gain_s = WORSE_TIMES * held.gain_s
@@ -210,24 +210,24 @@ def to_follow_up(target: Target, state: State, now_s: float) -> Reproduction | N
     """The capture of a suspect that contains its fault but not the reason, if none has followed it up."""
     if not state.reproductions:
         return None
-    asked = {one.follows for one in state.running.values()}
-    left = (one for one in _held(PROFILERS, target, state, now_s) if one.left_open and not one.follows)
-    return next((one for one in left if not one.followed and one.capture_id not in asked), None)
+    followed = {running.follows for running in state.running.values()}
+    held = (known for known in _held(PROFILERS, target, state, now_s) if known.left_open and not known.follows)
+    return next((known for known in held if not known.followed and known.capture_id not in followed), None)
 
 
 def _held(profilers: Iterable[str], target: Target, state: State, now_s: float) -> Iterator[Reproduction]:
     """The recent captures of a suspect in this attempt of the job that contain its fault."""
     for profiler in profilers:
-        one = state.reproductions.get(key_of(profiler, target.suspect))
-        if one is not None and one.attempt == target.attempt and now_s < one.fired_s + EVIDENCE_S:
-            yield one
+        known = state.reproductions.get(key_of(profiler, target.suspect))
+        if known is not None and known.attempt == target.attempt and now_s < known.fired_s + EVIDENCE_S:
+            yield known
 
 
 def places_left(bounds: Limits, state: State, now_s: float, target: Target | None = None) -> int:
     """How many captures may be requested: what run, day and hour have left, and what may run at once.
 
-    A suspect that is not the largest so far does not get the reserved places. A person's request has no suspect, and
-    may have every place.
+    Only the largest suspect so far gets the reserved places. A person's request has no suspect, and may use every
+    place.
     """
     keeps = target is not None and not target.gain_s > state.largest_gain_s
     free = [period.left - (period.kept if keeps else 0) for period in periods(bounds, state, now_s)]
@@ -238,7 +238,7 @@ def places_left(bounds: Limits, state: State, now_s: float, target: Target | Non
 
 def ranks_limit(ranks: Sequence[int], bounds: Limits, state: State) -> Why | None:
     """Why these ranks cannot be captured now."""
-    running = {one.rank: capture_id for capture_id, one in sorted(state.running.items())}
+    running = {capture.rank: capture_id for capture_id, capture in sorted(state.running.items())}
     for rank in ranks:
         if rank in running:
             return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})
@@ -254,9 +254,9 @@ def limits_in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, f
     return {
         "captures": state.captures,
         **({} if bounds.captures_per_run is None else {"captures_per_run": bounds.captures_per_run}),
-        "captures_last_hour": len(of_hour.asked_s),
+        "captures_last_hour": len(of_hour.requested_s),
         "captures_per_hour": of_hour.limit,
-        "captures_last_day": len(of_day.asked_s),
+        "captures_last_day": len(of_day.requested_s),
         "captures_per_day": of_day.limit,
         "largest_gain_s": state.largest_gain_s,
         "running_ranks": len(state.running),
@@ -341,7 +341,7 @@ def request_of(capture: Capture, means: Means, capture_id: str, rank: int, **mor
         capture_id=capture_id,
         rank=rank,
         profiler=means.profiler,
-        # (a request is bounded in steps also where it takes none)
+        # (a request needs a step bound even if it takes no steps)
         steps=1 if means.once else capture.steps,
         warmup_steps=0 if means.profiler == "stacks" else capture.warmup_steps,
         max_seconds=float(capture.max_seconds),
@@ -364,8 +364,8 @@ def decide_manual_request(
 ) -> tuple[Decision, State]:
     """Decide about a person's request for a capture; return the state for the next call, too.
 
-    It needs no suspect; the limits are those of every capture. ``job`` is None before it has ranks, of which ``still``
-    take no steps now. Without a suspect, ``auto`` takes what shows both operators and lines.
+    It needs no suspect, and counts against the same limits. ``job`` is None before it has ranks; the ranks in ``still``
+    take no steps now. Without a suspect, ``auto`` chooses the profiler that shows both operators and lines.
     """
     state, bounds = opened(state, now_s), policies.limits
     ranks, step, attempt = (), 0, 0
@@ -378,12 +378,12 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > left:
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": left})
-    given = {name: getattr(manual, name) for name in ("profiler", "steps", "warmup_steps", SAMPLES_PER_SECOND)}
-    capture, again = Capture.model_validate({**given, **manual.options}), f"a{attempt}-" if attempt else ""
+    fields = {name: getattr(manual, name) for name in ("profiler", "steps", "warmup_steps", SAMPLES_PER_SECOND)}
+    capture, again = Capture.model_validate({**fields, **manual.options}), f"a{attempt}-" if attempt else ""
     requests: list[CaptureRequest] = []
     for rank in dict.fromkeys(manual.ranks) if why is None else ():
         means = choose(capture, None, clock=clock, nsys=nsys, stands_still=rank in still)
-        assert means is not None, "where nothing is left open, there is something to begin with"
+        assert means is not None, "a first capture always has a profiler"
         capture_id = f"asked-s{step}-r{rank}-{again}{state.asked + len(requests) + 1}"
         request = request_of(capture, means, capture_id, rank)
         requests.append(replace(request, max_seconds=manual.max_seconds, max_bytes=manual.max_bytes))
@@ -404,16 +404,16 @@ def decide_manual_request(
 
 
 def trigger(of: Verdict | ManualRequest, policies: PolicySet, decision: Decision, request: CaptureRequest) -> Trigger:
-    """The trigger in the manifest of a capture: of several suspects, the one with its rank.
+    """The trigger for a capture's manifest: the suspect that contains its rank.
 
-    A person's request has no suspect, and counts as the first policy's.
+    A person's request has no suspect, and names the first policy.
     """
     if isinstance(of, ManualRequest):
         owner, suspect = policies.loaded[0], Suspect("rank", (request.rank,), None, 0.0, 0.0, 0.0)
         chosen = _CHOSEN[request.profiler] if of.profiler == "auto" else ""
     else:
         owner = policies.owner(decision.rule or "")
-        suspect = next((one for one in of.suspects if request.rank in one.ranks), of.suspects[0])
+        suspect = next((suspect for suspect in of.suspects if request.rank in suspect.ranks), of.suspects[0])
         chosen = cast("ChoiceReason", decision.parameters.get("chosen", ""))
     return Trigger(
         first_step=decision.first_step,
@@ -445,7 +445,7 @@ def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
         stage = {} if why.stage is None else {"stage": why.stage}
         return {"policy": why.policy, "rule": why.rule, "window": f"{why.first_step}-{why.last_step}", **stage}
 
-    requests = tuple(replace(one, labels=labels(triggers[one.capture_id])) for one in decision.requests)
+    requests = tuple(replace(request, labels=labels(triggers[request.capture_id])) for request in decision.requests)
     return replace(decision, requests=requests)
 
 
@@ -464,7 +464,7 @@ def decide_follow_up(
 ) -> tuple[Decision, Trigger, State]:
     """Request the stacks of a rank that hangs inside its capture; return the state for the next call, too.
 
-    No limit applies, since the capture had its place, and the process does nothing. It counts as a capture.
+    No limit applies, since the capture had its place and the rank does no work. The stacks count as a capture.
     """
     request = CaptureRequest(
         capture_id=f"{hung.capture_id[:_MOST_OF_AN_ID]}-stacks",
@@ -505,8 +505,8 @@ def in_the_same_steps(requests: Sequence[CaptureRequest], step: int, step_s: flo
 
     The foremost rank is in ``step``; a step takes about ``step_s``.
     """
-    ready_s = max((READY_S[one.profiler] for one in requests if one.takes_steps), default=0.0)
+    ready_s = max((READY_S[request.profiler] for request in requests if request.takes_steps), default=0.0)
     if len(requests) < 2 or ready_s == 0.0:
         return tuple(requests)
-    lead = max(one.warmup_steps for one in requests) + _SPARE_STEPS + math.ceil(ready_s / max(step_s, 1e-3))
-    return tuple(replace(one, first_step=step + lead) if one.takes_steps else one for one in requests)
+    lead = max(request.warmup_steps for request in requests) + _SPARE_STEPS + math.ceil(ready_s / max(step_s, 1e-3))
+    return tuple(replace(request, first_step=step + lead) if request.takes_steps else request for request in requests)

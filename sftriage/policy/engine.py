@@ -1,14 +1,13 @@
-"""Decides about verdicts. Pure: takes time and state, returns a decision and the next state.
+"""Decides what to do about a verdict. Pure: takes time and state, returns a decision and the next state.
 
-Nothing is captured without an unambiguous suspect, and no limit is passed on the way. A decision not to
-capture is a decision like any other, with its reason and its numbers.
+The controller calls `decide` for each window and stall. Without an unambiguous suspect it captures nothing, and every
+capture is within all limits. A decision not to capture is recorded like any other, with its reason and numbers.
 
-How long a suspect has lasted is what a rule's ``for`` and ``detection.contended_after`` compare with. A suspect is the
-same over windows that follow on one another and name the same scope, ranks and stage, or no stage, in the same attempt
-of the job. It counts from its first step in the window that named it first (its onset, or that window's first step
-where it was there already) to the last step of this one. Windows overlap, and a step counts once; a window that a
-capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps took, by their
-windows' mean: a clock would count pauses of the job, and nothing where windows come late and at once.
+A rule's ``for`` and ``detection.contended_after`` require a suspect to last. The suspect is the same as long as
+consecutive windows of an attempt name the same scope, ranks and stage (or no stage). It lasts from its onset in the
+first window that names it (or that window's first step, if earlier) to the last step of the current window. Each step
+counts once, although windows overlap. A window that a capture disturbed neither counts nor ends the streak. Time is the
+mean step of each window times its new steps: a wall clock would count pauses, and miss steps that arrive in bulk.
 """
 
 from __future__ import annotations
@@ -83,14 +82,13 @@ def decide(
     nsys: bool = False,
     losses: Losses = NOTHING_LOST,
 ) -> tuple[Decision, State]:
-    """What to do about one window, and the state to pass to the next call.
+    """Decide about one window or stall; return the decision and the state for the next call.
 
-    Rules are tried in order: the first that has matched for its ``for``, and that may capture, decides. If none may
-    capture, the decision records the first that was kept from it; if only rules without a capture match, the first
-    of them.
+    The first rule decides that has matched for its ``for`` and may capture. If no rule may capture, the decision
+    records the first refusal; if only rules without a capture match, the first of them.
 
-    ``now_s`` is of the Unix epoch, ``peers`` are ranks to compare a suspect with, the most typical of its cohort first,
-    ``losses`` what stragglers have cost since the run began, with this window.
+    ``now_s`` is seconds since the Unix epoch. ``peers`` are ranks to compare a suspect with, the most typical of its
+    cohort first. ``losses`` are what stragglers have cost since the run began, this window included.
     """
     due, state = _regressions_due(policies.rules, verdict, opened(state, now_s), now_s)
     suspect = verdict.suspects[0] if verdict.suspects else None
@@ -100,7 +98,7 @@ def decide(
     if verdict.label == "stalled":
         return case.of_stall()
     if verdict.label != "suspect" or suspect is None or not suspect.ranks:
-        # A capture hides what goes on: whoever was suspected before it may be so again after it.
+        # A capture hides the fault; the same suspect may return after it.
         hidden = state.streak is None or verdict.reasons == ("self_inflicted",)
         return case.without_suspect(), state if hidden else replace(state, streak=None)
     return case.of_suspect(suspect)
@@ -109,9 +107,9 @@ def decide(
 def _shows(rule: Rule, suspect: Suspect) -> bool:
     """Whether a capture by this rule can show why a suspect is late.
 
-    What the system did to a rank is in no trace of its own. Where it waited for a CPU, nsys alone sees who had it
-    instead; the others show what is left without the waiting, if that is worth it. A slow host is captured all the
-    same: its ranks are slow alike, and no peer on it shows what else it has in common.
+    A rank's own trace does not show what the system did to it. If it waited on a CPU, only nsys shows which process
+    ran instead; the other profilers show the rest of the lateness, if that reaches the rule. A slow host is captured
+    regardless: its ranks are slow alike, and comparing them shows nothing.
     """
     by_nsys = rule.capture is not None and rule.capture.profiler == "nsys"
     if by_nsys or suspect.scope == "host" or suspect.host is not None:
@@ -127,9 +125,9 @@ def _stalled_ranks(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
     """
     if verdict.suspects:
         found = [
-            one
-            for one in verdict.suspects
-            if not any(rule.misses(verdict.label, one)) and rule.reached(one.share, one.gain_s)
+            suspect
+            for suspect in verdict.suspects
+            if not any(rule.misses(verdict.label, suspect)) and rule.reached(suspect.share, suspect.gain_s)
         ]
         return tuple(rank for suspect in found for rank in suspect.ranks) if found else None
     return None if rule.match.scope or rule.match.stage or not rule.reached(0.0, 0.0) else ()
@@ -192,9 +190,9 @@ class _Case:
     def passing(self, suspect: Suspect) -> Why | None:
         """Why contention for CPUs may have made a suspect late; None if it did not, or has for long enough.
 
-        Contention passes after some seconds, however many steps these are: a process ends, or is moved to another
-        core. A suspect that was named with it may be late for a while after it: it counts from the first window that
-        found it on, as long as windows name the suspect. It does not come back at regular steps.
+        Contention passes within seconds, however many steps that is: a process ends, or moves to another core. Its
+        suspect may stay late a while longer, so contention counts from the first window that shows it for as long as
+        windows name the suspect. It does not recur at regular steps.
         """
         lasted, for_s = self.lasted(CONTENTION), self.policies.lasting[CONTENTION].seconds
         if lasted is None or lasted.seconds >= for_s or suspect.pattern == "recurring":
@@ -213,8 +211,8 @@ class _Case:
         rule = next(iter(_regression_rules(self.policies.rules, verdict)), None)
         split: Parameters = {"split": True} if verdict.numbers.get("split") else {}
         why = Why("undecided", {"reasons": verdict.reasons, **split})
-        # What stopped a process, or its cgroup, was counted, whether the rank can be named or not. (Any rank on a busy
-        # host waits for a CPU now and then.)
+        # The kernel counts what stopped a process or its cgroup, whether or not the rank can be named. (Waiting for a
+        # CPU is no such reason: any rank on a busy host does so now and then.)
         first = verdict.suspects[0] if verdict.suspects else None
         if first is not None and first.system is not None and "self_inflicted" not in verdict.reasons:
             why = by_system(first)
@@ -228,7 +226,7 @@ class _Case:
         target = Target(suspect_key(suspect, self.state.suspects), gain_s, self.verdict.attempt)
         case = replace(self, state=self.continued(suspect, target.suspect, matching))
         passing = case.passing(suspect)
-        # Notifications of what is captured are due when it is.
+        # A rule that captures notifies when it may capture.
         notifying = [rule for rule in matching if rule.capture is None or passing is None]
         case = case.notified(notifying, target.suspect)
         if suspect.pattern == "one-off":
@@ -255,7 +253,7 @@ class _Case:
         on_stalls = [rule for rule in self.policies.rules if rule.match.label == "stalled"]
         stalled = {rule.name: ranks for rule in on_stalls if (ranks := _stalled_ranks(rule, verdict)) is not None}
         matching = [rule for rule in on_stalls if rule.name in stalled]
-        # A stall is the whole job's, whichever ranks are missing by now: it is notified once.
+        # A stall is the whole job's, whichever ranks are missing, so it notifies once.
         case = self.notified(matching, STALL)
         # Without suspects there is no rank to capture.
         able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
@@ -297,7 +295,7 @@ class _Case:
     ) -> tuple[Decision, State]:
         refusal = run_limit(self.policies, self.state, self.now_s)
         if refusal is not None:
-            # Where its trace is there already, no other limit is worth raising.
+            # If its trace already exists, raising another limit would not help.
             known = (
                 already_captured(rule, targets[rule.name][1], self.state, self.now_s)
                 for rule in capturing
@@ -340,7 +338,7 @@ class _Case:
             if means is not None:
                 return means, first
         means = choose(capture, stage, **about, stands_still=stalled)
-        assert means is not None, "where nothing is left open, there is something to begin with"
+        assert means is not None, "a first capture always has a profiler"
         return means, None
 
     def _chosen(
@@ -348,9 +346,9 @@ class _Case:
     ) -> tuple[tuple[int, ...], tuple[int, ...], Why | None]:
         """The ranks to capture, the healthy peers to compare them with, and why these cannot be captured now."""
         bounds = self.policies.limits
-        # A suspect that would hardly save anything is none beside the first, and may well be compared with.
-        least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
-        suspected = {rank for one in self.verdict.suspects if one.gain_s >= least_s for rank in one.ranks}
+        # A suspect with hardly any gain beside the first counts as a healthy peer.
+        least_s = HEALTHY_GAIN_FRACTION * max((suspect.gain_s for suspect in self.verdict.suspects), default=0.0)
+        suspected = {rank for suspect in self.verdict.suspects if suspect.gain_s >= least_s for rank in suspect.ranks}
         most = places_left(bounds, self.state, self.now_s, target)
         ranks = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
         healthy = [rank for rank in dict.fromkeys(self.peers) if rank not in suspected and rank not in ranks]
@@ -421,11 +419,11 @@ def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:
 
 
 def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:
-    # Once it is long enough, nothing changes any more: a state that changes is written.
+    # Once it is long enough, keep it: every change of the state is written to disk.
     if known is not None and _is_long(known, wanted):
         return known
     if known is None:
-        # Nothing yet, up to the step before the suspect's first in this window.
+        # Nothing counts up to the step before the suspect's first step in this window.
         onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
         known = Lasted(0, 0.0, min(max(onset, verdict.first_step), verdict.last_step) - 1)
     new = max(0, verdict.last_step - max(known.last_step, verdict.first_step - 1))

@@ -110,7 +110,7 @@ class PolicySet:
 
     @property
     def current(self) -> PolicySet:
-        """These, as of `PolicyFiles`."""
+        """Itself; for `PolicyFiles`, the policies now in force."""
         return self
 
     @property
@@ -135,24 +135,24 @@ class PolicySet:
     def limits(self) -> Limits:
         every = [spec.limits for spec in self._specs]
         return Limits(
-            captures_per_hour=min(one.captures_per_hour for one in every),
-            captures_per_day=min(one.day_limit for one in every),
-            captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
-            concurrent_ranks=min(one.concurrent_ranks for one in every),
-            overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
+            captures_per_hour=min(limits.captures_per_hour for limits in every),
+            captures_per_day=min(limits.day_limit for limits in every),
+            captures_per_run=min((each.captures_per_run for each in every if each.captures_per_run), default=None),
+            concurrent_ranks=min(limits.concurrent_ranks for limits in every),
+            overhead_budget=min(every, key=lambda limits: limits.overhead_fraction).overhead_budget,
         )
 
     @cached_property
     def mitigate(self) -> Mitigate | None:
-        """The remedies that all policies with ``mitigate`` allow, under the strictest bounds."""
+        """The remedies allowed by all policies with ``mitigate``, under the strictest bounds."""
         every = [spec.mitigate for spec in self._specs if spec.mitigate is not None]
         if not every:
             return None
         return Mitigate(
-            remedies=tuple(one for one in every[0].remedies if all(one in other.remedies for other in every)),
-            min_saving=max(every, key=lambda one: one.min_saving_fraction).min_saving,
-            steps=max(one.steps for one in every),
-            cooldown=max(every, key=lambda one: one.cooldown_s).cooldown,
+            remedies=tuple(name for name in every[0].remedies if all(name in other.remedies for other in every)),
+            min_saving=max(every, key=lambda mitigate: mitigate.min_saving_fraction).min_saving,
+            steps=max(mitigate.steps for mitigate in every),
+            cooldown=max(every, key=lambda mitigate: mitigate.cooldown_s).cooldown,
         )
 
     @property
@@ -167,10 +167,10 @@ class PolicySet:
 
     @property
     def gathers(self) -> frozenset[str]:
-        return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
+        return frozenset(evidence for spec in self._specs for evidence in spec.on_needs_evidence.gather)
 
     def owner(self, rule: str) -> LoadedPolicy:
-        return next(one for one in self.loaded if any(mine.name == rule for mine in one.policy.spec.rules))
+        return next(entry for entry in self.loaded if any(own.name == rule for own in entry.policy.spec.rules))
 
     def about(self, label: str, suspect: Suspect) -> tuple[tuple[Rule, ...], Rule]:
         """The rules that match this suspect, whatever its gain, and the closest one of all rules."""
@@ -194,7 +194,7 @@ class PolicySet:
 
     @property
     def _specs(self) -> list[Spec]:
-        return [one.policy.spec for one in self.loaded]
+        return [entry.policy.spec for entry in self.loaded]
 
     @cached_property
     def _windows(self) -> tuple[CronTrigger, ...]:
@@ -219,21 +219,21 @@ def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
 
 def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
     first = loaded[0]
-    seen: dict[str, tuple[LoadedPolicy, Location]] = {}
-    for one in loaded:
-        mine, theirs = one.policy.spec.detection, first.policy.spec.detection
+    first_of: dict[str, tuple[LoadedPolicy, Location]] = {}
+    for entry in loaded:
+        mine, theirs = entry.policy.spec.detection, first.policy.spec.detection
         # Only what a policy sets can conflict.
         for name in sorted(mine.model_fields_set):
             value, other = getattr(mine, name), getattr(theirs, name)
             if value != other:
                 message = f"{value}, but {other} in {first.source}; all policies of a job must judge the same windows"
-                yield one.problem(("spec", "detection", name), message)
-        for index, rule in enumerate(one.policy.spec.rules):
+                yield entry.problem(("spec", "detection", name), message)
+        for index, rule in enumerate(entry.policy.spec.rules):
             where: Location = ("spec", "rules", index)
-            known, at = seen.setdefault(rule.name, (one, where))
-            if known is not one:
+            known, at = first_of.setdefault(rule.name, (entry, where))
+            if known is not entry:
                 message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
-                yield one.problem((*where, "name"), message)
+                yield entry.problem((*where, "name"), message)
 
 
 SETTLED_S = 2.0
@@ -242,7 +242,7 @@ SETTLED_S = 2.0
 
 def change_lines(change: PolicyChanged) -> tuple[str, ...]:
     """A change of the policies, in lines for people."""
-    name = ", ".join(one.name for one in change.policies)
+    name = ", ".join(policy.name for policy in change.policies)
     if change.kind == "refused":
         return (f"the changed policy is not valid; keeping {name} as it was", *change.problems)
     if change.kind == "restored":
@@ -256,9 +256,9 @@ _CUTS = ("window_steps", "stride_steps", "warmup_steps")
 
 
 class PolicyFiles:
-    """The policies of files, in order; a directory stands for all ``*.yaml`` in it, by name.
+    """Watches policy files, in order; a directory stands for all ``*.yaml`` in it, by name.
 
-    ``now`` is the clock that dates files, in seconds of the epoch.
+    ``now`` returns seconds since the epoch, on the clock of the files' times.
 
     Attributes:
         do: runs later reads of the files, so that a slow disk delays nothing.
@@ -269,7 +269,7 @@ class PolicyFiles:
     """
 
     def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.time) -> None:
-        # Absolute, so that a file that goes is never taken for the name of a policy that ships.
+        # Absolute, so that a deleted file is never mistaken for the name of a shipped policy.
         self._paths = tuple(path.absolute() for path in paths)
         self._now = now
         self._good = self._considered = self._contents()
@@ -316,8 +316,8 @@ class PolicyFiles:
     ) -> None:
         # (with the whole new policy, since no other file may keep it)
         policies = tuple(
-            NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if kind == "changed" else None)
-            for one in self.current.loaded
+            NamedPolicy(entry.policy.metadata.name, entry.sha256, entry.policy.filled() if kind == "changed" else None)
+            for entry in self.current.loaded
         )
         self._found.append(
             PolicyChanged(time_s=0.0, kind=kind, policies=policies, problems=tuple(problems), later=tuple(later))

@@ -38,7 +38,7 @@ class Problem:
     message: str
     source: str = ""
 
-    def said(self, source: str) -> str:
+    def line_text(self, source: str) -> str:
         """The problem as one line: ``FILE:LINE:COLUMN: field: message``."""
         source = self.source or source
         place = f"{source}:{self.line}:{self.column}" if self.line else source
@@ -53,7 +53,7 @@ class PolicyError(InputError):
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         self.source = source
         self.problems = tuple(sorted(problems, key=lambda problem: (problem.source, problem)))
-        lines = [problem.said(source) for problem in self.problems[:MAX_SHOWN]]
+        lines = [problem.line_text(source) for problem in self.problems[:MAX_SHOWN]]
         if len(self.problems) > MAX_SHOWN:
             lines.append(f"{source}: and {len(self.problems) - MAX_SHOWN} more")
         super().__init__("\n".join(lines))
@@ -79,7 +79,7 @@ def _place_of(location: Location, places: Mapping[Location, SourcePosition]) -> 
 
 
 def path_text(location: Location) -> str:
-    """A location as people write it: ``spec.rules[0].capture``. A key that is no plain word is quoted."""
+    """A location as text: ``spec.rules[0].capture``. Keys that are no plain words are quoted."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -93,12 +93,12 @@ def path_text(location: Location) -> str:
 class _Document(yaml.SafeLoader):
     """The document of a YAML text as plain data, with the positions of its values and keys, and its problems.
 
-    Reading stops at what no policy has. Tags, anchors, repeated keys and fields without a value are collected, so that
-    they are reported together with all other problems.
+    It collects tags, anchors, repeated keys and fields without a value, to report them together with all other
+    problems.
 
     Raises:
-        PolicyError: it is not YAML, or YAML that no policy may contain: aliases, more than one document, excessive
-            nesting, nothing, or no mapping.
+        PolicyError: the text is not YAML, is empty or no mapping, has several documents, uses aliases, or nests too
+            deep.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -132,12 +132,12 @@ class _Document(yaml.SafeLoader):
     def add(self, found: Iterable[tuple[Location, Any]]) -> None:
         """Record problems, at most one for each field: a second would follow from the first."""
         taken = set(self.problems)
-        for location, what in found:
+        for location, mistake in found:
             if location in taken:
                 continue
             taken.add(location)
-            message = what if isinstance(what, str) else _message(what)
-            unknown = not isinstance(what, str) and what["type"] == "extra_forbidden"
+            message = mistake if isinstance(mistake, str) else _message(mistake)
+            unknown = not isinstance(mistake, str) and mistake["type"] == "extra_forbidden"
             key = self.keys.get(location) if unknown else None
             self.refuse(location, message, key or _place_of(location, self.values) or (1, 1))
 
@@ -427,8 +427,8 @@ def _in_rule(rule: dict[str, Any], limits: dict[str, Any]) -> Mistakes:
     yield from _under(("capture",), in_capture(capture, stalled=label == "stalled"))
     if captures:
         yield from _under(("capture",), _under_limits(capture, limits))
-    for index, one in enumerate(_list(rule, "notify")):
-        webhook = one.get("webhook") if isinstance(one, dict) else None
+    for index, notification in enumerate(_list(rule, "notify")):
+        webhook = notification.get("webhook") if isinstance(notification, dict) else None
         if not isinstance(webhook, dict):
             continue
         where = ("notify", index, "webhook")

@@ -1,8 +1,8 @@
-"""What the engine remembers between decisions, and what each suspect has cost a job since it began.
+"""What the policy engine remembers between decisions (`State`), and what each suspect has cost the job (`Losses`).
 
-Small, serialisable, and never changed in place. A verdict's `Lost` is what its suspect cost in the steps that no
-earlier window has counted. The sum over a run's verdicts, in order, is the same while the job runs, after another
-controller has taken over, and after the job.
+The controller writes the state to disk before it returns a decision. Both are immutable. A verdict's `Lost` is its
+suspect's cost in steps that no earlier window has counted, so the sum over a run's verdicts is the same during the job,
+after a takeover by another controller, and after the job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 60
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a rule would capture: the ``suspect``'s key, and what it costs the job in this ``attempt``.
+    """What a rule would capture: the ``suspect``'s key, and its cost to the job in this ``attempt``.
 
     ``gain_s`` is seconds per step; infinite for a stall, in which no step ends.
     """
@@ -41,28 +41,27 @@ class Target:
     attempt: int = 0
 
 
-NOBODY = Target("")
+NO_TARGET = Target("")
 """The suspect of captures that no rule requests."""
 
 
 def suspect_key(suspect: Suspect, known: Collection[str] = ()) -> str:
     """The key of a suspect: scope, ranks and stage as a short text, such as ``rank 3 data``.
 
-    Whether one stage explains nearly all of it may change from window to window. So a suspect with a stage matches a
-    ``known`` key without one, and the reverse. A rank of a known slow host matches that host, because which of its
-    ranks stands out changes too.
+    One window may name the stage and the next the whole rank, so a suspect with a stage matches a ``known`` key without
+    one, and the reverse. Likewise a rank of a known slow host matches that host.
     """
     own = key_of_ranks(*suspect.identity)
     if own in known:
         return own
     if suspect.scope == "rank":
-        host = next((one for one in known if one.startswith("host ") and same_trouble(one, own)), None)
+        host = next((key for key in known if key.startswith("host ") and same_trouble(key, own)), None)
         if host is not None:
             return host
-    who = own.removesuffix(own.rpartition(" ")[2])
+    prefix = own.removesuffix(own.rpartition(" ")[2])
     if own.endswith(f" {WHOLE}"):
-        return min((one for one in known if one.startswith(who)), default=own)
-    return who + WHOLE if who + WHOLE in known else own
+        return min((key for key in known if key.startswith(prefix)), default=own)
+    return prefix + WHOLE if prefix + WHOLE in known else own
 
 
 def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
@@ -73,9 +72,9 @@ def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
     return f"{scope} {named} {stage or WHOLE}"
 
 
-def same_trouble(one: str, other: str) -> bool:
+def same_trouble(key: str, other: str) -> bool:
     """Whether two keys describe one fault: one rank in one stage and as a whole, or a host and one of its ranks."""
-    (scope, ranks, stage), (scope_, ranks_, stage_) = _parts(one), _parts(other)
+    (scope, ranks, stage), (scope_, ranks_, stage_) = _parts(key), _parts(other)
     if ranks == ranks_ and scope == scope_:
         return stage == stage_ or WHOLE in (stage, stage_) or scope == "host"
     if {scope, scope_} != {"host", "rank"}:
@@ -98,7 +97,7 @@ def _bounds(ranks: str) -> Iterator[tuple[str, str]]:
 
 def _spans(ranks: Iterable[int]) -> Iterator[str]:
     """Ranks as text, with consecutive ranks as a span: ``0-7``."""
-    for _, numbered in groupby(enumerate(ranks), lambda one: one[1] - one[0]):
+    for _, numbered in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
         span = [rank for _, rank in numbered]
         yield f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}"
 
@@ -106,9 +105,9 @@ def _spans(ranks: Iterable[int]) -> Iterator[str]:
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 MEMORY_S = 30 * DAY_S
-"""The longest possible cooldown; what was longer ago delays nothing, and is forgotten."""
+"""The longest possible cooldown; older entries delay nothing and are forgotten."""
 MOST_REMEMBERED = 1000
-"""Maximum suspects remembered; the oldest are forgotten, so that a state stays small however long a job is."""
+"""Maximum suspects remembered; the oldest are forgotten, so the state stays small however long a job is."""
 GRACE_S = 120.0
 """How long a capture counts as running after its time-box, to reach a step boundary, export and report."""
 
@@ -120,9 +119,9 @@ _MAX_DOUBLINGS = 20
 class Running:
     """A capture that was requested and has not reported its end. After ``deadline_s`` it counts as lost.
 
-    ``rule`` asked for it, and for others, at ``fired_s``, because of a ``suspect`` that was worth ``gain_s`` seconds a
-    step in that ``attempt`` of the job; ``control`` says that its rank is a healthy peer's. It ``follows`` another
-    capture of the suspect, if it names one; ``left_open`` is what it does not show, as far as that is known already.
+    ``rule`` requested it at ``fired_s`` because of a ``suspect`` that cost ``gain_s`` seconds per step in this
+    ``attempt`` of the job; with ``control``, its rank is a healthy peer. ``follows`` is the capture that it follows up,
+    if any; ``left_open`` is what it does not show, if that is known already.
     """
 
     rank: int
@@ -139,7 +138,7 @@ class Running:
 
     @property
     def key(self) -> str:
-        """The suspect that its rule must wait with after it."""
+        """Its rule and suspect, to which the cooldown applies."""
         return key_of(self.rule, self.suspect)
 
 
@@ -165,7 +164,7 @@ class Streak:
 class Reproduction:
     """A capture that contains its suspect's fault: requested at ``fired_s``, when that cost ``gain_s`` a step.
 
-    What it has ``left_open`` is captured once, unless it ``follows`` another itself or was ``followed``.
+    One follow-up captures what it ``left_open``, unless it ``follows`` another itself or was ``followed`` already.
     """
 
     capture_id: str
@@ -237,16 +236,16 @@ class State:
     def last_fired_s(self) -> Mapping[str, float]:
         """For each rule and suspect, when the last capture that is running or was made was requested."""
         fired_s = dict(self.fired_s)
-        for one in self.running.values():
-            if one.rule and not one.control:
-                fired_s[one.key] = max(one.fired_s, fired_s.get(one.key, one.fired_s))
+        for running in self.running.values():
+            if running.rule and not running.control:
+                fired_s[running.key] = max(running.fired_s, fired_s.get(running.key, running.fired_s))
         return fired_s
 
     @property
     def suspects(self) -> frozenset[str]:
         """The keys of all remembered suspects."""
         remembered = (*self.fired_s, *self.reproductions, *self.failures, *self.notified_s)
-        found = {key.partition(" ")[2] for key in remembered} | {one.suspect for one in self.running.values()}
+        found = {key.partition(" ")[2] for key in remembered} | {running.suspect for running in self.running.values()}
         return frozenset(found | ({self.streak.suspect} if self.streak is not None else set()))
 
     def captures_within(self, period_s: float, now_s: float) -> list[float]:
@@ -254,21 +253,21 @@ class State:
         return sorted(asked_s for asked_s in self.asked_s if now_s - asked_s < period_s)
 
 
-def key_of(what: str, suspect: str) -> str:
+def key_of(name: str, suspect: str) -> str:
     """The remembered value for a rule, or a profiler, and a suspect."""
-    return f"{what} {suspect}"
+    return f"{name} {suspect}"
 
 
 def opened(state: State, now_s: float) -> State:
     """The state at the beginning of a decision: the run has started, and captures past their deadline are lost.
 
-    A trainer that died must not hold its place forever. The result of its capture is unknown, so it counts as made.
+    So a dead trainer does not hold its place forever. The result of its capture is unknown, so it counts as made.
     """
     if state.started_s is None:
         state = replace(state, started_s=now_s)
-    for capture_id, one in state.running.items():
-        if one.deadline_s <= now_s:
-            state = _made(_without(state, capture_id), capture_id, one)
+    for capture_id, running in state.running.items():
+        if running.deadline_s <= now_s:
+            state = _made(_without(state, capture_id), capture_id, running)
     return state
 
 
@@ -277,7 +276,7 @@ def started(
     rule: str,
     requests: Sequence[CaptureRequest],
     now_s: float,
-    target: Target = NOBODY,
+    target: Target = NO_TARGET,
     follows: str = "",
 ) -> State:
     """The state once a rule has requested captures of a suspect, or a person has requested them.
@@ -318,32 +317,33 @@ def finished(state: State, result: CaptureResult, now_s: float, *, reproduced: b
     the day, because it may have disturbed the job. Its suspect waits for a while, longer each time. A stored one has
     ``reproduced`` its fault, or not.
     """
-    one = state.running.get(result.capture_id)
-    if one is None:
+    running = state.running.get(result.capture_id)
+    if running is None:
         return state
     state = _without(state, result.capture_id)
     if result.state == "stored":
-        return _made(state, result.capture_id, one, reproduced=reproduced)
+        return _made(state, result.capture_id, running, reproduced=reproduced)
     state = replace(state, captures=max(0, state.captures - 1))
-    # Of several ranks, one that was captured is what the rule wanted.
-    if not one.rule or one.control or state.fired_s.get(one.key) == one.fired_s:
+    # If another rank of the same firing was captured, the rule has succeeded.
+    if not running.rule or running.control or state.fired_s.get(running.key) == running.fired_s:
         return state
-    known = state.failures.get(one.key)
-    count = 1 if known is None else known.count + (known.fired_s != one.fired_s)
-    failures = Failures(count, one.fired_s, now_s)
-    return replace(state, failures=remembered(state.failures, {one.key: failures}, lambda last: last.failed_s))
+    known = state.failures.get(running.key)
+    count = 1 if known is None else known.count + (known.fired_s != running.fired_s)
+    failures = Failures(count, running.fired_s, now_s)
+    return replace(state, failures=remembered(state.failures, {running.key: failures}, lambda last: last.failed_s))
 
 
-def left_open(state: State, capture_id: str, what: LeftOpen) -> State:
+def left_open(state: State, capture_id: str, code: LeftOpen) -> State:
     """The state once sftriage knows what a capture does not show."""
-    one = state.running.get(capture_id)
-    if one is not None:
-        return replace(state, running={**state.running, capture_id: replace(one, left_open=what)})
-    return _with_reproduction(state, capture_id, left_open=what)
+    running = state.running.get(capture_id)
+    if running is not None:
+        return replace(state, running={**state.running, capture_id: replace(running, left_open=code)})
+    return _with_reproduction(state, capture_id, left_open=code)
 
 
 def _with_reproduction(state: State, capture_id: str, **changes: Any) -> State:
-    held = {key: replace(one, **changes) for key, one in state.reproductions.items() if one.capture_id == capture_id}
+    changed = {key: replace(known, **changes) for key, known in state.reproductions.items()}
+    held = {key: known for key, known in changed.items() if known.capture_id == capture_id}
     return replace(state, reproductions={**state.reproductions, **held}) if held else state
 
 
@@ -358,24 +358,24 @@ def charged(state: State, cost_s: float) -> State:
 
 
 def _without(state: State, capture_id: str) -> State:
-    return replace(state, running={key: one for key, one in state.running.items() if key != capture_id})
+    return replace(state, running={key: running for key, running in state.running.items() if key != capture_id})
 
 
-def _made(state: State, capture_id: str, one: Running, *, reproduced: bool = False) -> State:
-    if not one.rule or one.control:
+def _made(state: State, capture_id: str, made: Running, *, reproduced: bool = False) -> State:
+    if not made.rule or made.control:
         return state
-    fired_s = {one.key: max(one.fired_s, state.fired_s.get(one.key, one.fired_s))}
-    # One of a later firing stays: that this one was made does not unmake it.
-    failures = {key: last for key, last in state.failures.items() if key != one.key or last.fired_s > one.fired_s}
+    fired_s = {made.key: max(made.fired_s, state.fired_s.get(made.key, made.fired_s))}
+    # Keep failures of later firings.
+    failures = {key: last for key, last in state.failures.items() if key != made.key or last.fired_s > made.fired_s}
     state = replace(state, fired_s=remembered(state.fired_s, fired_s, lambda at_s: at_s), failures=failures)
-    if one.follows:
-        # Whatever it shows: there is no third.
-        state = _with_reproduction(state, one.follows, followed=True)
-    key = key_of(one.profiler or "", one.suspect)
+    if made.follows:
+        # Whatever it shows, there is no second follow-up.
+        state = _with_reproduction(state, made.follows, followed=True)
+    key = key_of(made.profiler or "", made.suspect)
     known = state.reproductions.get(key)
-    if not reproduced or one.profiler is None or (known is not None and known.fired_s > one.fired_s):
+    if not reproduced or made.profiler is None or (known is not None and known.fired_s > made.fired_s):
         return state
-    held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s, one.left_open, one.follows)}
+    held = {key: Reproduction(capture_id, made.gain_s, made.attempt, made.fired_s, made.left_open, made.follows)}
     return replace(state, reproductions=remembered(state.reproductions, held, lambda last: last.fired_s))
 
 
@@ -385,10 +385,10 @@ Entry = TypeVar("Entry")
 def remembered(
     known: Mapping[str, Entry], new: Mapping[str, Entry], at_s: Callable[[Entry], float]
 ) -> dict[str, Entry]:
-    """The known entries with the new ones, without those so old that nothing waits for them."""
-    every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
+    """The known and new entries, without those too old to delay anything."""
+    every = sorted({**known, **new}.items(), key=lambda item: at_s(item[1]))[-MOST_REMEMBERED:]
     since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
-    return {key: one for key, one in every if at_s(one) >= since_s}
+    return {key: entry for key, entry in every if at_s(entry) >= since_s}
 
 
 MOST_SUSPECTS = 1000
@@ -426,20 +426,20 @@ class Losses:
     @property
     def lost_s(self) -> float:
         """What all suspects have cost the job, in exposed seconds."""
-        return sum(one.lost_s for one in self.by_suspect.values())
+        return sum(loss.lost_s for loss in self.by_suspect.values())
 
     @property
     def rank_s(self) -> float:
-        return sum(one.rank_s for one in self.by_suspect.values())
+        return sum(loss.rank_s for loss in self.by_suspect.values())
 
     @property
     def largest(self) -> list[SuspectLoss]:
         """The suspects, the costliest first."""
-        return sorted(self.by_suspect.values(), key=lambda one: -one.rank_s)
+        return sorted(self.by_suspect.values(), key=lambda loss: -loss.rank_s)
 
     @property
     def by_name(self) -> Mapping[tuple[str, str], float]:
-        return {(one.who, one.where): one.rank_s for one in self.by_suspect.values()}
+        return {(loss.who, loss.where): loss.rank_s for loss in self.by_suspect.values()}
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Losses:
@@ -459,7 +459,7 @@ class Losses:
         suspect = verdict.named if lost is None or lost.of is None else lost.of
         if lost is None or suspect is None:
             return self
-        # A controller that takes over may not know what the previous one has counted.
+        # A controller that takes over may not know which steps are counted already.
         known, last_step = self.counted.get(verdict.attempt, -1), lost.first_step + len(lost.step_s) - 1
         new_s = lost.step_s[max(0, known + 1 - lost.first_step) :]
         if not new_s:
