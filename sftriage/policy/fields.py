@@ -1,7 +1,7 @@
-"""The values of a policy: how each is written, and its number.
+"""The types of a policy's values: how to write each, and how to parse it. `sftriage.policy.schema` uses them.
 
-A number without its unit is refused rather than guessed: ``cooldown: 10`` could be seconds or minutes, and the
-difference shows only in production. Every parser raises ValueError with a message that says what it expected.
+A number without its unit is refused, not guessed: ``cooldown: 10`` could be seconds or minutes, and the difference
+would show only in production. Every parser raises ValueError with a message that says what it expected.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ANY, _TIME = r"[0-9]+(\.[0-9]+)?", r"([0-9]+(\.[0-9]+)?(ms|d|h|m|s))+"
 PERCENTAGE, DURATION, SIZE = rf"^{_ANY}\s?%$", f"^{_TIME}$", rf"^{_ANY}\s?([KMGT]i|[kKMGT])?B?$"
 LASTING, GAIN = f"^([0-9]+ (steps?|windows?)|{_TIME})$", r"^\s*>=\s*[0-9].*$"
 COST = rf"^>=\s*{_ANY} ?(GPU|rank)-hours?$"
-"""Patterns of quantities for schemas, simple enough to read in a server's message. They match whatever a parser
-accepts."""
+"""Patterns of quantities for schemas, simple enough to read in an API server's message. They match everything that a
+parser accepts."""
 
 MOST_STEPS, MOST_WINDOWS, MOST_S = 1_000_000, 1000, 30 * 86400.0
 """The longest duration that a rule may require."""
@@ -93,7 +93,7 @@ AT_ONCE = Lasting(steps=1)
 """One step: any window that matches is enough."""
 
 CONTENTION = ""
-"""The key for the duration of contention for CPUs, beside the names of rules, none of which is empty."""
+"""The key for how long CPU contention has lasted; no rule has an empty name."""
 
 
 def lasting(text: object) -> Lasting:

@@ -1,8 +1,9 @@
 """The models of a policy, in Kubernetes form, so that one file serves the command line and a cluster.
 
-A CRD is generated from them (`sftriage.kube`). Its structural schemas allow no unions: every field has one type (a
-fraction, which may be written as a percentage, has none), quantities are strings with their unit, and optional fields
-have a default. The parsed number of a quantity is a property beside it.
+`sftriage policy schema` prints them as a JSON schema, and `sftriage.kube` generates a CRD from them, so docstrings of
+fields are user documentation. A CRD's structural schemas allow no unions: every field has one type (except a fraction,
+which may be a percentage), quantities are strings with their unit, and optional fields have a default. A property
+beside each quantity has its number.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sftriage.policy.fields import Listed
 
 CAPTURES_PER_DAY = 12
 MAX_ITEMS = 1000
-"""Maximum items of any list in a policy; reading stops at a longer one."""
+"""Maximum items of any list in a policy; the parser stops at a longer one."""
 PROFILERS: tuple[str, ...] = get_args(Profiler)
 
 
 class PolicyModel(BaseModel):
-    """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a policy is the one that was checked."""
+    """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a checked policy cannot change."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -62,53 +63,52 @@ class TorchOptions(PolicyModel):
     """What to record besides operators and kernels. Expensive options are off by default."""
 
     sample_stacks: bool = True
-    """Sample the Python stacks of all threads of the trainer and its DataLoader workers, to show the time spent outside
+    """Sample the Python stacks of all threads of the trainer and its DataLoader workers, which shows time outside
     operators. Off with `with_stack`."""
-    record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
+    record_shapes: bool = Field(default=False, description="Record input shapes of operators.")
     with_stack: bool = False
-    """Trace every Python call: exact, but several times slower if there are many calls."""
-    profile_memory: bool = Field(default=False, description="Record allocations.")
+    """Trace every Python call. Exact, but slows steps with many calls several times."""
+    profile_memory: bool = Field(default=False, description="Record memory allocations.")
 
 
 class NsysOptions(PolicyModel):
-    """What Nsight Systems records of the process, from outside."""
+    """What Nsight Systems records of the rank's process."""
 
     trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] | None = Field(
         default=None,
         max_length=7,
         json_schema_extra={"minItems": 1},  # (pydantic's own would count an invalid entry as one that is missing)
-        description="The interfaces whose calls are recorded (default: those that the ranks were launched with, "
-        "`--nsys-trace`). Others than those are refused.",
+        description="Interfaces to record. Default and maximum: those that the job was launched with (`--nsys-trace`).",
     )
     sample: Literal["none", "cpu"] = "none"
-    """Sample the stacks of the process (`cpu`), which slows it down."""
-    sqlite: bool = Field(default=True, description="Also export the report to SQLite, for other programs.")
+    """`cpu`: also sample the process's stacks, which slows it down."""
+    sqlite: bool = Field(default=True, description="Also export the report as SQLite, for other programs.")
 
 
 class StacksOptions(PolicyModel):
-    """What to add to the Python stacks. Either option takes them once, from outside the process, without steps."""
+    """What to add to Python stacks. Either option takes them once, from outside the process, over no steps."""
 
-    native: bool = Field(default=False, description="Include C and C++ frames; stops the process for longer.")
+    native: bool = Field(default=False, description="Include C and C++ frames; pauses the process for longer.")
     flight_recorder: bool = False
-    """Include the flight recorder of torch.distributed: the collectives entered and left."""
+    """Include torch.distributed's flight recorder, which lists the collectives that the rank entered and left."""
 
 
 class ProfilerRun(PolicyModel):
     """One time-boxed run of a profiler."""
 
     profiler: ProfilerChoice = "auto"
-    """`auto`: `stacks` for work of the host, `torch` (or `nsys`, if the job runs under it) for computation, and the
-    other one if the first leaves the cause open; `torch`: operators, kernels and stacks; `nsys`: Nsight Systems;
-    `stacks`: Python stacks during the steps, or from outside if the rank is stalled."""
-    steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
+    """`torch`: operators, kernels and stacks by torch.profiler; `nsys`: Nsight Systems; `stacks`: Python stacks over
+    the steps, or from outside if the rank is stalled; `auto`: `stacks` if the suspect is slow in host work, `torch` (or
+    `nsys`, if the job runs under it) if in computation, then another if the cause stays open."""
+    steps: int = Field(default=5, ge=1, le=1000, description="Number of steps to record.")
     warmup_steps: int = Field(default=1, ge=0, le=100)
-    """Steps the profiler runs before it records; stacks need none."""
+    """Steps that the profiler runs before it records. Stacks need none."""
     samples_per_second: int = Field(default=200, ge=1, le=1000)
-    """Maximum stack samples per second. Sampling takes at most a 40th of the time."""
+    """Maximum stack samples per second; fewer if sampling would take more than a 40th of the time."""
     max_seconds: int = Field(default=60, ge=1, le=3600)
-    """Seconds after which the capture ends in any case."""
+    """Seconds after which a capture ends, even with fewer steps."""
     max_bytes: fields.TraceSize = "512Mi"
-    """Maximum size of a trace; larger ones are not kept. The torch profiler records as many steps as fit."""
+    """Maximum size of a trace; larger ones are discarded. The torch profiler records only as many steps as fit."""
     torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
     nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
     stacks: StacksOptions = Field(default=StacksOptions(), description="Options of stacks taken from outside.")
@@ -120,11 +120,11 @@ class Capture(ProfilerRun):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
     sample: int = Field(default=1, ge=1, le=1024)
-    """Maximum number of the suspect's ranks to capture: their traces look alike, and each costs the job."""
+    """Maximum ranks of the suspect to capture. Their traces look alike, and each costs the job."""
     ranks: Listed[fields.Rank] = Field(default=(), max_length=1024)
     """Capture these ranks instead of the suspect's."""
     control_ranks: int = Field(default=0, ge=0, le=16)
-    """Number of healthy peers to capture in the same steps, for comparison."""
+    """Healthy peers to capture in the same steps, for comparison."""
 
 
 def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
@@ -149,29 +149,27 @@ def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
 
 
 class Detection(PolicyModel):
-    """How windows are cut and when a window counts as slow."""
+    """How windows are cut, and when a window counts as slow."""
 
     window_steps: int = Field(default=50, ge=2, le=10_000)
-    """Steps in a window. If not set, fewer for long steps, down to 10."""
+    """Steps per window. If not set, long steps reduce it, down to 10."""
     stride_steps: int = Field(default=10, ge=1, le=10_000)
-    """Steps from one window to the next. If not set, fewer for shorter windows."""
+    """Steps from the start of one window to the start of the next. If not set, shorter windows reduce it."""
     warmup_steps: int = Field(default=20, ge=0, le=1_000_000)
-    """Steps at the start of a job that are not judged. If not set, fewer for long steps, down to 4."""
+    """Steps at the start of a job that are not judged. If not set, long steps reduce it, down to 4."""
     min_gain: fields.Share = Field(default="4%", description="Minimum gain of a suspect: a share of exposed step time.")
     false_names_per_million_steps: float = Field(default=0.1, ge=1e-6, le=1e5)
-    """How often chance alone may name a suspect. With a lower value a fault must last longer to be named
-    (docs/verdicts.md explains the trade-off)."""
+    """How often chance alone may name a suspect, per million steps. With a lower value a fault must last longer before
+    it is named (docs/verdicts.md explains the trade-off)."""
     min_persistence: fields.Fraction = 0.6
-    """Minimum fraction of the window's steps that show what all ranks share, and of the captured steps that show a
-    reproduced fault."""
+    """Minimum fraction of a window's steps that show a slowdown of all ranks, and of captured steps that show the fault
+    for it to count as reproduced."""
     min_coverage: fields.Fraction = 0.95
-    """Minimum fraction of the window's ranks and steps that are recorded."""
+    """Minimum fraction of a window's ranks and steps that must be recorded to judge it."""
     contended_after: fields.Cooldown = "30s"
-    """How long contention for CPUs that may explain a suspect must last before it is captured; `0s` does not
-    wait."""
+    """How long CPU contention must last before a suspect that it may explain is captured. `0s`: no wait."""
     stalled_after: fields.StallTime = "60s"
-    """Minimum time without a rank moving before a step is `stalled`; longer if the job's own pauses are
-    longer."""
+    """Time without progress on any rank after which a step is `stalled`; longer if the job usually pauses longer."""
 
     min_gain_fraction = _number("min_gain", fields.fraction)
     contended_for = _number("contended_after", lambda text: fields.Lasting(seconds=fields.seconds(text)))
@@ -182,32 +180,31 @@ class Match(PolicyModel):
     """Which verdicts a rule matches."""
 
     label: Label = "suspect"
-    """The verdict's label: `suspect`, or `stalled`, for which only stacks can be taken."""
+    """Label of the verdict: `suspect`, or `stalled`, where only stacks can be captured."""
     reason: Literal["regressed"] | None = None
-    """Instead of a label: `regressed`, the job is slower than its own best. `gain` is the slowdown, `stage` its place;
-    such a rule only notifies."""
+    """Instead of a label, `regressed` matches a job slower than its own best: `gain` is the slowdown, `stage` where it
+    is. Such a rule can only notify."""
     scope: Listed[Scope] = Field(default=(), max_length=8)
-    """Scopes of the suspect: one `rank`, the ranks of a `host` or of a `cohort`, or `all`. Empty: any."""
+    """Scopes of the suspect: one `rank`, the ranks of a `host` or of a `cohort`, or `all` ranks. Empty: any scope."""
     stage: Listed[fields.Stage] = Field(default=(), max_length=32)
-    """Stages of the suspect. Empty: any, including a rank slow in all stages."""
+    """Stages in which the suspect is slow. Empty: any stage, and suspects that are slow in all stages."""
     gain: fields.Gain = ">= 0%"
     """Minimum gain of the suspect, such as `>= 5% and >= 10ms`."""
     cost: fields.Cost | None = None
-    """What the suspect must have cost the job since the run began, such as `>= 5 GPU-hours`: hours of all its ranks,
-    with or without GPUs."""
+    """Minimum cost of the suspect since the run began, such as `>= 5 GPU-hours`: hours lost by all ranks of the job."""
     pattern: Listed[Pattern] = Field(default=(), max_length=3)
-    """Patterns of the fault: `chronic`, it stays; `recurring`, it comes back; `one-off`, it has passed, and is never
-    captured. Empty: any."""
+    """Patterns of the fault: `chronic` stays, `recurring` comes back, `one-off` has passed and is never captured.
+    Empty: any pattern."""
 
 
 class Webhook(PolicyModel):
-    """Where to send a message. The address is a secret, so the policy only names where to find it."""
+    """Where to send a message. The URL is a secret, so the policy only names the variable or file that holds it."""
 
     url_from_env: fields.EnvironmentName | None = None
-    """The environment variable that holds the address."""
-    url_from_file: fields.AbsolutePath | None = Field(default=None, description="The file that holds the address.")
+    """Environment variable that holds the URL."""
+    url_from_file: fields.AbsolutePath | None = Field(default=None, description="File that holds the URL.")
     format: Literal["cloudevents", "slack"] = "cloudevents"
-    """`cloudevents`: a CloudEvents 1.0 envelope; `slack`: a Slack message."""
+    """Body of the message: `cloudevents`, a CloudEvent 1.0 in JSON, or `slack`, a line of text for Slack."""
 
 
 class Notification(PolicyModel):
@@ -217,20 +214,20 @@ class Notification(PolicyModel):
 
 
 class Rule(PolicyModel):
-    """What to do if verdicts match: capture, notify, or, with neither, only record the match."""
+    """What to do when a verdict matches: capture, notify, or, with neither, only record the match."""
 
-    name: fields.Name = Field(description="Unique in the policy; part of capture ids and manifests.")
+    name: fields.Name = Field(description="Unique name; appears in capture ids and manifests.")
     match: Match = Field(description="Which verdicts the rule matches.")
     lasting: fields.LastingText = Field(default="1 step", alias="for")
-    """How long the same suspect must match, in steps or time, such as `100 steps` or `30s`: from its first step in the
-    first window that names it to the last step of the current window, each step counted once. `2 windows`, from older
-    policies, means the steps that two consecutive windows span."""
-    capture: Capture | None = Field(default=None, description="What to capture; a rule without it only observes.")
+    """How long the same suspect must match, such as `100 steps` or `30s`: from its first step in the first window that
+    names it to the last step of the current window, each step counted once. `2 windows` means the steps that two
+    consecutive windows span."""
+    capture: Capture | None = Field(default=None, description="What to capture. Without it, the rule only observes.")
     notify: Listed[Notification] = Field(default=(), max_length=16)
-    """Messages to send when the rule matches, with or without a capture; repeated only after the cooldown."""
+    """Messages to send when the rule matches, with or without a capture. Repeated only after the cooldown."""
     cooldown: fields.Cooldown = "10m"
-    """Time after a capture of a suspect (its ranks and stage) before this rule captures the same suspect again, and
-    after a message before it sends another. Other suspects do not wait."""
+    """Minimum time between two captures of the same suspect (ranks and stage) by this rule, and between two messages
+    about it. Other suspects do not wait."""
 
     cooldown_s = _number("cooldown", fields.seconds)
 
@@ -263,34 +260,34 @@ class Rule(PolicyModel):
 
 
 class OnNeedsEvidence(PolicyModel):
-    """What to do about a window that cannot be decided."""
+    """What to do about a window that sftriage cannot decide."""
 
     hold: fields.Held = Field(default=True, json_schema_extra={"enum": [True]})
-    """Capture nothing; only true is allowed."""
+    """Capture nothing. Only `true` is allowed."""
     gather: Listed[Literal["bucket_ready", "nvml", "next_windows"]] = Field(default=(), max_length=3)
-    """Cheap evidence that may resolve it: when the last gradients are ready, the state of the GPUs, more
-    windows."""
+    """Cheap evidence to collect: `bucket_ready`, when each rank's last gradients are ready; `nvml`, the state of the
+    GPUs; `next_windows`, the windows that follow."""
 
 
 class Limits(PolicyModel):
-    """What captures may cost a job, over all rules. Each captured rank counts as one capture, control ranks too."""
+    """What captures may cost a job, over all rules. Each captured rank counts as a capture, control ranks included."""
 
     captures_per_hour: int = Field(default=4, ge=1, le=10_000)
-    """Maximum captures requested in any hour, whatever their result. The default allows a suspect and a control rank,
-    twice. If more than one, the last is reserved for a suspect larger than any before."""
+    """Maximum captures requested in any hour, whatever their result. The default is enough for a suspect and a control
+    rank, twice. The last one of several is reserved for a suspect larger than any before."""
     captures_per_day: int | None = Field(
         default=None,
         ge=1,
         le=100_000,
-        description=f"Maximum captures requested in any 24 hours. If not set, {CAPTURES_PER_DAY} (as many traces as a "
-        "person can read in a day), or `captures_per_hour` if that is more.",
+        description=f"Maximum captures requested in any 24 hours. If not set, {CAPTURES_PER_DAY} (what a person can "
+        "read in a day), or `captures_per_hour` if that is more.",
     )
     captures_per_run: int | None = Field(default=None, ge=1, le=10_000)
-    """Maximum captures in one run; unlimited if not set. A long job may use them up in its first days. Refused and
-    failed captures do not count."""
+    """Maximum captures in one run, not counting refused and failed ones; unlimited if not set. A long job may use them
+    up in its first days."""
     concurrent_ranks: int = Field(default=2, ge=1, le=1024, description="Maximum ranks captured at the same time.")
     overhead_budget: fields.Budget = "0.5%"
-    """Maximum share of the run's time that captures may cost the job; when it is spent, captures wait."""
+    """Maximum share of the run's time that captures may cost the job. Once it is spent, captures wait."""
 
     @cached_property
     def day_limit(self) -> int:
@@ -301,12 +298,12 @@ class Limits(PolicyModel):
 
 
 class Active(PolicyModel):
-    """When captures are allowed. Everything else happens at any time."""
+    """When captures are allowed. It limits nothing else: verdicts and messages come at any time."""
 
     cron: fields.Cron = "* * * * *"
-    """The minutes in which captures may start, as minute, hour, day, month and weekday (by name), all of which must
-    match."""
-    timezone: fields.TimeZone = Field(default="UTC", description="The time zone of `cron`, such as Europe/Berlin.")
+    """Minutes in which captures may start, as a cron expression: minute, hour, day, month, and weekday by name, such as
+    `* 20-23 * * mon-fri`. All five must match."""
+    timezone: fields.TimeZone = Field(default="UTC", description="Time zone of `cron`, such as `Europe/Berlin`.")
 
     @cached_property
     def trigger(self) -> CronTrigger | None:
@@ -315,30 +312,30 @@ class Active(PolicyModel):
 
 
 class Mitigate(PolicyModel):
-    """Remedies that sftriage may try on a straggler that stays, and undoes if they do not help."""
+    """Remedies that sftriage may try on a chronic straggler, and undoes if they do not help."""
 
     remedies: Listed[Literal["stragglar", "pipeline"]] = Field(
         max_length=2, json_schema_extra={"minItems": 1, "items": {"type": "string", "enum": ["stragglar", "pipeline"]}}
     )
-    """The allowed remedies, if the job has installed them (docs/mitigate.md): `stragglar` reduces gradients around the
-    straggler, `pipeline` runs stages further ahead over a slow link."""
+    """Allowed remedies, which the training script must install (docs/mitigate.md): `stragglar` reduces gradients around
+    the straggler, `pipeline` lets stages run further ahead of a slow link."""
     min_saving: fields.Share = "2%"
-    """Share of a step that a remedy must save: by its model to be tried, and measured to be kept."""
+    """Share of a step that a remedy must save: in the model to be tried, and as measured to be kept."""
     steps: int = Field(default=50, ge=5, le=10_000)
-    """Steps of each part of a trial: with the remedy and without, each twice in turn."""
+    """Steps in each of a trial's four parts: with the remedy and without, twice in turn."""
     cooldown: fields.Cooldown = "1h"
-    """Time after undoing a remedy before it is tried again on the same straggler."""
+    """Minimum time between undoing a remedy and trying it again on the same straggler."""
 
     min_saving_fraction = _number("min_saving", fields.fraction)
     cooldown_s = _number("cooldown", fields.seconds)
 
 
 class Retention(PolicyModel):
-    """How long traces are kept. What is not set is not limited."""
+    """How long traces are kept. A field that is not set does not limit them."""
 
-    age: fields.Age | None = Field(default=None, description="Traces older than this are removed.")
+    age: fields.Age | None = Field(default=None, description="Remove traces older than this, such as `14d`.")
     bytes: fields.StoreSize | None = None
-    """Maximum size of all traces; beyond it the oldest are removed."""
+    """Maximum size of all traces, such as `50Gi`; beyond it the oldest are removed."""
 
     age_s = _number("age", lambda age: None if age is None else fields.seconds(age))
     size_bytes = _number("bytes", lambda size: None if size is None else fields.size_bytes(size))
@@ -351,14 +348,14 @@ class Spec(PolicyModel):
     rules: Listed[Rule] = Field(
         max_length=MAX_ITEMS,
         json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid rule as one that is missing
-        description="The rules in order; the first that may capture decides.",
+        description="Rules, in order: the first that may capture decides.",
     )
     on_needs_evidence: OnNeedsEvidence = OnNeedsEvidence()
-    """What to do about a window that cannot be decided."""
+    """What to do about a window that sftriage cannot decide."""
     limits: Limits = Field(default=Limits(), description="What captures may cost a job.")
     active: Active = Field(default=Active(), description="When captures are allowed.")
     mitigate: Mitigate | None = None
-    """Remedies that sftriage may try on a straggler that stays; without it, sftriage only advises."""
+    """Remedies that sftriage may try on a chronic straggler. Without it, sftriage only advises."""
     retention: Retention | None = Field(default=None, description="How long traces are kept; forever if not set.")
 
 
@@ -367,9 +364,9 @@ def _in_a_cluster(schema: JsonDict) -> None:
     texts: JsonDict = {"type": "object", "additionalProperties": {"type": "string"}}
     properties = schema["properties"]
     if isinstance(properties, dict):
-        properties["namespace"] = {"type": "string", "description": "In a cluster, the namespace where it is in force."}
-        properties["labels"] = {**texts, "description": "In a cluster, its labels, for selectors."}
-        properties["annotations"] = {**texts, "description": "In a cluster, its annotations, for other programs."}
+        properties["namespace"] = {"type": "string", "description": "In a cluster, where the policy applies."}
+        properties["labels"] = {**texts, "description": "In a cluster, labels for selectors."}
+        properties["annotations"] = {**texts, "description": "In a cluster, annotations for other programs."}
 
 
 class Metadata(PolicyModel):
