@@ -23,7 +23,7 @@ from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
 from sftriage.traces.store import FileToStore
-from sftriage.trainer.executor import ANSWER, ASKS
+from sftriage.trainer.executor import STACK_ANSWER, STACK_REQUESTS
 from sftriage.trainer.layout import RingInfo
 
 SETTLED_S = 0.5
@@ -98,8 +98,8 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generator[None, None, list[Any]]:
-    """The threads of a rank as it dumps them itself, turn by turn until ``end_s``; raises CaptureError without one."""
-    requests, answer = (rings / info.file_name(kind) for kind in (ASKS, ANSWER))
+    """The threads of a rank by its own account, turn by turn until ``end_s``; raises CaptureError without an answer."""
+    requests, answer = (rings / info.file_name(kind) for kind in (STACK_REQUESTS, STACK_ANSWER))
     try:
         with os.fdopen(os.open(requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
             pipe.write(word.encode("ascii", "replace") + b"\n")

@@ -1,4 +1,4 @@
-"""``sftriage run``, ``attach`` and ``agent``: a job of this host, watched."""
+"""``sftriage run``, ``attach`` and ``agent``: watch a job on this host. They hand over to `sftriage.runtime`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NsysChoice:
     nsys_trace: str = option("LIST", "What nsys traces; fixed at the start.", default="cuda,nvtx,osrt")
 
     def launch(self) -> Callable[[str, Path], NsysLaunch] | None:
-        """A function that makes the launch, of a run's id and directory."""
+        """A function that makes the launch from a run's id and directory."""
         if not (self.nsys or self.nsys_armed):
             return None
         from sftriage.runtime.nsys_launch import NsysLaunch
@@ -85,7 +85,7 @@ def run(
         from sftriage.runtime.local import job_name
 
         name = job_name(job, command)
-        policies = [find(one) for one in policy or ["default"]]
+        policies = [find(name) for name in policy or ["default"]]
         keeping, launch = keep.of(name), nsys.launch()
         if options is None:
             output = _output(metrics, catalogue, required=required)
@@ -93,10 +93,9 @@ def run(
         from sftriage.runtime.many_hosts import HostRun
 
         more = {"--store": keeping.store, "--catalogue": catalogue, "--nsys": True if launch else None}
-        given = _forwarded(keep, metrics, more, policies)
-        # (the controller reads them again: mistakes in them are reported here, before the job starts)
+        # (the controller reads the policies too; mistakes in them are reported here, before the job starts)
         detection = PolicyFiles(policies).current.detection
-        here = HostRun(name, options, given, detection, keeping)
+        here = HostRun(name, options, _forwarded(keep, metrics, more, policies), detection, keeping)
         return here.triaged(whole, out, nsys=launch, auto=auto, required=required)
 
     try:
@@ -113,12 +112,12 @@ def _forwarded(
 ) -> list[str]:
     """The options for the controller of a job on many hosts."""
     values = {**arguments(keep), **arguments(metrics), **more}.items()
-    given = [name if value is True else f"{name}={value}" for name, value in values if value is not None]
-    return [*given, *(f"--policy={path}" for path in policies)]
+    forwarded = [name if value is True else f"{name}={value}" for name, value in values if value is not None]
+    return [*forwarded, *(f"--policy={path}" for path in policies)]
 
 
 def _output(metrics: shared.MetricsOptions, catalogue: str | None, *, required: bool) -> JobOutput:
-    """The output of a job; without metrics if the system refuses them and the job runs anyway."""
+    """The output of a job; without metrics if the system refuses them, unless they are ``required``."""
     from sftriage.runtime.copies import checked_catalogue
     from sftriage.runtime.launcher import is_mistake
     from sftriage.sinks.metering import Metering
@@ -168,7 +167,7 @@ def attach(
     from sftriage.runtime.launcher import Notes
     from sftriage.runtime.local import TakeOver
 
-    # Signals end this process, and not the job.
+    # Signals end this process, not the job.
     notes = Notes()
     output = JobOutput(metrics.metering(), catalogue=checked_catalogue(catalogue))
     found = find_run(run)
@@ -211,7 +210,7 @@ def agent(
     """
     from sftriage.runtime.launcher import Notes
 
-    # (a signal to the job, as before it is preempted, does not end this process)
+    # (a signal for the job, as before a preemption, does not end this process)
     notes = Notes()
     from sftriage.runtime.copies import Keeping
     from sftriage.runtime.hosting import HURRY_S, LEAVE_S, AgentHost, host_directory, host_name, left_behind
@@ -221,7 +220,7 @@ def agent(
     if rings is None and (variable := os.environ.get("SFTRIAGE_RINGS")):
         rings = Path(variable)
     if rings is None and directory is None:
-        # (a `sftriage run` that ended before its job has left a note of them)
+        # (a `sftriage run` that ended before its job has left a note of its rings)
         for found, left in islice(left_behind(options.job_id), 1):
             directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
     if rings is None:
@@ -236,7 +235,7 @@ def agent(
     with contextlib.closing(AgentHost(rings, where, job, options.job_id, options.address, name, keeping)) as host:
         host.start()
         early = not host.watch(lambda: notes.last_signal is not None)
-        # (what ends a job ends its trainers too, at the same moment)
+        # (a signal that ends the job ends its trainers at the same moment)
         over = host.finish() if not early else host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S, logs=False)
     if over:
         tidy_rings(rings)

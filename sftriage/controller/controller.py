@@ -167,7 +167,8 @@ class Controller:
         if is_informative(verdict.label, verdict.reasons):
             suspect, chronic = verdict.named, None
             if suspect is not None and suspect.pattern == "chronic":
-                chronic = Straggler(subject(suspect), slow_stage(suspect), suspect.ranks, 0, suspect.gain_s, verdict.step_s)
+                who, where = subject(suspect), slow_stage(suspect)
+                chronic = Straggler(who, where, suspect.ranks, 0, suspect.gain_s, verdict.step_s)
             self._recent.append(chronic)
         return verdict
 

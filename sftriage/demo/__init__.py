@@ -1,1 +1,1 @@
-"""The demo: a real job, and the faults that can be injected. Neither knows of sftriage's verdicts."""
+"""The demo: a real training job, and faults to inject. `sftriage demo` runs it; neither uses sftriage's verdicts."""

@@ -1,4 +1,4 @@
-"""The faults that the demo injects into its job: causes from real jobs, and plain delays of one stage."""
+"""The faults that `sftriage demo` draws and `train` injects: causes from real jobs, and plain delays of one stage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STAGE_NAMES = ", ".join(FAULT_STAGES)
 class Cause:
     """A way to make one rank slow, and a description of it.
 
-    ``stage`` is slow, or all of them if "". ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`), and
-    ``function`` is at fault, without its class; "" where no line of the thread that trains is.
+    ``stage`` is slow; "": all stages. ``codes`` are the right causes (`sftriage.traces.manifest.CauseCode`).
+    ``function``, without its class, is at fault; "": no line of the training thread is.
     """
 
     stage: str
@@ -53,7 +53,7 @@ class Fault:
 
     @property
     def option(self) -> str:
-        """The option that injects it."""
+        """The option of `sftriage demo` that injects this fault."""
         return "--fault" if self.delay_s else "--cause"
 
     @property

@@ -1,4 +1,4 @@
-"""The outcome of a demo run."""
+"""Judges a demo run from its directory, for `sftriage demo` and benchmarks: did sftriage find the injected fault?"""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class DemoOutcome:
         judged = verdicts_and_pauses(recording.windows(shape_of(detection)), settings_of(detection))
         self.verdicts = tuple(verdict for verdict, _ in judged)
         self.decisions = tuple(decisions_of(directory))
-        # Read again: the cost of a capture is known only after it.
-        self.manifests = tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored")
-        self.failures = tuple(one for one in captures if one.state != "stored")
+        # Read again, because a capture's cost is known only after it.
+        self.manifests = tuple(store.manifest(result.capture_id) for result in captures if result.state == "stored")
+        self.failures = tuple(result for result in captures if result.state != "stored")
         fault_step = fault_step if faults else steps
         self.step_time_s = _step_times(recording, steps, detection.warmup_steps, fault_step)
 
@@ -65,8 +65,9 @@ class DemoOutcome:
 
     def causes(self) -> tuple[tuple[int, CauseInfo], ...]:
         """The causes found for captured suspects, each with its rank, in order of time."""
-        of = [one for one in self.manifests if one.capture.role == "suspect" and one.findings is not None]
-        return tuple((one.capture.rank, one.findings.cause) for one in of if one.findings and one.findings.cause)
+        suspects = (each for each in self.manifests if each.capture.role == "suspect")
+        findings = ((each.capture.rank, each.findings) for each in suspects)
+        return tuple((rank, reduced.cause) for rank, reduced in findings if reduced and reduced.cause)
 
     def verdict_shown(self) -> Verdict | None:
         """The verdict that led to the first capture; without one, the last that was not healthy, or the last."""
@@ -81,13 +82,13 @@ def found(faults: Sequence[Fault], causes: Sequence[tuple[int, CauseInfo]]) -> F
 
     In a healthy job, any cause is wrong.
     """
-    rank, first = next(((rank, one) for rank, one in causes if one.code != "unknown"), (None, None))
+    rank, first = next(((rank, cause) for rank, cause in causes if cause.code != "unknown"), (None, None))
     if first is None:
         return "not named" if faults else None
     # (Python 3.10 does not report the class of a function)
     function = "" if first.place is None else first.place.function.rpartition(".")[2]
-    expected = ((fault.rank, fault.cause) for fault in faults)
-    right = any(rank == its and first.code in one.codes and one.function in ("", function) for its, one in expected)
+    injected = (fault.cause for fault in faults if fault.rank == rank)
+    right = any(first.code in cause.codes and cause.function in ("", function) for cause in injected)
     return "right" if right else "wrong"
 
 

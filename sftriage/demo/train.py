@@ -32,11 +32,11 @@ import sftriage
 from sftriage.demo.faults import Fault, parse_cause, parse_fault
 
 SLOW_S = 0.04
-"""About how much of a step each takes."""
+"""About how long each fault delays a step."""
 
 
 class Trainer:
-    """What a rank does besides training its network: its faults. ``storage_s`` and ``backward_s`` are delays."""
+    """The faults of one rank. ``storage_s`` delays each sample, ``backward_s`` each backward pass."""
 
     def __init__(self, faults: Iterable[Fault], folder: Path, network: nn.Module) -> None:
         self._folder, self._network = folder, network
@@ -127,11 +127,11 @@ class Trainer:
             for number in range(400_000):
                 total += number * number
 
-    def _thread(self, what: Callable[[], None]) -> None:
-        name = what.__name__
+    def _thread(self, target: Callable[[], None]) -> None:
+        name = target.__name__
         if name not in self._threads:
             self._threads.add(name)
-            threading.Thread(target=what, name=name, daemon=True).start()
+            threading.Thread(target=target, name=name, daemon=True).start()
 
 
 VOCABULARY, CONTEXT, WIDTH, BATCH = 512, 48, 96, 8
@@ -199,26 +199,27 @@ def train(steps: int, faults: list[Fault], fault_step: int, folder: Path) -> Non
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     samples = Sequences()
     source = iter(DataLoader(samples, BATCH, sampler=range(rank, len(samples), dist.get_world_size())))
-    slow, healthy = (Trainer(its, folder, network) for its in ([one for one in faults if one.rank == rank], ()))
+    slow = Trainer([fault for fault in faults if fault.rank == rank], folder, network)
+    healthy = Trainer((), folder, network)
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
         for step in range(steps):
-            its = slow if step >= fault_step else healthy
-            samples.storage_s, network.pause_s = its.storage_s, its.backward_s
+            trainer = slow if step >= fault_step else healthy
+            samples.storage_s, network.pause_s = trainer.storage_s, trainer.backward_s
             with monitor.step():
                 with monitor.stage("data"):
                     tokens_BT = next(source)
-                    its.be_slow_in("data")
+                    trainer.be_slow_in("data")
                 with monitor.stage("forward"):
                     logits = model(tokens_BT[:, :-1])
                     loss = F.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
-                    its.be_slow_in("forward")
+                    trainer.be_slow_in("forward")
                 with monitor.stage("backward"):
                     optimizer.zero_grad()
                     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 with monitor.stage("optimizer"):
                     optimizer.step()
-                    its.be_slow_in("optimizer")
-                its.be_slow_in("other")
+                    trainer.be_slow_in("optimizer")
+                trainer.be_slow_in("other")
     # (its output goes into the run directory, whose disk may be full)
     with contextlib.suppress(OSError):
         if rank == 0:
@@ -241,7 +242,7 @@ def main() -> None:
         train(args.steps, args.faults or [], args.fault_step, Path(folder))
     dist.destroy_process_group()
     # Gloo's threads live on. A thread that frees its last tensor while the interpreter is torn down aborts the
-    # process (pytorch/pytorch#179291; seen here in one job of a hundred on a busy machine), so it is not torn down.
+    # process (pytorch/pytorch#179291; in one job of a hundred on a busy machine), so skip the teardown.
     os._exit(0)
 
 

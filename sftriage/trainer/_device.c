@@ -1,4 +1,4 @@
-/* Device time in C: what DeviceTime does (see device.py), with the driver's own functions, whose addresses are given.
+/* Device time in C: the same as DeviceTime in recording.py, with the driver's own functions, by their addresses.
    `_moments.c` includes this file. Everything here runs under the GIL. */
 
 enum { IN_FLIGHT = 64, HELD = IN_FLIGHT + 2, READ_A_STEP = 4, MAX_MARKS = 1 << 14, DEPTH = 64, BRIEF_NS = 5000 };
@@ -10,7 +10,7 @@ typedef void *Event, *Stream;
 
 typedef struct {
   Event event;
-  union { /* the stage that runs from it on; of a gradient, the visit */
+  union { /* the stage that begins here; of a gradient, the visit */
     unsigned long long stage, visit;
   };
   uint64_t passed_ns; /* since the step began */
@@ -38,13 +38,13 @@ typedef struct {
   int (*destroy)(Event);
   PyObject *device_now, *stream_now; /* torch's: the number of the thread's device, and its current stream there */
   PyObject *device;                  /* that of the events */
-  PyObject *listener;                /* is called with boundaries too, or None */
+  PyObject *listener;                /* is also called with each boundary, or None */
   Stream stream;
-  Timed steps[HELD];         /* in a circle: the one before the first that is in flight was read last */
+  Timed steps[HELD];         /* a ring buffer: the step before the first in flight was read last */
   int first, in_flight, before, open, off;
   Marks spare;
   long long marked_ns;
-  int depth, stages[DEPTH]; /* that are open, outermost first */
+  int depth, stages[DEPTH]; /* the open stages, outermost first */
 } Device;
 
 static PyTypeObject *device_type;
@@ -56,7 +56,7 @@ OFTEN Device *device_of(Log *log) {
 
 OFTEN Timed *held(Device *device, int number) { return &device->steps[(device->first + number + HELD) % HELD]; }
 
-/* A place for one more; NULL where there is no memory. */
+/* A place for another mark; NULL without memory. */
 static Mark *another(Marks *marks) {
   if (marks->count == marks->room) {
     int room = marks->room ? 2 * marks->room : 32;
@@ -80,7 +80,7 @@ static void spare(Device *device, Marks *marks) {
 
 static void spare_step(Device *device, Timed *step) { spare(device, &step->marks), spare(device, &step->ready); }
 
-/* None is open, in flight or kept from now on, and the driver has all events back. */
+/* Drop all steps, and give the driver its events back. */
 static void forget_all(Device *device) {
   for (int i = 0; i < HELD; i++) spare_step(device, &device->steps[i]);
   while (device->spare.count) device->destroy(device->spare.at[--device->spare.count].event);
@@ -95,7 +95,7 @@ SELDOM void device_failed(Log *log, Device *device, const char *what, int number
   PyErr_Clear();
 }
 
-/* The current stream of this thread on the events' device; -1 where torch does not say. */
+/* The current stream of this thread on the events' device; -1 if torch fails. */
 static int current_stream(Device *device, Stream *found) {
   PyObject *stream = PyObject_CallFunctionObjArgs(device->stream_now, device->device, NULL);
   *found = stream ? PyLong_AsVoidPtr(stream) : NULL;
@@ -103,7 +103,7 @@ static int current_stream(Device *device, Stream *found) {
   return PyErr_Occurred() ? (PyErr_Clear(), -1) : 0;
 }
 
-/* Whether this thread works on the device that the events are of; -1 where torch does not say. */
+/* Whether this thread works on the events' device; -1 if torch fails. */
 static int same_device(Device *device, PyObject **current) {
   *current = PyObject_CallNoArgs(device->device_now);
   int same = *current ? PyObject_RichCompareBool(*current, device->device, Py_EQ) : -1;
@@ -111,7 +111,7 @@ static int same_device(Device *device, PyObject **current) {
   return same;
 }
 
-/* Record an event on a stream, now; DONE, or what the driver says. */
+/* Record an event on a stream, now; DONE, or the driver's error. */
 static int recorded(Device *device, Stream stream, Event *event) {
   int mode = RELAXED, status = DONE;
   if (device->spare.count) {
@@ -146,7 +146,7 @@ static void device_mark(Log *log, Device *device, int stage, long long at_ns, in
     before->stage = (unsigned)stage;
     return;
   }
-  /* A captured event has no time, and asking for it would spoil the graph. */
+  /* An event in a captured graph has no time, and a query would spoil the graph. */
   if (is_capturing(device)) {
     device->open = 0;
     spare_step(device, step);
@@ -213,7 +213,7 @@ SELDOM void device_end(Log *log, Device *device, long long at_ns, int incomplete
   else device->in_flight++;
 }
 
-/* Whether the device is through with a step: DONE, NOT_READY, or what is wrong with it. */
+/* Whether the device has finished a step: DONE, NOT_READY, or the driver's error. */
 static int reached(Device *device, Timed *step) {
   int status = device->query(step->marks.at[step->marks.count - 1].event);
   for (int i = 0; status == DONE && i < step->ready.count; i++) status = device->query(step->ready.at[i].event);
@@ -227,20 +227,20 @@ static int since(Device *device, Event start, Event end, uint64_t *passed_ns) {
   return status;
 }
 
-/* Write one down; DONE, or what is wrong with the device. */
+/* Write a step; DONE, or the driver's error. */
 static int read_one(Log *log, Device *device, Timed *step) {
   Timed *before = device->before ? held(device, -1) : NULL;
   Event first = step->marks.at[0].event;
   uint64_t between_ns = 0, so_far_ns = 0;
   int status = DONE;
-  /* All before anything is written: a step is there as a whole, or not at all. */
+  /* Compute all before anything is written: a step is there as a whole, or not at all. */
   if (before && before->seq + 1 == step->seq)
     status = since(device, before->marks.at[before->marks.count - 1].event, first, &between_ns);
   for (int i = 0; status == DONE && i < step->ready.count; i++)
     status = since(device, first, step->ready.at[i].event, &step->ready.at[i].passed_ns);
   step->marks.at[0].passed_ns = 0;
   for (int i = 1; status == DONE && i < step->marks.count; i++) {
-    /* Each from the first event, so that the parts sum to the whole whatever a difference is rounded to. */
+    /* Each from the first event, so that rounded parts sum to the whole. */
     Mark *mark = &step->marks.at[i];
     status = since(device, first, mark->event, &mark->passed_ns);
     if (mark->passed_ns < so_far_ns) mark->passed_ns = so_far_ns;
@@ -257,15 +257,15 @@ static int read_one(Log *log, Device *device, Timed *step) {
   return DONE;
 }
 
-/* Between two steps: write down the oldest ones that the device is through with, so many at most. */
+/* Write the oldest steps that the device has finished, at most `most`, between two steps. */
 SELDOM void device_settle(Log *log, Device *device, int most) {
   if (device->off || !device->in_flight) return;
-  int mode = RELAXED, status = DONE; /* asking would else end whatever graph is being captured */
+  int mode = RELAXED, status = DONE; /* otherwise a query would end a graph that is being captured */
   device->exchange(&mode);
   while (most-- && device->in_flight) {
     Timed *step = held(device, 0);
     if ((status = reached(device, step)) != DONE || (status = read_one(log, device, step)) != DONE) break;
-    /* Kept: its end is still to be told from the beginning of the next one. */
+    /* Kept, because the time to the beginning of the next step needs its end. */
     if (device->before) spare_step(device, held(device, -1));
     device->before = 1, device->in_flight--;
     device->first = (device->first + 1) % HELD;
@@ -274,7 +274,7 @@ SELDOM void device_settle(Log *log, Device *device, int most) {
   if (status != DONE && status != NOT_READY) device_failed(log, device, "CUDA error %d", status);
 }
 
-/* Another gradient of a visit to the split sync stage has been launched, in whatever thread this is. */
+/* Another gradient of a visit to the split sync stage has been launched, in any thread. */
 static PyObject *device_gradient(PyObject *self, PyObject *visit) {
   Device *device = (Device *)self;
   unsigned long long wanted = PyLong_AsUnsignedLongLong(visit);
@@ -284,7 +284,7 @@ static PyObject *device_gradient(PyObject *self, PyObject *visit) {
   Stream stream;
   int capturing = 0, same = device->open ? same_device(device, &current) : 0;
   Py_XDECREF(current);
-  if (same <= 0 || current_stream(device, &stream)) Py_RETURN_NONE; /* the clocks of two devices are not one */
+  if (same <= 0 || current_stream(device, &stream)) Py_RETURN_NONE; /* two devices have two clocks */
   if (device->capturing(stream, &capturing) != DONE || capturing) Py_RETURN_NONE;
   Marks *ready = &step->ready;
   Mark *mark = ready->count ? &ready->at[ready->count - 1] : NULL;
@@ -298,7 +298,7 @@ static PyObject *device_gradient(PyObject *self, PyObject *visit) {
   Py_RETURN_NONE;
 }
 
-/* Before its end: whether the open step was captured, and the visits whose last gradient is known. */
+/* Note of the ending step whether it was captured, and the visits whose last gradient is known. */
 static PyObject *device_note(PyObject *self, PyObject *arguments) {
   Device *device = (Device *)self;
   PyObject *visits;
@@ -319,7 +319,7 @@ static PyObject *device_note(PyObject *self, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
-/* Write down what the device is through with by now, and let go of the events. A second call does nothing. */
+/* Write the steps that the device has finished, and free the events. A second call does nothing. */
 static PyObject *device_close(PyObject *self, PyObject *log) {
   Device *device = (Device *)self;
   if (Py_TYPE(log) != log_type) return PyErr_SetString(PyExc_TypeError, "a log"), NULL;

@@ -1,13 +1,13 @@
-/* The writer of moments, in C: the same types, and the same bytes, as in moments.py, which says what they are for;
-   layout.py has the format. Stable ABI, CPython 3.10 and newer: one binary an architecture.
+/* The writer of moments in C: the same types and the same bytes as in moments.py, which documents them; layout.py has
+   the format. Stable ABI, CPython 3.10 and newer: one binary an architecture.
 
-   A boundary reads the clock by the vDSO and stores one word. All else, whatever is not as usual, is Python's: the
-   methods begin, end and stray of the recording that owns the log, and step and stage of the monitor.
+   A boundary reads the clock by the vDSO and stores one word. All unusual cases are left to Python: the methods begin,
+   end and stray of the recording that owns the log, and step and stage of the monitor.
 
-   In a training loop the caches are cold, and what a boundary touches costs more than what it executes: hence one
-   type for stages and steps, what a boundary needs of a log in one place, and no frame of Python's.
+   In a training loop the caches are cold, and the memory that a boundary touches costs more than its instructions:
+   hence one type for stages and steps, a log's fields for a boundary in one place, and no Python frame.
 
-   What is built is seams/_seam.c, which includes this file: a seam enters and leaves stages itself. */
+   The build compiles seams/_seam.c, which includes this file: a seam enters and leaves stages itself. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #define _GNU_SOURCE /* MAP_POPULATE: no step pays for a page that it is the first to touch */
@@ -26,14 +26,14 @@ enum { BEGIN = 192, END = 193, LEFT = 194, BLOCK = 199, NUMBER = 200 };
 
 typedef struct {
   PyObject_HEAD
-  uint64_t *next, *end; /* where the next word goes; where its block ends */
+  uint64_t *next, *end; /* the next word, and the end of its block */
   unsigned long owner;  /* the thread whose step is open, or 0 */
   PyObject *listener, *clock;
-  long long base_ns; /* what times are counted from */
+  long long base_ns; /* the origin of times */
   char *map;         /* NULL once closed */
   uint64_t *live;
-  long long seen;     /* the doorbell as it was answered last */
-  long long number;   /* of the step that is open, or of the last one */
+  long long seen;     /* the doorbell when it was last handled */
+  long long number;   /* of the open step, or of the last */
   uint64_t published; /* steps that have ended */
   char ends_slowly;   /* the recording has something to do at the end of a step */
   uint64_t *words;
@@ -52,7 +52,7 @@ typedef struct { /* a stage; or the next step, which is entered by BEGIN */
 typedef struct {
   PyObject_HEAD
   PyObject *step;
-  int known; /* stages that were asked for before, by these very objects */
+  int known; /* stages that were requested before, with the same objects */
   struct {
     PyObject *name, *stage;
   } quick[QUICK];
@@ -60,7 +60,7 @@ typedef struct {
 
 static PyTypeObject *log_type, *span_type;
 
-/* What is not on the way of a steady step lies apart. */
+/* Code off the path of a steady step lies apart. */
 #define SELDOM __attribute__((noinline, cold)) static
 #define OFTEN __attribute__((always_inline)) static inline
 
@@ -68,7 +68,7 @@ SELDOM void next_block(Log *log) {
   uint64_t *block = log->words + log->opened % log->log_words;
   log->opened += BLOCK_WORDS;
   __atomic_store_n(&log->live[CLAIMED], log->opened, __ATOMIC_RELAXED);
-  __atomic_thread_fence(__ATOMIC_RELEASE); /* claimed first, overwritten then */
+  __atomic_thread_fence(__ATOMIC_RELEASE); /* claim before overwriting */
   for (int i = 1; i < BLOCK_WORDS; i++) __atomic_store_n(&block[i], 0, __ATOMIC_RELAXED);
   __atomic_store_n(block, (uint64_t)BLOCK << CODE_AT | log->published, __ATOMIC_RELAXED);
   __atomic_store_n(&log->live[OPENED], log->opened, __ATOMIC_RELEASE);
@@ -82,10 +82,10 @@ OFTEN void put(Log *log, uint64_t code, uint64_t value) {
 
 OFTEN long long doorbell(Log *log) { return (long long)__atomic_load_n(&log->live[DOORBELL], __ATOMIC_ACQUIRE); }
 
-/* As threading.get_ident() has it. */
+/* The same as threading.get_ident(). */
 OFTEN unsigned long thread(void) { return (unsigned long)pthread_self(); }
 
-SELDOM long long asked(Log *log) {
+SELDOM long long replaced_clock(Log *log) {
   PyObject *read = PyObject_CallObject(log->clock, NULL);
   long long now_ns = read ? PyLong_AsLongLong(read) : -1;
   Py_XDECREF(read);
@@ -95,7 +95,7 @@ SELDOM long long asked(Log *log) {
 
 /* Nanoseconds since the log began; -1 with an error set. */
 OFTEN long long now(Log *log) {
-  if (log->clock) return asked(log);
+  if (log->clock) return replaced_clock(log);
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (long long)now.tv_sec * 1000000000 + now.tv_nsec - log->base_ns;
@@ -107,7 +107,7 @@ OFTEN long long note(Log *log, uint64_t code) {
   return at_ns;
 }
 
-/* What was called returns None, or raises nothing but what ends a program. */
+/* The result of a call: None; only exceptions that end a program pass. */
 SELDOM PyObject *answered(PyObject *answer) {
   if (answer == NULL && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(), answer = Py_None, Py_INCREF(answer);
   return answer;
@@ -147,7 +147,7 @@ static PyObject *closed(void) { return PyErr_SetString(PyExc_ValueError, "the lo
 
 /* Span */
 
-SELDOM PyObject *told(Log *log, unsigned long long code, long long at_ns) {
+SELDOM PyObject *notify(Log *log, unsigned long long code, long long at_ns) {
   Device *device = device_of(log);
   if (device) device_follow(log, device, code, at_ns);
   PyObject *listener = device ? device->listener : log->listener;
@@ -166,7 +166,7 @@ OFTEN PyObject *boundary(Log *log, unsigned long long code) {
   long long at_ns = note(log, code);
   if (at_ns < 0) return answered(NULL);
   if (!log->listener || log->listener == Py_None) Py_RETURN_NONE;
-  return told(log, code, at_ns);
+  return notify(log, code, at_ns);
 }
 
 OFTEN PyObject *next_step(Log *log) {
@@ -263,7 +263,7 @@ static int log_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
   return 0;
 }
 
-/* Whether a log can do something with a number, which is given. */
+/* Whether the log can use this number. */
 static int given(Log *log, PyObject *number, long long *found) {
   *found = PyLong_AsLongLong(number);
   if (*found == -1 && PyErr_Occurred()) return 0;
@@ -360,7 +360,7 @@ typedef struct { /* a hook on parameters: see Ready in moments.py */
   PyObject *recording, *order, *notes;
 } Ready;
 
-/* Whether somebody wants the moment on the device, too; -1 with an error set. */
+/* Whether to record the moment on the device, too; -1 with an error set. */
 static int on_device(Ready *ready, PyObject *device, PyObject *parameter) {
   PyObject *learning = device == Py_None ? NULL : PyObject_GetAttrString(ready->order, "learning");
   if (!learning) return PyErr_Occurred() ? -1 : 0;
@@ -427,7 +427,7 @@ static PyMethodDef calls_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef calls_members[] = {
-    {"_step", T_OBJECT_EX, offsetof(Calls, step), 0, "the context manager of a step of which nothing is said"},
+    {"_step", T_OBJECT_EX, offsetof(Calls, step), 0, "the context manager of an ordinary step"},
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot calls_slots[] = {
@@ -448,9 +448,9 @@ static PyMemberDef log_members[] = {
     {"owner", T_ULONG, offsetof(Log, owner), 0, "the thread whose step is open, or 0"},
     {"number", T_LONGLONG, offsetof(Log, number), 0, "of the step that is open, or of the last one"},
     {"published", T_ULONGLONG, offsetof(Log, published), READONLY, "steps that have ended"},
-    {"seen", T_LONGLONG, offsetof(Log, seen), 0, "the doorbell as it was answered last"},
+    {"seen", T_LONGLONG, offsetof(Log, seen), 0, "the doorbell when it was last handled"},
     {"listener", T_OBJECT, offsetof(Log, listener), 0, "is called with the code of each boundary, or None"},
-    {"ends_slowly", T_BOOL, offsetof(Log, ends_slowly), 0, "whether the recording is asked at the end of a step"},
+    {"ends_slowly", T_BOOL, offsetof(Log, ends_slowly), 0, "whether the recording ends the steps"},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef log_properties[] = {

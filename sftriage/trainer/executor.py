@@ -7,36 +7,35 @@
                         └─ cancelled, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
 Armed for a recurring step, it leaves the profiler alone until that step. Armed for many steps, it first records one
-(`session.Probe`) to learn how many fit into the allowed bytes without a stop and export that hold the rank up too long.
+(`session.Probe`) to learn how many fit into the allowed bytes and the allowed time for stop and export.
 
-torch's profiler is prepared, started and stopped between two steps, on the thread that started it, so that a hung step
-cannot be cut short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records
-from outside: here its steps are marked.
+It prepares, starts and stops torch's profiler between two steps, on the training thread, so it cannot cut a hung step
+short; only the export runs in a background thread. Stacks alone need no profiler. Nsight Systems records from outside,
+and this module marks its steps.
 
-Requests come, and results go, by the rank's mailbox, a small memory-mapped file. ``rank-<rank>.<attempt>.mailbox`` is a
+Requests and results pass through the rank's mailbox, a small memory-mapped file. ``rank-<rank>.<attempt>.mailbox`` is a
 header (see `layout`), 64 KiB for the request and 64 KiB for the result, both UTF-8 JSON. The live words of its header,
 each side's on a cache line of its own::
 
-     0  doorbell       one more at each request and cancellation; then the ring's doorbell, which is all that a trainer
-                       reads in a step, is set to it
+     0  doorbell       one more at each request and cancellation; the client then copies it to the ring's doorbell,
+                       the only word that a trainer reads in a step
      1  request_seq    number of the latest request, from 1; then its length (2) and its CRC-32 (3)
-     4  cancel_seq     number of the request that is cancelled
-     5  allow_seq      number of the request that may begin, once a profiler outside the trainer is ready
+     4  cancel_seq     number of the cancelled request
+     5  allow_seq      number of the request that may begin: the profiler outside the trainer is ready
 
      8  state          0 idle, 1 armed, 2 recording, 3 exporting
      9  steps          steps recorded so far
     10  result_seq     number of the answered request, stored after the result; then its length (11) and its CRC-32 (12)
 
-A client posts the next request when the last one has its result, so that no result is lost between two reads, and a
-client that was restarted finds the last one. The trainer maps the file; a client (`sftriage.agent.executor`) reads and
-writes it as a file, and takes a lock (``flock``) while it posts.
+A client posts the next request when the last has its result, so that no result is lost between two reads, and a
+restarted client finds the last one. The trainer maps the file; a client (`sftriage.agent.executor`) reads and writes it
+as a file, and takes a lock (``flock``) while it posts.
 
-A rank also answers with its threads' stacks where py-spy may not read its process. A thread sleeps in one system call,
-on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken and no clock is set. A client writes a
-line into the pipe, a word of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole:
-``asked`` is that word, ``threads`` has the frames of each, innermost first, as ``py-spy dump --json`` has them. It
-comes as long as some thread can get the interpreter, and not from a rank that is stopped or hangs in native code that
-keeps it.
+A rank also answers with its threads' stacks if py-spy may not read its process. A thread sleeps in one system call, on
+the pipe ``rank-<rank>.<attempt>.asks`` beside the ring, without signals or timers. A client writes a line into the
+pipe, a token of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that
+token, ``threads`` has the frames of each, innermost first, as in ``py-spy dump --json``. The answer needs the
+interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none.
 """
 
 from __future__ import annotations
@@ -82,10 +81,10 @@ from sftriage.trainer.session import (
 )
 
 LAST_EXPORT_S = 10.0
-"""How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
+"""How long an ending trainer waits for an export. The job is done, so nothing is held up."""
 
-ASKS, ANSWER = "asks", "stacks"
-MAX_WORD_BYTES = 128
+STACK_REQUESTS, STACK_ANSWER = "asks", "stacks"
+MAX_TOKEN_BYTES = 128
 MAX_THREADS, MAX_FRAMES = 512, 256
 _END = b"\0"
 
@@ -116,9 +115,9 @@ class _Capture:
 
 
 class Mailbox:
-    """The trainer's end: reads requests, shows how far it is, writes results. Driven at step boundaries.
+    """The trainer's end of a mailbox: reads requests, shows progress, writes results. Driven at step boundaries.
 
-    It replaces a mailbox left over from an earlier process.
+    It replaces a mailbox of an earlier process.
 
     Raises:
         OSError: the directory is missing or full, or may not be written.
@@ -138,10 +137,10 @@ class Mailbox:
         self._taken = 0
 
     def take(self) -> CaptureRequest | None:
-        """The request that has come since the last look, if any.
+        """A new request, or None.
 
         Raises:
-            CaptureError: there is one, and it is not fit to be carried out; the message says why.
+            CaptureError: the request cannot be carried out; the message says why.
         """
         seq = self.live[REQUEST_SEQ]
         if seq == self._taken:
@@ -167,7 +166,7 @@ class Mailbox:
 
     @property
     def allowed(self) -> bool:
-        """Whether the profiler outside the trainer is ready for the request taken last."""
+        """Whether the profiler outside the trainer is ready for the current request."""
         return bool(self.live[ALLOW_SEQ] == self._taken)
 
     def show(self, state: State, steps: int = 0) -> None:
@@ -191,8 +190,7 @@ class Mailbox:
 class CaptureExecutor:
     """Carries out requests for captures of one rank, driven at step boundaries. None of its public methods raises.
 
-    It closes its ``requests``. If the ``spool`` for traces is not ``named`` it may be missing: requests for a trace are
-    refused then.
+    It closes its ``requests``. A ``spool`` for traces that is not ``named`` may be missing; it then refuses traces.
     """
 
     def __init__(
@@ -210,13 +208,13 @@ class CaptureExecutor:
 
     @property
     def busy(self) -> bool:
-        """Whether `before_step` is wanted at the next step in any case."""
+        """Whether to call `before_step` at the next step without a new request."""
         return self._state != "idle" or self._stalled
 
     @property
     def _touching(self) -> bool:
-        """Whether the profiler is in the way; while it waits for its step it is not."""
-        waiting = (one := self._capture) is not None and not one.prepared and one.probe is None
+        """Whether a profiler slows the rank; not while the capture waits for its step."""
+        waiting = (capture := self._capture) is not None and not capture.prepared and capture.probe is None
         return self._stalled or (self.busy and not waiting)
 
     @property
@@ -224,7 +222,7 @@ class CaptureExecutor:
         return self._state == "recording"
 
     def before_step(self, number: int) -> bool:
-        """Continue or begin a capture; whether a heavy profiler touched this step, or the time since the last one."""
+        """Continue or begin a capture; returns whether a profiler touched this step, or the time since the last one."""
         touched = self._touching
         self._stalled = False
         self._guard.install()
@@ -235,13 +233,13 @@ class CaptureExecutor:
                 self._begin(request, number)
         except Exception as error:
             self._fail(_reason(error))
-        # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
+        # A stop in here ends before the step starts: it is part of this step's between_ns, not of the next one's.
         touched = touched or self._touching
         self._stalled = False
         return touched
 
     def after_step(self) -> None:
-        """Count the step that has ended, and stop when there are enough."""
+        """Count the step that has ended, and stop after enough steps."""
         if (capture := self._capture) is None:
             return
         try:
@@ -262,7 +260,7 @@ class CaptureExecutor:
             self._fail(_reason(error))
 
     def follow(self, stages: Sequence[str]) -> None:
-        """Mark in the trace the stages that are open now, outermost first."""
+        """Mark the open stages in the trace, outermost first."""
         try:
             if self._capture is not None:
                 self._capture.session.follow(stages)
@@ -270,7 +268,7 @@ class CaptureExecutor:
             self._fail(_reason(error))
 
     def close(self, wait: bool) -> None:
-        """Training or the recorder has ended: keep the steps, and answer. ``wait`` gives an export `LAST_EXPORT_S`."""
+        """Keep the steps, and answer: training or the recorder has ended. ``wait`` gives an export `LAST_EXPORT_S`."""
         try:
             if self._capture is not None:
                 self._finish_early(self._capture, "training ended")
@@ -286,7 +284,7 @@ class CaptureExecutor:
         self._requests.close()
 
     def abandon(self) -> None:
-        """This is a forked child: capture and mailbox are its parent's."""
+        """Become inert in a forked child: capture and mailbox are its parent's."""
         self._capture = None
         self._state = "idle"
         self._guard.release(self._yield_to_job)
@@ -310,7 +308,7 @@ class CaptureExecutor:
             # Importing torch would take seconds.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
-            # (the link beside the ring alone: the disk that it leads to may not answer)
+            # (check only the link beside the ring: the disk behind it may not answer)
             if not self._named and not os.path.lexists(self._spool):
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
         return "cancelled" if self._requests.cancelled else None if stacks else self._guard.busy()
@@ -340,9 +338,9 @@ class CaptureExecutor:
         self._arm(capture, number)
 
     def _arm(self, capture: _Capture, number: int) -> None:
-        """Prepare the profiler when its step is near, and start it when it is warm."""
+        """Prepare the profiler when its step is near, and start it once it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
-            # This one step is recorded, to know what it takes; the capture begins after it.
+            # Record this one step, to learn its cost; the capture begins after it.
             make = partial(TorchSession, self._subject, capture.request.options, self._guard)
             capture.probe = Probe(make, self._spool, capture.request.capture_id)
             capture.probe.start(number)
@@ -366,7 +364,7 @@ class CaptureExecutor:
         capture.probe = None
 
     def _continue(self, capture: _Capture, number: int) -> None:
-        if capture.probe is not None:  # (its step's end was interrupted)
+        if capture.probe is not None:  # (the end of its step was interrupted)
             self._end_probe(capture, capture.probe)
         if self._requests.cancelled:
             self._fail("cancelled")
@@ -393,7 +391,7 @@ class CaptureExecutor:
         if isinstance(capture.session, TorchSession | SampledSession):
             self._export = start_thread("export", self._export_all, capture, capture.session, detail)
         else:
-            # What was recorded is elsewhere.
+            # The recording is outside the trainer.
             self._ended(capture, "stored", detail)
 
     def _export_all(self, capture: _Capture, session: TorchSession | SampledSession, detail: str) -> None:
@@ -433,12 +431,12 @@ class CaptureExecutor:
         self._answer(CaptureResult(capture_id, self._subject.rank, "refused", reason, code=code))
 
     def _ended(self, capture: _Capture, state: CaptureState, detail: str, size_bytes: int = 0) -> None:
-        """Publish the result of a capture; then the next one may be requested."""
+        """Publish the result of a capture, which makes way for the next request."""
         request, session = capture.request, capture.session
         first, last = (session.first_step, session.last_step) if state == "stored" else (None, None)
         costs = dict(session.timings_s), dict(session.clock)
         self._answer(CaptureResult(request.capture_id, request.rank, state, detail, first, last, size_bytes, *costs))
-        # (last: until then the training thread leaves the mailbox to the exporting one)
+        # (last: until then the training thread leaves the mailbox to the exporting thread)
         self._enter("idle")
 
     def _answer(self, result: CaptureResult) -> None:
@@ -458,49 +456,49 @@ def _reason(error: Exception) -> str:
 
 
 class Answering:
-    """The pipe of one rank, and the thread that sleeps on it.
+    """Answers requests for the stacks of this process: one rank's pipe, and the thread that sleeps on it.
 
     Raises:
-        OSError: there can be no pipe.
+        OSError: the pipe cannot be created.
     """
 
     def __init__(self, directory: Path, info: RingInfo) -> None:
         self._pid = info.pid
-        self._asks, self._answer = (directory / info.file_name(kind) for kind in (ASKS, ANSWER))
-        self._asks.unlink(missing_ok=True)
-        os.mkfifo(self._asks, 0o600)
-        # For both: it is never at its end, however many come and go.
-        self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
+        self._requests, self._answer = (directory / info.file_name(kind) for kind in (STACK_REQUESTS, STACK_ANSWER))
+        self._requests.unlink(missing_ok=True)
+        os.mkfifo(self._requests, 0o600)
+        # For reading and writing, so that it never reaches its end when clients close it.
+        self._descriptor = os.open(self._requests, os.O_RDWR | os.O_CLOEXEC)
         permit(self._descriptor)
         start_thread("answers", self._run)
 
     def close(self) -> None:
-        for path in (self._asks, self._answer):
+        for path in (self._requests, self._answer):
             path.unlink(missing_ok=True)
-        # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)
-        room = select.poll()  # (select() takes no descriptor over 1,023, of which a trainer may have as many)
-        room.register(self._descriptor, select.POLLOUT)
-        if room.poll(0):
+        # (the thread closes the pipe: a descriptor closed here may be another file's when the thread reads it)
+        poll = select.poll()  # (select() takes no descriptor over 1,023, and a trainer may have more)
+        poll.register(self._descriptor, select.POLLOUT)
+        if poll.poll(0):
             os.write(self._descriptor, _END)
 
     def abandon(self) -> None:
-        """Let go of the pipe in a forked child: thread and files are its parent's."""
+        """Close the pipe in a forked child: thread and files are its parent's."""
         os.close(self._descriptor)
 
     def _run(self) -> None:
-        # Signals are for the program's threads: one that came here would not interrupt what its main thread waits in.
+        # Leave signals to the program's threads: one handled here would not interrupt the main thread's wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception):
-            while _END not in (word := os.read(self._descriptor, MAX_WORD_BYTES)):
+            while _END not in (token := os.read(self._descriptor, MAX_TOKEN_BYTES)):
                 stacks = _threads(self._pid, leave_out=threading.get_ident())
                 with contextlib.suppress(OSError, ValueError):
-                    text = json.dumps({"asked": word.decode("ascii", "replace").strip(), "threads": stacks})
+                    text = json.dumps({"asked": token.decode("ascii", "replace").strip(), "threads": stacks})
                     write_atomically(self._answer, text, mode=None, synced=False)
         os.close(self._descriptor)
 
 
 def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
-    known = {one.ident: one for one in threading.enumerate()}
+    known = {thread.ident: thread for thread in threading.enumerate()}
     return [
         {
             "pid": pid,
@@ -508,8 +506,8 @@ def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
             "thread_name": getattr(known.get(ident), "name", None),
             "os_thread_id": getattr(known.get(ident), "native_id", None),
             "frames": [
-                {"name": one.f_code.co_name, "filename": one.f_code.co_filename, "line": line}
-                for one, line in islice(walk_stack(frame), MAX_FRAMES)
+                {"name": caller.f_code.co_name, "filename": caller.f_code.co_filename, "line": line}
+                for caller, line in islice(walk_stack(frame), MAX_FRAMES)
             ],
         }
         for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]

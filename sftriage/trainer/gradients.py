@@ -1,11 +1,11 @@
-"""The moment the last gradient is ready on this rank: what splits a sync stage into a local part and one that waits.
+"""Records the moment the last gradient is ready on this rank, which splits a sync stage into own work and waiting.
 
-Inside DDP's backward the ranks tie: if one is slow, all take as long. But a rank's last gradient is ready before the
-rank waits for others, and a hook on its parameter sees that moment, before DDP's hook starts the bucket's all-reduce.
-A step may visit the sync stage several times, for micro-batches or models; each visit has its moment.
+`Monitor.watch` calls it. Inside DDP's backward the ranks tie: one slow rank makes all slow. But a rank's last gradient
+is ready before the rank waits for others, and a hook on its parameter notes that moment before DDP's hook starts the
+bucket's all-reduce. A step may visit the sync stage several times, for micro-batches or models; each has its moment.
 
-For a few steps all parameters have a hook, afterwards only those that came last. A step that ends otherwise has no
-ready moment, for it might be wrong; then all parameters get hooks again, within a budget.
+For a few steps all parameters have a hook, afterwards only those whose gradients came last. A step that ends with
+others has no ready moment, which might be wrong; then all parameters get hooks again, within a budget.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from sftriage.trainer.recording import Recording
 from sftriage.trainer.seams import models
 
 LastGradients = tuple[int, ...]
-"""Of one visit to the sync stage, the ids of the parameters whose gradients came last, up to `KEPT`, in order."""
+"""The ids of the parameters whose gradients came last in one visit to the sync stage, up to `KEPT`, in order."""
 
 KEPT = 4
-"""Hooks that stay on for each visit: a weight and a bias of two layers. One would do as long as nothing changes; the
-others show at once that the last gradient stayed away, or that another has come after it."""
+"""Hooks that stay on for each visit: a weight and a bias of two layers. The last alone would do as long as nothing
+changes; the others show at once that it is missing, or that another gradient came after it."""
 
 NO_GRADIENT: LastGradients = (0,)
-"""A visit without a gradient, before the first that has any: no object has the id 0."""
+"""A visit without a gradient, before the first with any: no object has the id 0."""
 
 LEARNING_STEPS = 4
-"""Steps in a row with all hooks on that have to bring nothing new: some jobs alternate between two losses."""
+"""Steps in a row with all hooks on that must show no new ending: some jobs alternate between two losses."""
 
 MAX_ENDINGS = 8
-"""Endings known at a time, for models that are not the same in each step; the oldest go first."""
+"""Maximum endings remembered, for models that differ from step to step; the oldest go first."""
 
 STEPS_A_LOOK = 40
-"""One step in so many may have all hooks on, in the long run: that costs about 4 us a parameter."""
+"""In the long run, one step in 40 may have all hooks on: they cost about 4 us a parameter."""
 
 MAX_LOOKS = 16
-"""Steps with all hooks on that may be saved up, and are there at the start."""
+"""Maximum of saved-up steps with all hooks on; the budget at the start."""
 
 AUDIT_STEPS = 512
-"""Steps after which all hooks go on for one step, to see what nothing else shows."""
+"""Steps after which all hooks go on for one step, to find changes that nothing else shows."""
 
 FROZEN_A_STEP = 4
-"""Frozen parameters that are looked at after a step, in turn."""
+"""Frozen parameters checked after each step, in turn."""
 
 _SHARDED = (
     "watch() has no effect under FSDP or with DTensor parameters: gradients are accumulated there only after an"
@@ -54,13 +54,13 @@ _SHARDED = (
 
 
 class GradientOrder:
-    """With which gradients a model's steps end, and when to look at all of them again. No torch, no clock."""
+    """Learns which gradients come last, and decides when to hook all parameters again. No torch, no clock."""
 
     def __init__(self) -> None:
-        self.learning = True  # every parameter is to have a hook; otherwise those of ``kept``
-        # The last parameter of the last visit, and those of the visits before: all that had hooks in the end.
+        self.learning = True  # hook every parameter; otherwise those of ``kept``
+        # By ending, the last parameter of the last visit and those of the visits before: the parameters to hook.
         self._endings: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
-        self.finals: frozenset[int] = frozenset()  # those of which one came last in each visit of a step
+        self.finals: frozenset[int] = frozenset()  # the parameters that came last in a visit
         self._left = LEARNING_STEPS
         self._since = 0
         self._budget = MAX_LOOKS * STEPS_A_LOOK
@@ -71,9 +71,9 @@ class GradientOrder:
         return frozenset[int]().union(*self._endings.values())
 
     def take(self, visits: list[LastGradients], thawed: bool) -> bool:
-        """Take in one step, and say whether the last gradient of each of its visits is known for the last.
+        """Learn from a step; return whether the last gradient of each of its visits is known to be the last.
 
-        No visit is empty. ``thawed`` says that a parameter which has had no hook so far now requires a gradient.
+        No visit is empty. ``thawed``: a parameter that has had no hook so far now requires a gradient.
         """
         ending = (visits[-1][-1], frozenset([visit[-1] for visit in visits[:-1]])) if visits else None
         known = ending in self._endings and not thawed
@@ -102,11 +102,11 @@ class GradientOrder:
 class GradientWatch:
     """The hooks on one model's parameters, and the ready moment of each step.
 
-    It holds neither the model nor a parameter, and no weak reference to one: ``torch.utils.swap_tensors`` refuses a
-    tensor that has any. The recording needs a sync stage, the model ``parameters()``.
+    It holds neither the model nor a parameter, and no weak reference to a parameter: ``torch.utils.swap_tensors``
+    refuses a tensor that has any. The recording needs a sync stage, the model ``parameters()``.
 
     Raises:
-        Exception: whatever the model's own ``parameters()`` raises.
+        Exception: as the model's own ``parameters()`` does.
     """
 
     def __init__(self, recording: Recording, model: Any) -> None:
@@ -122,7 +122,7 @@ class GradientWatch:
         self._notes: list[Any] = []
         self._ready = recording.form.ready(self._stage, recording, self._order, self._notes)
         self._error: Exception | None = None
-        self.due = False  # `settle` is wanted after this step
+        self.due = False  # call `settle` after this step
         try:
             self._hook_all(model)
         except BaseException:
@@ -130,13 +130,13 @@ class GradientWatch:
             raise
 
     def collect(self, incomplete: bool) -> dict[int, int]:
-        """The ready moments of the step that ends, by visit; none if they might be wrong.
+        """The ready moments of the ending step, by visit; none if they might be wrong.
 
-        Called by the step's thread before the step is published. An ``incomplete`` step teaches nothing.
+        The step's thread calls it before it publishes the step. An ``incomplete`` step teaches nothing.
         """
-        # When the last gradient of a visit was ready, and which came last, by how often the stage had been entered.
+        # By visit, counted by entries into the stage: when its last gradient was ready, and which came last.
         noted: dict[int, tuple[int, LastGradients]] = {}
-        n_notes = len(self._notes)  # (a hook that is late may be adding to them)
+        n_notes = len(self._notes)  # (a late hook may be adding notes)
         for note in self._notes[:n_notes]:
             if isinstance(note, Exception):
                 self._error, self.due = note, True
@@ -145,7 +145,7 @@ class GradientWatch:
             noted[entered] = ready_ns, (*noted.get(entered, (0, ()))[1][1 - KEPT :], parameter)
         del self._notes[:n_notes]
         before, self._entered_before = self._entered_before, self._stage.entered
-        # A step without backward, such as an evaluation, is no surprise.
+        # A step without backward, such as an evaluation, changes nothing.
         if incomplete or self._stage.entered == before:
             return {}
         visits = sorted((entered, *last) for entered, last in noted.items() if entered > before)
@@ -158,15 +158,15 @@ class GradientWatch:
         if order.learning != learning or thawed:
             self.due = True
         ready = {entered: ready_ns for entered, ready_ns, _ in visits}
-        # (a module that lacks an attribute raises, in every step)
-        its = getattr(self._model(), "__dict__", {})
-        if visits and not its.get("require_backward_grad_sync", True):
-            # Under no_sync() of DDP it has not waited, whatever came last.
+        # (reading a missing attribute of a module would raise in every step)
+        attributes = getattr(self._model(), "__dict__", {})
+        if visits and not attributes.get("require_backward_grad_sync", True):
+            # Under DDP's no_sync() the rank has not waited, whichever gradient came last.
             return ready | {visits[-1][0]: monotonic_ns()}
         return ready if known else {}
 
     def settle(self) -> None:
-        """Add or remove hooks as needed. Called by the step's thread between two steps."""
+        """Add or remove hooks as needed. The step's thread calls it between two steps."""
         self.due = False
         try:
             if self._error is not None:
@@ -190,7 +190,7 @@ class GradientWatch:
 
     def _hook_all(self, model: Any) -> None:
         for parameter in model.parameters():
-            # A hook that is on one that is frozen just now stays there: no new one could be put on.
+            # A hook on a parameter that is frozen now stays on: torch would accept no new one.
             if parameter.requires_grad and parameter.is_leaf:
                 key = id(parameter)
                 if key in self._handles:
@@ -211,23 +211,23 @@ class GradientWatch:
         for key in [key for key in self._handles if key not in kept]:
             self._handles.pop(key).remove()
         if not kept:
-            self._recording.say_once(
+            self._recording.warn_once(
                 f"watch() saw no gradient become ready in the sync stage {self._name!r}:"
                 " is backward() called there, and on this model?"
             )
 
     def _thawed(self) -> bool:
-        some = islice(self._frozen, FROZEN_A_STEP)
-        return any(getattr(getattr(module(), name, None), "requires_grad", False) for module, name in some)
+        frozen = islice(self._frozen, FROZEN_A_STEP)
+        return any(getattr(getattr(module(), name, None), "requires_grad", False) for module, name in frozen)
 
     def _stop(self, why: str) -> None:
-        self._recording.say_once(why)
+        self._recording.warn_once(why)
         self._recording.set_watch(None)
         self.close()
 
 
 def watch_model(recording: Recording, model: Any) -> None:
-    """Watch a model's gradients instead of those watched before. Never raises."""
+    """Watch a model's gradients instead of those of an earlier model. Never raises."""
     if recording.off:
         return
     watched = recording.watch
@@ -240,8 +240,8 @@ def watch_model(recording: Recording, model: Any) -> None:
         elif not recording.info.schema.sync:
             recording.misused("watch() needs a sync stage, and none was declared")
         elif models.shards(model):
-            recording.say_once(_SHARDED)
+            recording.warn_once(_SHARDED)
         else:
             recording.set_watch(GradientWatch(recording, model))
     except Exception as error:
-        recording.say_once(f"watch() cannot watch this model: {error!r}")
+        recording.warn_once(f"watch() cannot watch this model: {error!r}")

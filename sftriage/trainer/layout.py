@@ -1,4 +1,6 @@
-"""A rank's files: their header, the byte layout of its ring of moments, and how they are made, locked and swept.
+"""Defines a rank's files: the header, the byte layout of the ring of moments, and how to create, lock and sweep them.
+
+The recorder in the trainer writes them; agents and readers import the layout.
 
 Numbers are 64-bit words in native byte order unless it says otherwise. Every file starts with a header::
 
@@ -7,67 +9,67 @@ Numbers are 64-bit words in native byte order unless it says otherwise. Every fi
     12    4   format version
     16    4   length of the document in bytes
     20    4   CRC-32 of the document
-    24    n   document: UTF-8 JSON of everything that never changes (who writes, the stages, how much room there is)
-    3584  -   live words; each kind of file says what its own words mean
-    4096      what the file holds
+    24    n   document: UTF-8 JSON of everything that never changes (the writer, its stages, the size of the log)
+    3584  -   live words, by kind of file
+    4096      the file's contents
 
-A ring (``rank-<rank>.<attempt>.ring``) is written by the trainer and read by anybody who may::
+The trainer writes a ring (``rank-<rank>.<attempt>.ring``), and any process with permission reads it::
 
     header    live words, below
-    4096      additions: UTF-8 JSON, a line each, for what was not known at the start: {"stage": NAME, "sync": true or
+    4096      additions: UTF-8 JSON lines for facts that were unknown at the start: {"stage": NAME, "sync": true or
               false} is the next stage, {"cohort": TEXT} the cohort
     8192      log: ``log_words`` words, in blocks of 512. The n-th word, from 0, is in word n % log_words
 
-    live word 0  claimed     words before this one may have been written, or are being written just now
+    live word 0  claimed     words before this one may have been written, or are being written now
               1  opened      words before this one have been written, or are zero
-              2  misuse      calls the writer could make no sense of
-              3  closed      1 once the writer has taken its leave
-              4  on_device   1 once the trainer uses a device that its host does not wait for (CUDA); 2 where no
-                             device times come, or none any more
+              2  misuse      wrong calls of the writer
+              3  closed      1 once the writer has ended
+              4  on_device   1 once the trainer uses a device that its host does not wait for (CUDA); 2 without device
+                             times, or once they have ended
               5  additions   bytes of the additions; stored after them
-              8  doorbell    written by whoever has put something into the rank's mailbox
+              8  doorbell    written by a client that has put something into the rank's mailbox
 
 The first word of each block is BLOCK, with the number of steps that had ended before it: an index of steps. Every other
 word of the log is a moment: a code of 8 bits, and below it a value of 56. Of the codes up to 127, and BEGIN to NOTED,
-the value is a time: nanoseconds since the document's ``started_mono_ns``, monotonic clock, never before the last such
-time. Of the others it is what the table says::
+the value is a time: nanoseconds since the document's ``started_mono_ns``, monotonic clock, never before the last time.
+The other values are::
 
-    2 s, 2 s + 1       stage s, counted from 1, is entered, is left; the last one, ``other``, is always number 63
+    2 s, 2 s + 1       stage s, counted from 1, is entered, is left; the last, ``other``, is always number 63
     128 + s            on the device: stage s runs from here on, in nanoseconds since the step began there
     192  BEGIN         a step begins
     193  END           it ends
-    194  LEFT          it ends, left half-way
+    194  LEFT          it ends incomplete
     195  NOTED         closes values that were noted inside a step
     199  BLOCK         begins a block
     200  NUMBER        the job's own number of the step that begins next
-    201  KIND          what sort of step it is: UTF-8, 7 bytes each in 201, 202 and 203, the first ones lowest
-    204  WORK          how much of it: tokens or samples, as the job counts them. The last one counts
+    201  KIND          the step's kind: UTF-8, 7 bytes each in 201, 202 and 203, the first ones lowest
+    204  WORK          the step's work: tokens or samples, as the job counts them. The last value counts
     205  READY         (a time) the last gradient of a visit to the split sync stage was ready
     206  CAPTURING     a heavy profiler touches the step
     208  DEVICE_STEP   device times follow, of this step, counted as the index counts
-    209  DEVICE_NUMBER   the job's own number of it
-    210  DEVICE_START    (a time) when the host began it
-    211  DEVICE_FLAGS    1 where a heavy profiler touched it
-    212  DEVICE_BETWEEN  nanoseconds from the end of the step before, on the device; 0 where that is not known
-    213  DEVICE_READY    the last gradient was ready there: nanoseconds since the step began there
-    214  DEVICE_END      they are complete: nanoseconds since the step began there
+    209  DEVICE_NUMBER   the job's own number of the step
+    210  DEVICE_START    (a time) when the host began the step
+    211  DEVICE_FLAGS    1 if a heavy profiler touched the step
+    212  DEVICE_BETWEEN  nanoseconds from the end of the step before, on the device; 0 if unknown
+    213  DEVICE_READY    the last gradient was ready on the device: nanoseconds since the step began there
+    214  DEVICE_END      the device times are complete: nanoseconds since the step began there
 
 A step is its BEGIN, at the first level the stages that are entered and left in it, and its END or LEFT. Between the end
-of one and the BEGIN of the next lie values of the next one, and device times of earlier ones; after the last one, those
-that were still to come.
+of one step and the BEGIN of the next lie values of the next step, and device times of earlier steps; after the last
+step, the remaining device times.
 
 To read on from the n-th word: load ``claimed`` and ``opened``; copy the words from n on, up to ``opened``; load
-``claimed`` again. What is before ``claimed - log_words`` has been overwritten, or may have been: begin again with the
-first block that has not, after the first step that ends in it. The first word that is zero is yet to be written; all
-before it are whole, in whatever order the machine makes stores visible. A step is there once its END is.
+``claimed`` again. Words before ``claimed - log_words`` may have been overwritten: begin again with the first block
+after them, after the first step that ends in it. The first word that is zero is not written yet; all before it are
+whole, in whatever order the machine makes stores visible. A step is complete once its END is there.
 
-Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
-so that the next store to it, a plain assignment in the training loop, waits for the disk. Readers use ``pread`` and
-never map a file: a truncated map ends in SIGBUS, a read in a short answer.
+Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it writes it back, so
+the next store to it, a plain assignment in the training loop, waits for the disk. Readers use ``pread`` and never map a
+file: a truncated map ends in SIGBUS, a read in a short result.
 
 A writer holds a POSIX record lock on its ring. Such a lock is visible from another PID namespace, forked children do
-not inherit it, and it goes with the process. But it also goes when the process closes *any* descriptor of the file, so
-that a reader in the writer's own process gives the lock back.
+not inherit it, and it ends with the process. But it also ends when the process closes *any* descriptor of the file, so
+a reader in the writer's own process takes the lock again.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ if TYPE_CHECKING:
 HEADER_BYTES = 4096
 WORD_BYTES = 8
 LIVE_AT = 3584
-"""Byte offset of the live words: on cache lines of their own, away from what is only ever read."""
+"""Byte offset of the live words: on cache lines of their own, away from words that are only read."""
 
 ADDITIONS_AT = HEADER_BYTES
 ADDITIONS_BYTES = 4096
@@ -110,11 +112,11 @@ CLAIMED, OPENED, MISUSE, CLOSED, ON_DEVICE, ADDITIONS = range(6)
 DOORBELL = 8
 """Live words of a ring of moments."""
 TIMED, UNTIMED = 1, 2
-"""Of a rank that is on a device: its times there come, or do not."""
+"""Values of ON_DEVICE: the rank has device times, or none."""
 
 CODE_AT = 56
 BLOCK_WORDS = 512
-"""What the writer claims at a time: a page. A steady step touches no other one of the log."""
+"""Words that the writer claims at a time: a page. A steady step touches no other page of the log."""
 
 OTHER_STAGE = 63
 ON_STREAM = 128
@@ -136,20 +138,20 @@ DEVICE_LOG_MAGIC = b"SFTDEVST"
 MAX_SLOTS = 1 << 20
 MAX_TEXT_BYTES = 255
 MAX_RANKS = 1 << 17
-"""No job has more: of each rank a window holds some kilobytes."""
+"""Maximum ranks of a job: a window holds some kilobytes of each rank."""
 MAX_COUNT = 1 << 62
 """No process counts this far: a greater number in a file is damage, not data."""
 
 WORDS_A_STEP = 16
-"""Words of the log for each step that the ring is to hold: one of five stages has 13."""
+"""Words of the log for each step of the ring: a step of five stages has 13."""
 
 KEPT_RINGS = 8
-"""Dead attempts whose rings are left: an agent that comes late may still want their last steps."""
+"""Dead attempts whose rings are kept: a late agent may still read their last steps."""
 
 _NAME = re.compile(r"rank-(\d+)\.(\d+)\.ring")
 
 STALE_PARTIAL_S = 60.0
-"""Age from which a file that never got its name is one whose maker was killed."""
+"""Age from which a partial file belongs to a process that was killed."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
@@ -173,15 +175,15 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RingInfo:
-    """Who writes a ring, and which stages a step has.
+    """The writer of a ring, and the stages of its steps.
 
     ``started_mono_ns`` and ``started_wall_ns`` were read together: they place the host's monotonic clock in wall time.
     ``pid_start_ticks`` is when the kernel started ``pid`` (clock ticks since boot), so that a reused pid is not
-    mistaken for the writer. ``writer`` says which form of the recorder writes ("C", "Python"), and ``locked`` that it
-    holds a lock on the ring for as long as it lives.
+    mistaken for the writer. ``writer`` is the form of the recorder ("C", "Python"); ``locked``: it holds a lock on the
+    ring for as long as it lives.
 
     Raises:
-        RingError: numbers that cannot be, or a text that is too long.
+        RingError: invalid numbers, or a text that is too long.
     """
 
     rank: int
@@ -218,20 +220,20 @@ class RingInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file's header says: who writes it, and how many words the log of a ring has (0 in other files)."""
+    """A file's decoded header: its writer, and the words in the log of a ring (0 in other files)."""
 
     info: RingInfo
     log_words: int = 0
 
 
 def bounded_text(text: str) -> str:
-    """A text as a header may hold it: printable, and cut to `MAX_TEXT_BYTES` bytes of UTF-8."""
+    """A text fit for a header: printable, and cut to `MAX_TEXT_BYTES` bytes of UTF-8."""
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return printable.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
 
 
 def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
-    """A whole header with its live words at zero."""
+    """A whole header, with live words of zero."""
     document = {name: getattr(info, name) for name in _FIELDS} | {
         "stages": info.schema.stages,
         "sync": [info.schema.stages.index(name) for name in info.schema.sync],
@@ -239,7 +241,7 @@ def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
     }
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     head = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, _VERSION, len(body), crc32(body)) + body
-    # 32 stage names of 31 bytes and three bounded texts fit with room to spare; a format that grows must not overlap.
+    # 32 stage names of 31 bytes and three bounded texts fit easily; a format that grows must not overlap.
     if len(head) > LIVE_AT:
         raise RingError(f"the header's document of {len(body)} bytes does not fit")
     return head.ljust(HEADER_BYTES, b"\0")
@@ -247,7 +249,7 @@ def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
 
 @lru_cache(maxsize=64)
 def kind_words(kind: str) -> tuple[tuple[int, int], ...]:
-    """The codes and values that say a step's kind; none where it is not printable, or too long."""
+    """The codes and values of a step's kind; none if it is not printable, or too long."""
     encoded = kind.encode("utf-8", "replace")
     if not kind.isprintable() or len(encoded) > MAX_KIND_BYTES:
         return ()
@@ -256,10 +258,10 @@ def kind_words(kind: str) -> tuple[tuple[int, int], ...]:
 
 
 def with_additions(info: RingInfo, additions: bytes) -> RingInfo:
-    """An info with what was added to its ring later on.
+    """The info with the later additions to its ring.
 
     Raises:
-        RingError: the additions make no sense.
+        RingError: the additions are invalid.
     """
     try:
         for line in additions.splitlines():
@@ -315,23 +317,23 @@ _NUMBERS = tuple(name for name in _FIELDS if name not in ("job", "host", "cohort
 def create_whole(
     path: Path, size_bytes: int, header: Callable[[bool], bytes], *, clobber: bool = False, lock: bool = False
 ) -> int:
-    """Create a file of a fixed size that appears under its name fully formed; its descriptor, open for both.
+    """Create a file of a fixed size, which appears under its name fully formed; returns its descriptor, read and write.
 
-    ``header`` makes its beginning, given whether it is locked: with ``lock``, where the file system has locks. With
-    ``clobber`` it replaces a file of that name.
+    ``header`` makes the first bytes; its argument says whether the file is locked: with ``lock``, if the file system
+    has locks. With ``clobber`` it replaces a file of that name.
 
     Raises:
         FileExistsError: there is a file of that name already.
-        OSError: the directory is missing or full, or may not be written; or the mode or group cannot be set.
+        OSError: the directory is missing, full or not writable; or the mode or group cannot be set.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     descriptor = create(partial)
     try:
-        # Every block now: a store to a hole of a full file system would be a SIGBUS in somebody's training.
+        # Allocate every block now: a store to a hole of a full file system would be a SIGBUS in training.
         os.posix_fallocate(descriptor, 0, size_bytes)
         os.pwrite(descriptor, header(lock and _lock(descriptor)), 0)
-        # link() refuses where the name is taken, rename() does not.
+        # link() refuses a name that is taken, rename() does not.
         if clobber:
             partial.rename(path)
         else:
@@ -355,7 +357,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def close(descriptor: int) -> None:
-    """Close a file, with its lock if this descriptor holds one, and without the lock of another one of the process."""
+    """Close a file. Only its own lock ends with it, and not one that another descriptor of this process holds."""
     inode = _inode(descriptor)
     holder = _locked.get(inode)
     os.close(descriptor)
@@ -372,10 +374,10 @@ def _inode(descriptor: int) -> tuple[int, int]:
 
 
 class OpenFile:
-    """A file that is kept open until `close`, or the end of a ``with`` block.
+    """A file that stays open until `close`, or the end of a ``with`` block.
 
     Raises:
-        RingError: it cannot be opened, or is no regular file; of every method: the file system answered with an error.
+        RingError: it cannot be opened, or is not a regular file; of every method: the file system reports an error.
     """
 
     def __init__(self, path: Path | str, flags: int) -> None:
@@ -395,7 +397,7 @@ class OpenFile:
         self.close()
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
-        """Read up to so many bytes; fewer only where the file ends."""
+        """Read ``size_bytes``; fewer only at the end of the file."""
         parts = []
         try:
             while size_bytes and (part := os.pread(self._descriptor, size_bytes, offset)):
@@ -415,14 +417,14 @@ class OpenFile:
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 
     def checked_header(self, magic: bytes) -> Header:
-        """What its header says, which has to be that of a file of this kind."""
+        """The decoded header; RingError if the file is of another kind."""
         return decode_header(magic, self.read_at(HEADER_BYTES, 0), str(self.path))
 
     def length_bytes(self) -> int:
         return os.fstat(self._descriptor).st_size
 
     def is_writer_alive(self, info: RingInfo) -> bool | None:
-        """Whether the process that writes this ring is alive; None where that cannot be known."""
+        """Whether the process that writes this ring is alive; None if unknown."""
         if not info.locked:
             return Process(info.pid, info.pid_start_ticks).alive
         if _inode(self._descriptor) in _locked:
@@ -435,11 +437,11 @@ class OpenFile:
 
 
 class RingFile:
-    """The file of one rank's ring, whose `info` says whether it could be locked.
+    """The file of one rank's ring; its `info` says whether it is locked.
 
     Raises:
         FileExistsError: there is a ring for this rank and attempt already.
-        OSError: the directory is missing or full, or may not be written.
+        OSError: the directory is missing, full or not writable.
     """
 
     def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
@@ -470,7 +472,7 @@ class RingFile:
         log.set_live(ADDITIONS, self._written_bytes)
 
     def close(self) -> None:
-        """Let go of the file, and of its lock. A second call does nothing."""
+        """Close the file, which ends its lock. A second call does nothing."""
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             close(descriptor)
@@ -481,7 +483,7 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
 
     Raises:
         RingError: a running monitor holds this rank.
-        OSError: the directory is missing or full, or may not be written.
+        OSError: the directory is missing, full or not writable.
     """
     attempt = max(info.attempt, _newest(directory, info))
     while True:
@@ -499,21 +501,21 @@ def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
 
 
 def _newest(directory: Path, mine: RingInfo) -> int:
-    """The attempt of other ranks' rings that is under way; when all of its writers have ended, the next one."""
+    """The newest attempt of other ranks' rings, or the next one if all of its writers have ended."""
     others = [(attempt, path) for rank, attempt, path in _numbered(directory) if rank != mine.rank]
     newest = max((attempt for attempt, _ in others), default=0)
-    # (one that this very process has closed belongs to the attempt that goes on)
+    # (a ring that this process has closed belongs to the attempt that goes on)
     writers = [_writer(path) for attempt, path in others if attempt == newest]
     return newest + (bool(writers) and all(pid != mine.pid and lives is False for pid, lives in writers))
 
 
 def _writer(path: Path) -> tuple[int | None, bool | None]:
-    """The pid of a ring's writer, and whether it still writes; None, None if the file is no ring."""
+    """The pid of a ring's writer, and whether it still writes; None, None if the file is not a ring."""
     try:
         with OpenFile(path, os.O_RDONLY) as ring:
             header, closed = ring.checked_header(RING_MAGIC), b""
             if not header.info.locked:
-                # A lock goes when the ring is closed; without one the process may well live on.
+                # A lock ends when the ring is closed; without locks, the process may live on.
                 closed = ring.read_at(WORD_BYTES, LIVE_AT + CLOSED * WORD_BYTES)
             return header.info.pid, bool(ring.is_writer_alive(header.info)) and not any(closed)
     except RingError:
@@ -521,7 +523,7 @@ def _writer(path: Path) -> tuple[int | None, bool | None]:
 
 
 def find_rings(directory: Path | str) -> tuple[Path, ...]:
-    """The rings in a directory, by rank and then attempt. Other files are passed over."""
+    """The rings in a directory, by rank and then attempt."""
     return tuple(path for _, _, path in _numbered(directory))
 
 

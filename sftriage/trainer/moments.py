@@ -1,10 +1,10 @@
-"""Writing moments: when, and which. What a boundary costs is what this module does; the reader does the arithmetic.
+"""Writes moments, each a time and a code, into a rank's ring. `recording` calls it; the reader does the arithmetic.
 
-Two forms write the same bytes (see `layout`) behind the same types: ``_moments`` in C, which a job should have, and a
-plain one below for where C could not be built or loaded. `FORM` says which is in use. In C a steady step touches one
-page of the log and the header's, and makes no system call.
+Two forms write the same bytes (see `layout`) behind the same types: ``_moments`` in C, and the plain one below for
+machines without the binary. `FORM` is the form in use. In C a steady step touches one page of the log and the header's,
+and makes no system call.
 
-The clock is CLOCK_MONOTONIC: one for all processes of a host, and read without a system call.
+The clock is CLOCK_MONOTONIC: all processes of a host share it, and reading it takes no system call.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _LIVE, _LOG = layout.LIVE_AT // WORD_BYTES, layout.LOG_AT // WORD_BYTES
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
 
 _CLOSED = (AttributeError, ValueError)
-"""What a closed log raises, where another thread may close it between two operations."""
+"""What a closed log raises: another thread may close it between two operations."""
 
 NEVER = -1
-"""No doorbell has this count: the next step calls the recording in any case."""
+"""No doorbell has this count, so the next step calls the recording."""
 
 FORM_ENV = "SFTRIAGE_RECORDER"
-"""``python`` takes the form in Python though the one in C is there."""
+"""``python`` selects the form in Python even if the form in C is there."""
 
 
 class Log:
-    """The mapped log of one rank, in a file that has its header, with room for ``log_words`` words.
+    """The mapped log of one rank, of ``log_words`` words, in a file that has its header.
 
-    As a context manager it is the next step. Its times are since ``base_ns``. Whenever something is unusual it calls
-    ``begin``, ``end`` and ``stray`` of the ``recording``, which raise nothing into training. Tests give a ``clock``.
+    As a context manager it is the next step. Its times are since ``base_ns``. In unusual cases it calls ``begin``,
+    ``end`` and ``stray`` of the ``recording``, which raise nothing into training. Tests pass a ``clock``.
 
     Attributes:
         owner: the thread whose step is open, or 0.
-        number: of the step that is open, or of the last one; -1 before the first.
+        number: the number of the open or last step; -1 before the first.
         published: steps that have ended.
         seen: the doorbell at the last call of ``recording.begin``, or `NEVER`.
         ends_slowly: whether the recording ends the steps.
@@ -58,11 +58,11 @@ class Log:
     def __init__(
         self, descriptor: int, log_words: int, base_ns: int, recording: Any, clock: Callable[[], int] | None = None
     ) -> None:
-        # Every page now: no step pays for one that it is the first to touch.
+        # Map every page now, so that no step pays for being the first to touch one.
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         self._map = mmap.mmap(descriptor, layout.LOG_AT + log_words * WORD_BYTES, flags)
         self._words = memoryview(self._map).cast("Q")
-        # Of all words ever written: the next one, and the end of its block.
+        # The next word, counted from the first ever written, and the end of its block.
         self._next, self._opened, self._log_words = 0, 0, log_words
         self._recording, self.clock, self._base_ns = recording, clock or monotonic_ns, base_ns
         self.owner = self.published = 0
@@ -118,7 +118,7 @@ class Log:
         if self._next == self._opened:
             first = _LOG + self._opened % self._log_words
             self._opened += BLOCK_WORDS
-            # Claimed first, overwritten then.
+            # Claim before overwriting.
             self._words[_LIVE + layout.CLAIMED] = self._opened
             self._words[first + 1 : first + BLOCK_WORDS] = _ZEROS
             self._words[first] = (layout.BLOCK << CODE_AT) + self.published
@@ -147,7 +147,7 @@ class Log:
 
 
 class Stage:
-    """One stage, as a context manager: one for the life of its log. It counts how often it was entered and left."""
+    """One stage of a log, as a context manager. It counts how often it was entered and left."""
 
     def __init__(self, log: Log, number: int) -> None:
         self._log, self._entering = log, 2 * number
@@ -167,9 +167,9 @@ class Stage:
 class Ready:
     """A hook on parameters that notes when each gradient was ready, in a visit to this stage.
 
-    On CUDA autograd calls it in a thread of autograd while the step's thread is inside ``backward()``, so it only adds
-    to the ``notes``: (visit, when, id of the parameter), or an exception. Signal handlers mostly run where it begins;
-    its frame is removed from what they raise where the stage is left.
+    On CUDA a thread of autograd calls it while the step's thread is inside ``backward()``, so it only adds to the
+    ``notes``: (visit, time, id of the parameter), or an exception. Signal handlers mostly run at its beginning; when
+    the stage is left, its frame is removed from the exceptions that they raise.
     """
 
     def __init__(self, stage: Any, recording: Any, order: Any, notes: list[Any]) -> None:
@@ -182,7 +182,7 @@ class Ready:
             if entered == stage.left or recording.off or not recording.log.owner:
                 return
             self._notes.append((entered, recording.log.clock(), id(parameter)))
-            # (one that is not known to come last would leave the step without the moment if it did)
+            # (a parameter that is not known to come last leaves the step without the moment if it does)
             if recording.device is not None and (order.learning or id(parameter) in order.finals):
                 recording.device.gradient(entered)
         except Exception as error:
@@ -193,7 +193,7 @@ class Ready:
 class Form:
     """The types of one of the two forms; ``calls`` has the ``step`` and ``stage`` that a monitor inherits.
 
-    In C alone, ``seam`` makes what `sftriage.trainer.seams` puts around functions of torch after the first steps, and
+    Only in C: ``seam`` makes the wrappers and hooks that `sftriage.trainer.seams` uses after the first steps, and
     ``device`` the device time that the log records by itself.
     """
 
@@ -234,7 +234,7 @@ def _chosen() -> tuple[Form, str]:
     try:
         c = _binary()
         return Form("C", c.Log, c.Span, c.Span, c.Ready, c.Calls, c.Seam, c.Device), ""
-    except (ImportError, AttributeError) as error:  # not there, or left over from another version
+    except (ImportError, AttributeError) as error:  # missing, or built from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return PYTHON, "this Python is free-threaded: the form in C needs the stable ABI, which it lacks"
         return PYTHON, f"the form in C is missing: {error}"

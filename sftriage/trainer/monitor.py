@@ -1,4 +1,4 @@
-"""`Monitor`: what a training script holds.
+"""`Monitor`, which a training script creates to record its steps and stages.
 
 ::
 
@@ -8,8 +8,8 @@
             with monitor.stage("data"): ...
             with monitor.stage("forward"): ...
 
-It records where ``SFTRIAGE_RINGS`` names a directory, and is inert elsewhere. Wrong arguments raise when it is made. A
-full disk or a missing directory is one warning and an inert monitor; nothing is ever raised into training.
+It records if ``SFTRIAGE_RINGS`` names a directory, and is inert otherwise. Its constructor raises on wrong arguments.
+On a full disk or a missing directory it warns once and is inert; no other method ever raises into training.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
 RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
 RUN_ENV = "SFTRIAGE_RUN"
-"""Where trainers on the host that decides find the directory of the run."""
+"""The directory of the run, for trainers on the host of the controller."""
 DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
 JOB_ENV = "SFTRIAGE_JOB"
 HOST_ENV = "SFTRIAGE_HOST"
@@ -53,10 +53,10 @@ COHORT_ENV = "SFTRIAGE_COHORT"
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    # (a batch script has SLURM_NTASKS as well, and is no task)
+    # (a batch script has SLURM_NTASKS as well, but is not a task)
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
-"""Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
+"""Variables for rank, world size and local rank: of Open MPI, other MPIs and SLURM. ``mpirun`` within SLURM wins."""
 
 _NUMBERS = (
     ("rank", "RANK", 0),
@@ -64,36 +64,34 @@ _NUMBERS = (
     ("local_rank", "LOCAL_RANK", 0),
     ("attempt", "TORCHELASTIC_RESTART_COUNT", 0),
 )
-"""The numbers of a `RingInfo`: where torchrun's environment has them, and what they are by default."""
+"""The numbers of a `RingInfo`: their variables in torchrun's environment, and their defaults."""
 
 _ORDINARY = ""
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Monitor(Calls):
-    """Records the stages of every step of one rank, and carries out the captures in its mailbox.
+    """Records the stages of every step of one rank, and carries out the captures requested in its mailbox.
 
     Args:
-        stages: the named stages of a step, in order; ``other`` is added as the last one.
-        sync: those of them that end in a blocking exchange between the ranks; by default ``backward``, where it is one
-            of them.
-        rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
-            it by now, or MPI or SLURM (see `LAUNCHERS`), or 0. ``world_size``, the ranks in the job, and
-            ``local_rank``, this one's on its host, likewise.
+        stages: names of a step's stages, in order; ``other`` is added as the last.
+        sync: the stages that end in a blocking exchange between the ranks; by default ``backward``, if declared.
+        rank: this process's rank; by default ``RANK``, or else that of torch.distributed, if the job has initialised
+            it by now, of MPI or of SLURM (see `LAUNCHERS`), or 0. The same goes for ``world_size``, the ranks in the
+            job, and ``local_rank``, the rank on its host.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
-        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
-            so the node's has to be given.
-        cohort: ranks of one cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all are one.
-        rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
-        spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or what ``spool`` in ``rings`` leads to, which
-            `sftriage agent` makes. Without one captures are refused.
-        slots: steps that the ring holds before the oldest is overwritten.
-        device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
+        host: the host's name; by default ``SFTRIAGE_HOST``, or the kernel's host name, which in a pod is the pod's.
+        cohort: ranks of one cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all ranks.
+        rings: directory of the ring and the mailbox, preferably on tmpfs; by default ``SFTRIAGE_RINGS``.
+        spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or the target of the link ``spool`` in ``rings``,
+            which `sftriage agent` creates. Without a spool, captures are refused.
+        slots: steps that the ring holds before it overwrites the oldest.
+        device_time: also record the GPU's time in each stage once CUDA is in use (see
             `sftriage.trainer.recording.DeviceTime`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
 
     Raises:
-        SchemaError: the stages make no sense.
-        UsageError: another argument makes no sense.
+        SchemaError: the stages are invalid.
+        UsageError: another argument is invalid.
     """
 
     def __init__(
@@ -121,8 +119,8 @@ class Monitor(Calls):
         schema = StageSchema.closed(stages, tuple(sync))
         if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
-        given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
-        info = _identified(schema, os.environ, **given, job=job, host=host, cohort=cohort)
+        numbers = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+        info = _identified(schema, os.environ, **numbers, job=job, host=host, cohort=cohort)
         directory = rings if rings is not None else os.environ.get(RINGS_ENV)
         if device_time is None:
             device_time = os.environ.get(DEVICE_ENV) != "0"
@@ -142,20 +140,20 @@ class Monitor(Calls):
         """One training step, as a context manager.
 
         Args:
-            number: the job's own number of the step, for one resumed from a checkpoint; by default one more than the
-                last, from 0.
-            kind: what sort of step it is, where it is not an ordinary one: ``"checkpoint"``, ``"evaluation"``. Steps of
-                a kind are compared with one another. Printable text of at most 16 bytes.
-            work: how much there is to do in it, in tokens or samples. `note` says either later on.
+            number: the job's own number of the step, as in a job resumed from a checkpoint; by default one more than
+                the last, from 0.
+            kind: the kind of a step that is not ordinary: ``"checkpoint"``, ``"evaluation"``. Only steps of the same
+                kind are compared. Printable text of at most 16 bytes.
+            work: the amount of work in the step, in tokens or samples. `note` sets kind and work later.
         """
         if (number is None and kind is None and work is None) or self._recording is None:
             return self._step
-        # By identity: it costs nothing, and a CUDA tensor given by mistake does not wait for its device.
+        # By identity: it costs nothing, and a CUDA tensor passed by mistake does not wait for its device.
         ordinary = (kind is None or kind is _ORDINARY) and work is None
-        return _GivenStep(self._recording, number, None if ordinary else (kind, work))
+        return _NumberedStep(self._recording, number, None if ordinary else (kind, work))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """One stage of the step that is open, as a context manager. A name that is unknown counts as misuse."""
+        """One stage of the open step, as a context manager. An unknown name counts as misuse."""
         try:
             return self._stages[name]
         except Exception:
@@ -163,15 +161,15 @@ class Monitor(Calls):
                 self._recording.misused("no such stage", name)
             return _NOTHING
 
-    # The form in C, whose own are inherited, calls these where a call is not as usual.
+    # The form in C, whose methods are inherited, calls these for unusual arguments.
     _step_in_python, _stage_in_python = step, stage
     if not TYPE_CHECKING and Calls is not object:
         del step, stage
 
     def note(self, kind: str | None = None, work: int | None = None) -> None:
-        """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
+        """Set kind and work of the open step, which are often known only once the batch is loaded.
 
-        See `step`. The last value counts, for this step only; None leaves the one before.
+        See `step`. The last value counts, for this step only; None leaves the earlier value.
         """
         if self._recording is not None:
             self._recording.note(kind, work)
@@ -179,41 +177,41 @@ class Monitor(Calls):
     def watch(self, model: torch.nn.Module) -> None:
         """Also record when each step's last gradient is ready on this rank, before it waits for any other.
 
-        Inside the backward of DDP the ranks tie: a slow rank makes all of them slow, and durations cannot name it. That
+        Inside DDP's backward the ranks tie: one slow rank makes all of them slow, and durations cannot name it. That
         moment can: it splits ``backward``, or else the first sync stage, into own work and waiting. Call it once before
-        the first step, and again after the model was replaced or parameters were added to it::
+        the first step, and again after you replace the model or add parameters::
 
             model = DistributedDataParallel(network)
             monitor.watch(model)
 
-        It puts hooks on parameters (``register_post_accumulate_grad_hook``): on all of them for a few steps, to learn
-        which gradients come last, then on just those. ``close`` takes them off. A step without such a moment (no
-        backward, an order that has just changed, a model under FSDP) records none.
+        It hooks parameters (``register_post_accumulate_grad_hook``): all of them for a few steps, to learn which
+        gradients come last, and then only those. ``close`` removes the hooks. A step records no moment without a
+        backward, just after the order has changed, and under FSDP.
 
         Args:
-            model: all that is trained, as one module, in DDP or not; several as one ``nn.ModuleList``. A second call
-                replaces the first.
+            model: everything that is trained, as one module, in DDP or not (``nn.ModuleList`` holds several). A second
+                call replaces the first.
         """
         if self._recording is not None:
             watch_model(self._recording, model)
 
     def declare(self, stage: str, *, sync: bool = False) -> None:
-        """Add a stage that was not known when the monitor was made: the last one, before ``other``.
+        """Add a stage after the monitor was made: the last before ``other``.
 
-        ``sync`` says whether it ends in a blocking exchange between the ranks. A stage that is there already stays as
-        it is. What cannot be declared (32 stages are recorded) counts as misuse.
+        ``sync``: it ends in a blocking exchange between the ranks. A stage that exists stays unchanged. A stage that
+        cannot be declared (a monitor records 32 stages) counts as misuse.
         """
         if self._recording is not None:
             self._recording.declare(stage, sync)
 
     def join(self, cohort: str) -> None:
-        """Say to which cohort the rank belongs, where that was not known when the monitor was made."""
+        """Set the rank's cohort after the monitor was made."""
         if self._recording is not None:
             self._recording.join(cohort)
 
     @property
     def info(self) -> RingInfo | None:
-        """Who this monitor records as, or None if it is inert."""
+        """The rank, job and stages that this monitor records, or None if it is inert."""
         return None if self._recording is None else self._recording.info
 
     @property
@@ -227,7 +225,7 @@ class Monitor(Calls):
             self._recording.close()
 
     def _make_way(self) -> None:
-        """A script's own monitor replaces the seams, and what they record."""
+        """Replace automatic recording in this process: a monitor of the script takes precedence."""
         global _by_hand
         _by_hand = True
         seams = sys.modules.get("sftriage.trainer.seams.patches")
@@ -235,7 +233,7 @@ class Monitor(Calls):
             seams.take_out()
 
     def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
-        # An inert one may be copied and pickled with what holds it; what lies in C does not go by itself.
+        # An inert monitor can be copied and pickled; the form in C needs its attribute passed explicitly.
         return self.__dict__, {"_step": self._step}
 
     def __enter__(self) -> Monitor:
@@ -246,7 +244,7 @@ class Monitor(Calls):
 
 
 class AutomaticMonitor(Monitor):
-    """The monitor of a script that makes none, from torch's seams (`sftriage.trainer.seams`)."""
+    """The monitor that the seams (`sftriage.trainer.seams`) make in a script without one."""
 
     def _make_way(self) -> None:
         global _automatic
@@ -270,7 +268,7 @@ def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
 
 
 def made_by_hand() -> bool:
-    """Whether the script has made a monitor."""
+    """Whether the script has created a monitor."""
     return _by_hand
 
 
@@ -278,8 +276,8 @@ _by_hand = False
 _automatic: weakref.ref[AutomaticMonitor] | None = None
 
 
-class _GivenStep:
-    """A step whose number, or kind and work, are given as it begins; apart, for most steps are given none."""
+class _NumberedStep:
+    """A step with a number, kind or work of its own. Most steps have none, and take the quicker path."""
 
     __slots__ = ("_noted", "_number", "_recording")
 
@@ -301,7 +299,7 @@ def _open(
     try:
         ring = claim(directory, info, slots)
         try:
-            # (where none is named, an agent may come and leave word of one)
+            # (an agent may link a spool here later)
             traces = Path(spool or directory / SPOOL).absolute()
             hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, traces, named=bool(spool))
             answering = None
@@ -309,7 +307,7 @@ def _open(
                 answering = Answering(directory, ring.info)
             return Recording(ring, hook, answering, device_time=device_time)
         except BaseException:
-            # Readers must not wait for a rank that does not record.
+            # Readers must not wait for a rank that will never record.
             ring.path.unlink(missing_ok=True)
             ring.close()
             raise
@@ -318,25 +316,26 @@ def _open(
         return None
 
 
-def _identified(schema: StageSchema, environment: Mapping[str, str], **given: str | int | None) -> RingInfo | None:
-    """Who this process is, by the arguments or its launcher's environment; None if that is malformed."""
+def _identified(schema: StageSchema, environment: Mapping[str, str], **arguments: str | int | None) -> RingInfo | None:
+    """This process's rank and job, from arguments or the launcher's environment; None if that is malformed."""
     texts = {
         "job": environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or "",
         "host": environment.get(HOST_ENV) or os.uname().nodename,
         "cohort": environment.get(COHORT_ENV) or "",
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in texts.keys() & given.keys():
-        if not isinstance(given[name], str):
-            raise UsageError(f"{name} {given[name]!r}: a text")
-    if "RANK" not in environment:  # (Lightning's own launcher sets the WORLD_SIZE alone)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    for name in texts.keys() & arguments.keys():
+        if not isinstance(arguments[name], str):
+            raise UsageError(f"{name} {arguments[name]!r}: a text")
+    if "RANK" not in environment:  # (Lightning's own launcher sets only WORLD_SIZE)
         environment = _launched(environment)
     try:
         numbers = {
-            name: given[name] if name in given else _number(environment, variable, default)
+            name: arguments[name] if name in arguments else _number(environment, variable, default)
             for name, variable, default in _NUMBERS
         }
-        info: dict[str, Any] = {**numbers, **{name: bounded_text(str(given.get(name, texts[name]))) for name in texts}}
+        found = {name: bounded_text(str(arguments.get(name, texts[name]))) for name in texts}
+        info: dict[str, Any] = {**numbers, **found}
         return RingInfo(
             **info,
             schema=schema,
@@ -347,14 +346,14 @@ def _identified(schema: StageSchema, environment: Mapping[str, str], **given: st
             writer=moments.FORM.name,
         )
     except RingError as error:
-        if given.keys() - texts.keys():
+        if arguments.keys() - texts.keys():
             raise UsageError(str(error)) from error
         warn("not recording: %s", error)
         return None
 
 
 def _launched(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment as torchrun would have it, by MPI or SLURM, and by torch.distributed, which goes first."""
+    """The environment with torchrun's variables, from torch.distributed, or else MPI or SLURM."""
     found: dict[str, str] = {}
     variables = next((names for names in LAUNCHERS if all(name in environment for name in names[:2])), ())
     for name, variable in zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=False):

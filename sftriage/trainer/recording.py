@@ -1,8 +1,8 @@
-"""One rank's recording: all that is not as usual at a boundary, and what else is to be done at the ends of a step.
+"""One rank's recording: handles everything unusual at a boundary, and the work between two steps.
 
-A steady step is written by the log alone (see `moments`): no system call, nothing allocated that lasts. It comes here
-when a doorbell has rung, where a capture or the last gradient is watched, or a device's time by a log that does not do
-that itself, and for whatever makes no sense: another thread than the step's, a step within a step.
+In a steady step the log alone writes (see `moments`): no system call, no lasting allocation. The log calls this module
+when the doorbell has rung, during a capture, if the last gradient is watched, for device time that it does not record
+itself, and for misuse, such as a step within a step or in another thread.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from sftriage.trainer.gradients import GradientWatch
 
 IN_FLIGHT = 64
-"""Steps whose events may be on their way: a host that runs further ahead of its GPU leaves steps out."""
+"""Steps whose events may be in flight: a host that runs further ahead of its GPU skips device times."""
 
 MAX_MARKS = 1 << 14
-"""Boundaries of a step beyond which its device time is not recorded: each holds an event of the driver's."""
+"""Maximum boundaries of a step with device time: each holds an event of the driver's."""
 
 READ_A_STEP = 4
-"""Steps that are read at the end of one, so that no step pays for many."""
+"""Maximum steps read at the end of one step, so that no step pays for many."""
 
 CUDA_START_STEPS = 64
 """Steps in which CUDA may still be initialised."""
@@ -48,45 +48,45 @@ _NS_PER_MS = 1e6
 
 
 class Recording:
-    """One rank's steps as they happen. None of its methods raises into training.
+    """Records one rank's steps as they happen. None of its methods raises into training.
 
-    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set,
-    ``answering``, the ``watch`` for the last gradient and the ``device`` time. ``step`` is the context manager of the
-    next step, and ``stages`` has those of the stages by name; nothing is recorded any more once it is ``off``.
+    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, if set, ``answering``, the
+    ``watch`` for the last gradient and the ``device`` time. ``step`` is the context manager of the next step,
+    ``stages`` has those of the stages by name; once ``off``, it records nothing.
     """
 
     def __init__(
         self, ring: RingFile, hook: CaptureExecutor, answering: Answering | None = None, *, device_time: bool = True
     ) -> None:
-        self.info = ring.info  # with stages that are declared later
+        self.info = ring.info  # grows with stages that are declared later
         self.off = False
         self._ring = ring
         self._answering = answering
         self._hook = hook
         self.form = form = moments.FORM
-        # (tests replace the clock; otherwise the form reads the machine's itself)
+        # (tests replace the clock; otherwise the form reads the machine's)
         clock = None if isinstance(monotonic_ns, BuiltinFunctionType) else monotonic_ns
         self.log = log = form.log(ring.descriptor, ring.log_words, self.info.started_mono_ns, self, clock)
         self.step = form.step(log)
         self.stages = {name: form.stage(log, number) for number, name in enumerate(self.info.schema.stages[:-1], 1)}
         self.stages[OTHER] = form.stage(log, layout.OTHER_STAGE)
         self._capturing = False
-        self._rings_handled = NEVER  # of the doorbell, by the executor
+        self._rings_handled = NEVER  # the doorbell's count when the executor last handled it
         self._device_time = device_time
         self._misuse = 0
-        # Steps that still look whether CUDA is in use; no later step pays for that.
+        # Steps that still check whether CUDA is in use; later steps do not pay for that.
         self._cuda_steps_left = CUDA_START_STEPS
         # The open stages, outermost first, followed only while listening.
         self._open: list[int] = []
         self._listening = False
-        self._seen: set[str] = set()
+        self._warned: set[str] = set()
         self.watch: GradientWatch | None = None
         self.device: Any = None
-        self._driven: DeviceTime | None = None  # the same, if it is driven from here
+        self._driven: DeviceTime | None = None  # the same, if this recording drives it
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
-        """Start a step on this thread; one that is still open here is published as incomplete."""
+        """Start a step on this thread; publish a step that is still open here as incomplete."""
         if self.off:
             return
         try:
@@ -109,7 +109,7 @@ class Recording:
             self.fail(error)
 
     def end(self, incomplete: bool) -> None:
-        """End the step of this thread and publish it. Without one open here: ignored, and counted as misuse."""
+        """End the step of this thread and publish it. Without an open step here, count misuse."""
         if self.off:
             return
         try:
@@ -121,7 +121,7 @@ class Recording:
             self.fail(error)
 
     def note(self, kind: object, work: object) -> None:
-        """Note kind and work of the step open in this thread; None leaves the value before."""
+        """Note kind and work of the step open in this thread; None leaves the earlier value."""
         if self.off:
             return
         try:
@@ -133,7 +133,7 @@ class Recording:
                 words = layout.kind_words(kind) if isinstance(kind, str) else ()
                 if not words:
                     self.misused(f"a step's kind must be printable text of at most {layout.MAX_KIND_BYTES} bytes", kind)
-            # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
+            # Not operator.index(): it would accept a CUDA tensor, after a wait for the device.
             if isinstance(work, Integral) and 0 <= int(work) <= layout.MAX_VALUE:
                 words = (*words, (layout.WORK, int(work)))
             elif work is not None:
@@ -146,19 +146,19 @@ class Recording:
             self.fail(error)
 
     def stray(self, code: int) -> None:
-        """A stage outside a step, or in another thread than the step's: ignored, and counted as misuse."""
+        """Count misuse: a stage outside a step, or in another thread than the step's."""
         if code & 1:
             self.misused("a stage was left that is not open in this thread's step")
         else:
             self.misused("a stage was entered outside a step, or in another thread than the step's")
 
     def device_failed(self, why: str) -> None:
-        """Go without device time from now on: the host's times go on."""
+        """Record no more device times; the host's times go on."""
         self.log.set_live(layout.ON_DEVICE, layout.UNTIMED)
         warn("no more device times: %s", why)
 
     def declare(self, stage: object, sync: bool) -> None:
-        """Another stage, the last one before ``other``; one that is there already stays as it is."""
+        """Add a stage, the last before ``other``; a stage that exists stays unchanged."""
         if self.off or stage in self.stages:
             return
         try:
@@ -175,7 +175,7 @@ class Recording:
             self.fail(error)
 
     def join(self, cohort: object) -> None:
-        """The rank is of this cohort from now on, and was before."""
+        """Set the rank's cohort, for earlier steps too."""
         if self.off:
             return
         try:
@@ -193,42 +193,42 @@ class Recording:
         self.watch = watch
         self._attend()
 
-    def misused(self, what: str, *example: object) -> None:
-        """Count a wrong call, and warn of each kind once with its first ``example``."""
+    def misused(self, problem: str, *example: object) -> None:
+        """Count a wrong call, and warn of each problem once with its first ``example``."""
         if self.off:
             return
         self._misuse += 1
         with suppress(ValueError):  # (closed meanwhile, in another thread)
             self.log.set_live(layout.MISUSE, self._misuse)
-        self.say_once(what, f"%s{': %r' * len(example)} (further ones are only counted)", what, *example)
+        self.warn_once(problem, f"%s{': %r' * len(example)} (further ones are only counted)", problem, *example)
 
-    def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
-        """Warn of each ``what`` once; without a message, ``what`` is the message."""
-        if what not in self._seen:
-            self._seen.add(what)
-            warn(message, *(arguments or (what,)))
+    def warn_once(self, problem: str, message: str = "%s", *arguments: object) -> None:
+        """Warn of each problem once; without a message, the problem is the message."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warn(message, *(arguments or (problem,)))
 
     def fail(self, error: Exception) -> None:
-        """Turn the recording off for good: whatever is wrong here, training goes on."""
+        """Turn the recording off for good: training goes on whatever fails here."""
         if not self.off:
             warn("the recorder turned itself off: %r", error)
             self.close(wait=False)
 
     def close(self, wait: bool = True) -> None:
-        """Stop recording; what was published stays readable. A second call does nothing.
+        """Stop recording; published steps stay readable. A second call does nothing.
 
-        With ``wait``, training is over, so that a capture may take its time to be finished.
+        With ``wait``, training is over, and a capture may take its time to finish.
         """
         if self.off:
             return
         if os.getpid() != self.info.pid:
-            # A finalizer in a forked child, maybe before our own hook of that fork.
+            # A finalizer in a forked child, perhaps before our own hook of that fork.
             self.abandon()
             return
         self.off = True
         self.log.owner = 0
         try:
-            # The hook first: while the ring is open, a result may still come.
+            # The hook first: it may still write a result while the ring is open.
             try:
                 if self.watch is not None:
                     self.watch.close()
@@ -245,7 +245,7 @@ class Recording:
             warn("the recorder could not close: %r", error)
 
     def abandon(self) -> None:
-        """Become inert without touching the files: this is a forked child, and they are its parent's."""
+        """Become inert in a forked child, without touching the files, which are its parent's."""
         if self.off:
             return
         self.off = True
@@ -265,14 +265,14 @@ class Recording:
         return self.log.number + 1
 
     def _consult(self, number: int) -> None:
-        # Both before the hook looks: a ring meanwhile counts for the next step, and a busy hook did not listen.
+        # Read both before the hook checks: a later ring counts for the next step, and a busy hook takes no request.
         rings, busy = self.log.doorbell, self._hook.busy
         if rings != self._rings_handled:
             self._capturing = self._hook.before_step(number)
             self._rings_handled = NEVER if busy or self._hook.busy else rings
         if self._cuda_steps_left:
             self._cuda_steps_left -= 1
-            # (imports nothing, and calls no driver; torch may be half imported, in another thread)
+            # (imports nothing, and calls no driver; another thread may be importing torch)
             cuda = getattr(sys.modules.get("torch"), "cuda", None)
             if getattr(cuda, "is_initialized", bool)():
                 self._cuda_steps_left = 0
@@ -286,7 +286,7 @@ class Recording:
         self._attend()
 
     def _attend(self) -> None:
-        """Make the log call back at the end of a step, and at each boundary, while needed."""
+        """Make the log call back at the end of each step and at each boundary, if needed."""
         listening = self._driven is not None or (self._capturing and self._hook.annotating)
         if listening and not self._listening:
             self._open.clear()
@@ -294,11 +294,11 @@ class Recording:
         self.log.listener = self._follow if listening else None
         if self.device is not None and self._driven is None:
             self.device.listener = self.log.listener
-            self.log.listener = self.device  # (which it knows what to do with)
+            self.log.listener = self.device  # (the log in C passes its boundaries to it)
         self.log.ends_slowly = self._capturing or self._driven is not None or self.watch is not None
 
     def _follow(self, code: int) -> None:
-        """A stage was entered or left: pass on the stages that are open now."""
+        """Pass on the stages that are open now: one was entered or left."""
         try:
             at = code & ~1
             if at == code:
@@ -307,7 +307,7 @@ class Recording:
                 while self._open.pop() != at:
                     pass
             if self._capturing and self._hook.annotating:
-                self._hook.follow([self._name(one) for one in self._open])
+                self._hook.follow([self._name(entering) for entering in self._open])
             if self._driven is not None:
                 self._driven.mark(self._open[-1] >> 1 if self._open else layout.OTHER_STAGE)
         except Exception as error:
@@ -363,7 +363,7 @@ def driver() -> tuple[int, ...]:
 
 
 def in_c(form: Form) -> Any:
-    """Device time that a log in C records by itself (``gradient``, ``note``, ``close``); None without CUDA's driver."""
+    """Device time that the log in C records by itself (``gradient``, ``note``, ``close``); None without CUDA."""
     if form.device is None:
         return None
     torch = sys.modules["torch"]
@@ -376,8 +376,8 @@ def in_c(form: Form) -> Any:
 class _Step:
     """One step and its events; ``seq`` counts all steps of the log.
 
-    ``stages[i]`` runs from event i on. ``ready`` has the event of each visit's newest gradient, and ``visits`` names
-    those for which that gradient is known to be the last.
+    ``stages[i]`` runs from event i on. ``ready`` has the event of each visit's newest gradient; in the ``visits`` that
+    gradient is known to be the last.
     """
 
     __slots__ = ("capturing", "events", "number", "ready", "seq", "stages", "start_ns", "visits")
@@ -395,17 +395,17 @@ class _Step:
 
 
 class DeviceTime:
-    """Device time: how long the GPU was at each stage of a step. On CUDA the host's time shows only launches.
+    """Device time: the GPU's time in each stage of a step. On CUDA the host's time shows only launches.
 
     At each stage boundary an event goes into the stream; the GPU notes the time when it gets there. Some steps later,
-    when a step's last event was reached, the differences go into the log, between two steps. Nothing here waits for the
-    device: a step that was not read in time has no device time. None of its methods raises.
+    once the GPU has reached a step's last event, the differences go into the log, between two steps. Nothing here waits
+    for the device: a step that was not read in time has no device time. None of its methods raises.
 
-    It times the stream that is current when the step begins, and what other streams, such as NCCL's, make it wait for.
-    The last gradient's event is in the stream that computes the gradient.
+    It times the stream that is current when the step begins, with its waits for other streams, such as NCCL's. The last
+    gradient's event is in the stream that computes the gradient.
 
-    A log in C does all of this itself (``_device.c``), with the driver's functions. This one uses torch's: for a log in
-    Python, and where the driver is not CUDA's.
+    The log in C does all of this itself (``_device.c``), with the driver's functions. This class uses torch's, for a
+    log in Python, and for a driver that is not CUDA's.
     """
 
     def __init__(self, log: Log, failed: Callable[[str], None]) -> None:
@@ -414,9 +414,9 @@ class DeviceTime:
         self._stream: Any = None
         self._open: _Step | None = None
         self._steps: deque[_Step] = deque()  # ended, and not read yet
-        self._before: _Step | None = None  # the last one that was read
-        # Spare events: making one takes the driver's time. An event belongs to the device that it was first recorded
-        # on, which for a gradient may be another one.
+        self._before: _Step | None = None  # the last step that was read
+        # Spare events: the driver takes time to make one. An event belongs to the device that it was first recorded on,
+        # which for a gradient may be another device.
         self._spare: list[Any] = []
         self._spare_ready: list[Any] = []
         self._watches = True
@@ -434,12 +434,12 @@ class DeviceTime:
             self._fail(error)
 
     def mark(self, stage: int) -> None:
-        """From here on the step is in the stage of this number."""
+        """Enter the stage of this number."""
         opened = self._open
         if opened is None:
             return
         try:
-            # A captured event has no time, and asking for it would spoil the graph.
+            # An event in a captured graph has no time, and a query would spoil the graph.
             if self._cuda.is_current_stream_capturing():
                 self._open = None
                 self._free(opened)
@@ -454,10 +454,10 @@ class DeviceTime:
             self._fail(error)
 
     def gradient(self, visit: int) -> None:
-        """Another gradient of a visit to the split sync stage has been launched, in whatever thread this is.
+        """Another gradient of a visit to the split sync stage has been launched, in any thread.
 
         Raises:
-            Exception: whatever CUDA does; the step's own times go on.
+            Exception: as CUDA does; the step's own times go on.
         """
         opened = self._open
         if opened is None or not self._watches or self._cuda.is_current_stream_capturing():
@@ -466,13 +466,13 @@ class DeviceTime:
         if event is None:
             try:
                 event = self._spare_ready.pop()
-            except IndexError:  # (perhaps because another thread was quicker)
+            except IndexError:  # (another thread may take the last one)
                 event = self._cuda.Event(enable_timing=True)
             opened.ready[visit] = event
         event.record(self._cuda.current_stream())
 
     def note(self, capturing: bool, visits: Collection[int]) -> None:
-        """Say of the step that ends whether it was captured, and of which visits the last gradient is known."""
+        """Note of the ending step whether it was captured, and the visits whose last gradient is known."""
         opened = self._open
         if opened is not None:
             opened.capturing = capturing
@@ -487,7 +487,7 @@ class DeviceTime:
             self._steps.append(opened)
 
     def settle(self) -> None:
-        """Between two steps: write those that the device has finished."""
+        """Write the steps that the device has finished, between two steps."""
         try:
             if not self.off:
                 self._write(READ_A_STEP)
@@ -495,7 +495,7 @@ class DeviceTime:
             self._fail(error)
 
     def close(self, log: Log) -> None:
-        """Write what the device has finished by now. A second call does nothing."""
+        """Write the steps that the device has finished by now. A second call does nothing."""
         if self.off:
             return
         self.off, self._open = True, None
@@ -512,15 +512,15 @@ class DeviceTime:
         while most and self._steps and self._steps[0].reached():
             most -= 1
             step, before = self._steps.popleft(), self._before
-            self._write_one(step, before)
-            # Kept: the time to the beginning of the next step needs its end.
+            self._write_step(step, before)
+            # Kept, because the time to the beginning of the next step needs its end.
             self._before = step
             if before is not None:
                 self._free(before)
 
-    def _write_one(self, step: _Step, before: _Step | None) -> None:
+    def _write_step(self, step: _Step, before: _Step | None) -> None:
         put = self._log.put
-        # All before anything is written: a step is there as a whole, or not at all.
+        # Compute all before anything is written: a step is there as a whole, or not at all.
         ready_ns, between_ns = self._ready_ns(step), 0
         if before is not None and before.seq + 1 == step.seq:
             between_ns = _elapsed_ns(before.events[-1], step.events[0])
@@ -531,7 +531,7 @@ class DeviceTime:
         put(layout.DEVICE_BETWEEN, between_ns)
         for after_ns in ready_ns:
             put(layout.DEVICE_READY, after_ns)
-        # Each from the first event, so that the parts sum to the whole whatever a difference is rounded to.
+        # Each from the first event, so that rounded parts sum to the whole.
         first, passed_ns, last = step.events[0], 0, len(step.events) - 1
         for mark, event in enumerate(step.events):
             if mark:
@@ -542,7 +542,7 @@ class DeviceTime:
         try:
             return [_elapsed_ns(step.events[0], step.ready[visit]) for visit in step.visits]
         except Exception as error:
-            # Of a model that is spread over several devices: their clocks are not one.
+            # The model is spread over several devices, whose clocks differ.
             self._watches = False
             warn("the last gradient's moment is not known on the device: %r", error)
             return []
@@ -561,8 +561,8 @@ _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
 def step_now() -> int:
-    """The number of the step that this process records, or was the last one; -1 where it records none."""
-    return max((one.log.number for one in _recordings if not one.off), default=-1)
+    """The number of the open or last step of this process; -1 if it records none."""
+    return max((recording.log.number for recording in _recordings if not recording.off), default=-1)
 
 
 def _abandon_all() -> None:
@@ -570,6 +570,6 @@ def _abandon_all() -> None:
         recording.abandon()
 
 
-# Data loader workers are forked from the trainer: their copy of the monitor must not write into its ring. Asking for
-# the pid at every step would do too, but that is a system call.
+# Data loader workers are forked from the trainer: their copy of the monitor must not write into its ring. A check of
+# the pid at every step would be a system call.
 os.register_at_fork(after_in_child=_abandon_all)

@@ -1,12 +1,12 @@
-"""Python stacks of the trainer, sampled by a thread while a capture records, and at no other time.
+"""Samples Python stacks of the trainer, in a thread that runs only while a capture records.
 
 ``sys._current_frames`` needs no privileges and works where ptrace is forbidden. A sample costs some microseconds a
 thread; a training thread that is busy in Python releases the interpreter every 5 ms, for at most 200 samples a second.
 
-The DataLoader's workers sample themselves meanwhile, with the same limits. A worker that is forked gets one end of a
-socket, and a thread that sleeps there until a capture begins. It hands its samples over on request, or when it ends.
-The trainer waits for that only briefly, on the thread that exports. A worker that was not forked, or before there was a
-`Monitor`, is not reached: the file says so if the kernel's name of the process shows that it is a worker.
+The DataLoader's workers sample themselves meanwhile, with the same limits. A forked worker gets one end of a socket,
+and a thread that sleeps there until a capture begins. It hands its samples over on request, or when it ends. The
+trainer waits for them only briefly, on the thread that exports. A worker that was not forked, or forked before there
+was a `Monitor`, is not reached; the file says so if the kernel's name of the process shows that it is a worker.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from sftriage.trainer.stacks import At, ProcessSamples, Stacks, written
 
 NAME = "stacks.speedscope.json"
 FOLDED_NAME = "stacks.folded"
-"""What the file is called among a capture's artefacts."""
+"""Names of the files among a capture's artefacts."""
 
 PERIOD_S = 0.005
 
 _BEGIN, _END, _KEEP = b"B", b"E", b"K"
 _REQUEST, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
-"""A request says what, the number of the capture, and the seconds between samples. The answer has the number, and how
-many bytes of packed JSON follow."""
+"""A request: its command, the number of the capture, and the seconds between samples. An answer: the number of the
+capture, and of the bytes of packed JSON that follow."""
 
 MAX_WORKER_BYTES = 4 << 20
-"""Of the samples of one worker, unpacked."""
+"""Maximum size of one worker's samples, unpacked."""
 
 ANSWER_S = 3.0
-"""How long all workers have to hand over what they have, once a capture has ended."""
+"""How long the workers have to hand over their samples once a capture has ended."""
 
 KEPT_S = 60.0
 """How long a worker keeps its samples until they are requested."""
 
 LEAVE_S = 1.0
-"""How long a worker that ends in the middle of a capture takes at most to hand over what it has."""
+"""Maximum delay of a worker that ends during a capture, to hand over its samples."""
 
 ENDS_S, LOOK_S = 0.5, 0.001
-"""How long one that has closed its files may take to end, and how often it is looked whether it has."""
+"""How long a worker that has closed its files may take to end, and how often that is checked."""
 
 _LOOP = "torch.utils.data._utils.worker"
 _NAME = "pt_data_worker"
-"""The module of a worker's loop, and what its process calls itself."""
+"""The module of a worker's loop, and the kernel's name of its process."""
 
 
 def period_of(options: Mapping[str, int]) -> float:
@@ -74,7 +74,7 @@ def period_of(options: Mapping[str, int]) -> float:
 
 
 class StackSampler:
-    """Samples every thread of this process from `start` to `stop`, both called on the training thread; see `Stacks`."""
+    """Samples all threads of this process from `start` to `stop`, which the training thread calls; see `Stacks`."""
 
     def __init__(self, at: Callable[[], At], period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -85,7 +85,7 @@ class StackSampler:
         self._problem = ""
 
     def start(self) -> None:
-        """Begin to sample. Does not raise: without a thread there are no stacks."""
+        """Begin to sample. Does not raise: if no thread can start, there are no stacks."""
         try:
             self._thread = start_thread("samples", self._run)
         except RuntimeError as error:
@@ -103,7 +103,7 @@ class StackSampler:
             self._problem = repr(error)
 
     def keep(self, path: Path, max_bytes: int) -> str:
-        """After `stop`, on another thread, write the samples; why there is no whole file, or "". Does not raise."""
+        """Write the samples after `stop`, on another thread; returns why there is no file, or "". Does not raise."""
         try:
             if self._thread is not None:
                 self._thread.join()
@@ -129,22 +129,22 @@ class _Channel:
         self.end = end
         self._read = b""
 
-    def send(self, what: bytes, number: int, period_s: float = 0.0) -> None:
-        """Send a request if that needs no wait; a worker that is gone or busy gets none."""
+    def send(self, command: bytes, number: int, period_s: float = 0.0) -> None:
+        """Send a request without waiting; a worker that is gone or busy gets none."""
         with contextlib.suppress(OSError):
-            # (SIGPIPE would kill a process that handles it as the kernel does)
-            self.end.send(_REQUEST.pack(what, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            # (SIGPIPE would kill a process that has not set it to be ignored)
+            self.end.send(_REQUEST.pack(command, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def answer(self, number: int) -> bytes | None:
-        """The worker's whole answer on this capture; None until it has come, or an OSError if the worker is gone."""
+        """The worker's whole answer for this capture, None until it has arrived; OSError if the worker is gone."""
         while True:
             while len(self._read) >= _ANSWER.size:
-                its, size_bytes = _ANSWER.unpack_from(self._read)
+                answered, size_bytes = _ANSWER.unpack_from(self._read)
                 if len(self._read) < _ANSWER.size + size_bytes:
                     break
                 found = self._read[_ANSWER.size : _ANSWER.size + size_bytes]
                 self._read = self._read[_ANSWER.size + size_bytes :]
-                if its == number:  # (an earlier one came too late)
+                if answered == number:  # (else a late answer for an earlier capture)
                     return found
             try:
                 more = self.end.recv(1 << 18, socket.MSG_DONTWAIT)
@@ -174,24 +174,24 @@ class Workers:
         self._channels: list[_Channel] = []
         # Forks under way, by thread: the trainer's end, and the worker's.
         self._forking: dict[int, tuple[socket.socket, socket.socket]] = {}
-        # In a worker, its own end.
+        # The worker's own end, in a worker.
         self._own: socket.socket | None = None
 
     def attend(self) -> None:
-        """Reach the workers that are forked from now on, until `leave` was called as often."""
+        """Reach the workers that are forked from now on, until `leave` has been called as often."""
         self._users += 1
         if not self._hooked:
             self._hooked = True
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def leave(self) -> None:
-        """See `attend`: with the last call, the workers' threads end."""
+        """See `attend`; the last call ends the workers' threads."""
         self._users = max(0, self._users - 1)
         if not self._users:
             self._drop(list(self._channels))
 
     def begin(self, period_s: float) -> int:
-        """Make all workers sample themselves, also those forked meanwhile; the number of this capture."""
+        """Make all workers sample themselves, also those forked meanwhile; returns the number of this capture."""
         self._number += 1
         self._sampling = self._number, period_s
         for channel in list(self._channels):
@@ -215,7 +215,7 @@ class Workers:
         waiting = selectors.PollSelector()
         for channel in list(self._channels):
             channel.send(_KEEP, number)
-            with contextlib.suppress(ValueError):  # (it was closed meanwhile: it has none)
+            with contextlib.suppress(ValueError):  # (closed meanwhile)
                 waiting.register(channel.end, selectors.EVENT_READ, channel)
         with contextlib.suppress(OSError):
             while waiting.get_map() and (ready := waiting.select(max(0.0, until_s - monotonic()))):
@@ -232,8 +232,8 @@ class Workers:
                         gone |= over
                     waiting.unregister(channel.end)
                     found += [] if samples is None else [samples]
-        found.sort(key=lambda one: (one.get("worker", 0), one["pid"]))
-        return found + _not_reached({one["pid"] for one in found}, monotonic() + (ENDS_S if gone else 0.0))
+        found.sort(key=lambda samples: (samples.get("worker", 0), samples["pid"]))
+        return found + _not_reached({samples["pid"] for samples in found}, monotonic() + (ENDS_S if gone else 0.0))
 
     def _drop(self, channels: list[_Channel]) -> None:
         for channel in channels:
@@ -245,7 +245,7 @@ class Workers:
         if not self._users or not _of_loader():
             return
         if self._sampling is None:
-            self._drop([one for one in self._channels if one.over()])
+            self._drop([channel for channel in self._channels if channel.over()])
         with contextlib.suppress(OSError):
             self._forking[threading.get_ident()] = socket.socketpair()
 
@@ -263,7 +263,7 @@ class Workers:
         ends = self._forking.pop(threading.get_ident(), None)
         theirs = [channel.end for channel in self._channels]
         theirs += [end for pair in self._forking.values() for end in pair]
-        # (a worker's own child is no worker)
+        # (a worker's own child is not a worker)
         theirs += [] if self._own is None else [self._own]
         theirs += [] if ends is None else [ends[0]]
         for end in theirs:
@@ -280,7 +280,7 @@ class Workers:
 
 
 WORKERS = Workers()
-"""The process's: what is forked is forked from all of it."""
+"""The workers of this process."""
 
 
 def _of_loader() -> bool:
@@ -296,9 +296,9 @@ def _of_loader() -> bool:
 
 
 def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
-    """The trainer's children that are workers and did not answer, and why as far as that is known.
+    """The trainer's worker processes that did not answer, and why, as far as known.
 
-    A worker closes its files before its last thread ends: ``until_s`` leaves it time for that.
+    A worker closes its files before its last thread ends: it may take until ``until_s`` to end.
     """
     missing: list[ProcessSamples] = []
     children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
@@ -313,7 +313,7 @@ def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
         else:
             why = "it did not answer in time, or began before the recorder"
         missing.append({"pid": pid, "problem": why})
-    return sorted(missing, key=lambda one: int(one["pid"]))
+    return sorted(missing, key=lambda worker: int(worker["pid"]))
 
 
 def _name(pid: int) -> str:
@@ -339,8 +339,8 @@ def _serve(channel: socket.socket) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         request = _next(channel)
         while request is not None:
-            what, number, period_s = request
-            request = _sample(channel, number, period_s) if what == _BEGIN else _next(channel)
+            command, number, period_s = request
+            request = _sample(channel, number, period_s) if command == _BEGIN else _next(channel)
 
 
 def _next(channel: socket.socket) -> tuple[bytes, int, float] | None:
@@ -355,13 +355,13 @@ def _readable(channel: socket.socket, seconds: float) -> bool:
 
 
 def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes, int, float] | None:
-    """Sample this process until the next request, and hand over the samples; returns the request that comes then."""
+    """Sample this process until the next request, and hand over the samples; returns the request after that."""
     stacks = Stacks(period_s, threading.main_thread().ident or 0, outermost=_loop())
     done, leaving = threading.Event(), list[Any]()
 
     def ended(wait_s: float) -> bool:
-        # A worker that ends runs multiprocessing's finalizers, and stops in the middle of all else. (Those registered
-        # before the worker is in its loop are its trainer's, and are forgotten.)
+        # An ending worker runs multiprocessing's finalizers, and stops everything else. (Those registered before the
+        # worker is in its loop are its trainer's, and are forgotten.)
         if not leaving and _info() is not None:
             finalize = sys.modules["multiprocessing.util"].Finalize
             leaving.append(finalize(None, _leave, (channel, done), exitpriority=100))
@@ -374,7 +374,7 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
             if not _readable(channel, KEPT_S):
                 return _next(channel)
             request = _next(channel)
-        # Where it is about to end, too: the request may come later.
+        # Also if the worker is about to end: the request may come later.
         if request is None or request[0] == _KEEP:
             channel.settimeout(LEAVE_S if request is None else KEPT_S)
             answer = _answer(stacks)
@@ -383,12 +383,12 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
         return request
     finally:
         done.set()
-        for one in leaving:
-            one.cancel()
+        for finalizer in leaving:
+            finalizer.cancel()
 
 
 def _leave(channel: socket.socket, done: threading.Event) -> None:
-    """The worker ends: its thread sees the end of the requests, and gets a moment."""
+    """Give the thread of an ending worker a moment: it gets no more requests."""
     with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_RD)
         done.wait(LEAVE_S)
@@ -405,7 +405,7 @@ def _loop() -> CodeType | None:
 
 def _answer(stacks: Stacks) -> bytes:
     info, samples = _info(), stacks.samples()
-    # The first is the worker itself.
+    # The first thread is the worker itself.
     samples["threads"][0]["name"] = ""
     samples["worker"], samples["of"] = getattr(info, "id", -1), getattr(info, "num_workers", -1)
     text = json.dumps(samples, separators=(",", ":")).encode()

@@ -1,10 +1,10 @@
-"""What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys; its trace in the spool.
+"""Captures in the trainer: torch's profiler, Python stacks alone, or marks for nsys; writes traces into the spool.
 
-Nothing here decides when: that is `executor`. `StepSizes` says how many steps a trace may have.
+`executor` drives a session at step boundaries. `StepSizes` limits the steps of a trace.
 
-There is one profiler a process, and starting a second Kineto session beside one that is only warming up can end the
-process, not raise. So the three entry points that every torch profiler goes through are wrapped (`ProfilerGuard`), to
-know of the job's own profiler from its first warm-up step on. The wrappers pass everything on untouched.
+A process has one profiler, and starting a second Kineto session beside one that is only warming up can end the process
+instead of raising. So `ProfilerGuard` wraps the three entry points that every torch profiler goes through, to detect
+the job's own profiler from its first warm-up step on. The wrappers pass everything on unchanged.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 _OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
 OPTIONS = _OF_PROFILER | STACK_OPTIONS
-"""What a request may ask for. Those of the profiler are off by default: they multiply its memory and its trace."""
+"""The options of a request. The profiler's are off by default: they multiply its memory and its trace."""
 
 RANGE = "SFT_CAPTURE"
-"""The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
+"""The range around a capture's steps, for which ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
 SPOOL = "spool"
-"""What leads to the spool in the directory of the rings, where the environment does not name it."""
+"""A link to the spool in the directory of the rings, for an environment that does not name the spool."""
 _TAIL_BYTES = 8192
 _LAST_KEY = b'"traceName"'
 
 
 class ProfilerGuard:
-    """Tracks the holder of the process's one profiler: none, the job, or a capture.
+    """Tracks who holds the process's profiler: the job, a capture, or neither.
 
-    A job's profiler that was prepared and dropped without being stopped counts as held: refusing a capture is safe.
+    A job's profiler that was prepared and dropped without a stop counts as held: it is safe to refuse a capture.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ProfilerGuard:
         """Why no capture can start now, or None."""
         if self._on_job_profiler is not None:
             return "another capture is under way in this process"
-        # (torch itself knows of one on this thread that is recording, and not of one that is warming up)
+        # (torch itself knows a profiler that records on this thread, but not one that is warming up)
         autograd = getattr(getattr(sys.modules.get("torch"), "_C", None), "_autograd", None)
         if self._job_has_profiler or getattr(autograd, "_profiler_enabled", bool)():
             return "a profiler is already running in this process"
@@ -125,32 +125,32 @@ class Session(ABC):
     """One capture's marks, steps and costs. Called on the training thread."""
 
     def __init__(self) -> None:
-        # What closes the open marks: a step's, and its stages', outermost first.
+        # Functions that close the open marks of the step and its stages, outermost first.
         self._marks: list[Callable[[], object]] = []
         self._started_s = 0.0
         self.steps = 0  # recorded so far
         self.first_step: int | None = None
         self.last_step: int | None = None
-        # Seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
+        # Seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took.
         self.timings_s: dict[str, float] = {}
         self.clock: dict[str, int] = {}  # ``mono_ns`` and ``wall_ns``, read together when recording started
-        # The step and the innermost stage that the rank is in, and since when (monotonic clock, ns).
+        # The rank's step and innermost stage, and since when (monotonic clock, ns).
         self.at = (0, OTHER, 0)
 
     def prepare(self) -> None:
-        """Warm up, if there is anything to warm up: the first steps after this pay for it and are not recorded."""
+        """Warm up, if needed: the first steps after this pay for it, and are not recorded."""
         return
 
     @abstractmethod
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """Record from here on; a trace that has room for it says whose it is and what led to it."""
+        """Record from here on. A trace with metadata gets the capture's id, the job and these labels."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop. Does nothing if it was never prepared, or was stopped before."""
+        """Stop. Does nothing if it was never prepared, or has been stopped."""
 
     def _mark(self, name: str) -> Callable[[], object]:
-        """Open a mark, if there are any; returns what closes it."""
+        """Open a mark, if the session has any; returns the function that closes it."""
         return lambda: None
 
     def begin_step(self, number: int) -> None:
@@ -164,7 +164,7 @@ class Session(ABC):
         self.steps += 1
 
     def follow(self, stages: Sequence[str]) -> None:
-        """Open and close marks until those of these stages are open, outermost first."""
+        """Open and close marks so that those of these stages are open, outermost first."""
         self._close_marks(1 + len(stages))
         for stage in stages[len(self._marks) - 1 :]:
             self._marks.append(self._mark(f"sftriage:{stage}"))
@@ -190,27 +190,27 @@ class Session(ABC):
 
 
 class TorchSession(Session):
-    """torch's profiler with some of `OPTIONS`, from preparing it to a trace in memory."""
+    """torch's profiler with some of `OPTIONS`, from its preparation to a trace in memory."""
 
     def __init__(
         self, subject: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
     ) -> None:
         super().__init__()
         period_s = period_of(options)
-        options = {name: bool(wanted) for name, wanted in options.items() if name in _OF_PROFILER}
+        options = {name: bool(value) for name, value in options.items() if name in _OF_PROFILER}
         began_s = monotonic()
         profiler = import_module("torch.profiler")
         self.timings_s["import"] = monotonic() - began_s
         activities = [profiler.ProfilerActivity.CPU]
         if sys.modules["torch"].cuda.is_available():
             activities.append(profiler.ProfilerActivity.CUDA)
-        # (the class under torch.profiler.profile: without a schedule, and the step counter that the job may use)
+        # (the base class of torch.profiler.profile, without a schedule and the step counter that the job may use)
         self._profile = profiler._KinetoProfile(activities=activities, **options)
         self._options, self._subject, self._guard = options, subject, guard
-        self.stall_s = 0.0  # of the stop and the export: torch keeps the GIL for both, on any thread
+        self.stall_s = 0.0  # of stop and export: torch keeps the GIL for both, on any thread
         self._prepared = False
         self._broken: Exception | None = None
-        # (beside the profiler's own stacks, which trace every thread, it would only be traced)
+        # (not beside the profiler's own stacks, which would trace the sampler too)
         self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:
@@ -221,8 +221,8 @@ class TorchSession(Session):
             if compiler is not None and "config" in vars(compiler):
                 self._profile.prepare_trace()
             else:
-                # prepare_trace() would import torch's compiler, to ask for a setting that matters only to its users:
-                # 820 modules, seconds in which the rank stands still. What else it does is this.
+                # prepare_trace() would import torch's compiler, to read a setting that matters only to its users: 820
+                # modules, seconds in which the rank stands still. The rest of it is this.
                 backend = sys.modules["torch.autograd.profiler"]
                 made = backend.profile(use_kineto=True, use_device=self._profile.use_device, **self._options)
                 self._profile.profiler = made
@@ -242,7 +242,7 @@ class TorchSession(Session):
         for name, value in labels.items():
             self._label(_UNSAFE.sub("_", name), value)
         if torch_distributed() is None:
-            # (else torch writes that itself)
+            # (otherwise torch writes it itself)
             ranks = {"backend": "none", "rank": self._subject.rank, "world_size": self._subject.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
         if self.sampler is not None:
@@ -260,13 +260,13 @@ class TorchSession(Session):
                 self._label("last_step", str(self.last_step))
         finally:
             with self._guard.ours():
-                # One that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
+                # A profiler that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
                 if self.first_step is None:
                     self._profile.start_trace()
                 try:
                     self._profile.stop_trace()
                 except Exception as error:
-                    # (the stacks of its steps are as good without a trace)
+                    # (the stacks of the steps are useful without a trace)
                     if self.sampler is None:
                         raise
                     self._broken = error
@@ -274,10 +274,10 @@ class TorchSession(Session):
             self.stall_s += self.timings_s["stop"]
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
-        """Write trace and stacks into the spool, on any thread: the trace's bytes (0: none), and what is missing.
+        """Write trace and stacks into the spool, on any thread; returns the trace's bytes, and what is missing.
 
         Raises:
-            CaptureError: there is neither a whole trace within its bytes nor stacks.
+            CaptureError: there are neither stacks nor a whole trace within the allowed bytes.
         """
         size_bytes, missing = 0, []
         try:
@@ -293,7 +293,7 @@ class TorchSession(Session):
         return size_bytes, "; ".join(filter(None, missing))
 
     def export(self, path: str) -> None:
-        """Write the trace as JSON, on any thread, or raise a CaptureError if there is nothing in it."""
+        """Write the trace as JSON, on any thread; CaptureError if it is empty."""
         if self._broken is not None:
             raise CaptureError(f"the profiler could not be stopped: {self._broken}")
         if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
@@ -303,7 +303,7 @@ class TorchSession(Session):
         self.stall_s += monotonic() - began_s
 
     def _label(self, name: str, value: str) -> None:
-        # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
+        # Kineto writes values into its JSON unescaped: a backslash would break the whole trace.
         self._profile.add_metadata(f"sftriage.{name}", _UNSAFE.sub("_", value))
 
     def _mark(self, name: str) -> Callable[[], object]:
@@ -313,7 +313,7 @@ class TorchSession(Session):
 
 
 class SampledSession(Session):
-    """Python stacks alone: no profiler is started, and the job's may run meanwhile. Raises as `period_of` does."""
+    """Python stacks without a profiler: the job's may run meanwhile. Raises as `period_of` does."""
 
     def __init__(self, options: Mapping[str, int]) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class SampledSession(Session):
             self.sampler.stop()
 
     def store(self, spool: Path, request: CaptureRequest) -> tuple[int, str]:
-        """Write the stacks into the spool, on another thread, or raise a CaptureError; their size in bytes."""
+        """Write the stacks into the spool, on another thread; returns their size in bytes. Raises CaptureError."""
         path = _samples(spool, request)
         if missing := self.sampler.keep(path, request.max_bytes):
             raise CaptureError(missing)
@@ -337,10 +337,10 @@ class SampledSession(Session):
 
 
 class NvtxSession(Session):
-    """NVTX ranges for a profiler that runs outside the trainer: one around all, one a step, one a stage.
+    """NVTX ranges for a profiler outside the trainer: around the capture, each step, and each stage.
 
-    NVTX is torch's if torch was built with CUDA, else that of the ``nvtx`` package, which is imported only now. All
-    ranges are of the default domain: torch's NVTX has no other.
+    NVTX is torch's if torch was built with CUDA, or else that of the ``nvtx`` package, which is imported only now. All
+    ranges are in the default domain: torch's NVTX has no other.
 
     Raises:
         CaptureError: there is no NVTX in this process.
@@ -370,8 +370,8 @@ def _samples(spool: Path, request: CaptureRequest) -> Path:
 def torch_distributed() -> Any:
     """torch.distributed if the job has initialised it, else None. Imports nothing."""
     distributed = sys.modules.get("torch.distributed")
-    there = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if there else None
+    initialized = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if initialized else None
 
 
 def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
@@ -387,9 +387,9 @@ def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
 
 
 def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
-    """Have ``export`` write a trace to ``<spool>/<capture_id>.json``; its size in bytes.
+    """Write a trace by ``export`` to ``<spool>/<capture_id>.json``; returns its size in bytes.
 
-    It takes its name when it is on disk. A failure leaves nothing behind. Kineto says nothing when the disk is full.
+    The file gets its name once it is whole on disk; a failure leaves nothing behind. Kineto reports no full disk.
 
     Raises:
         CaptureError: the trace is not whole or too large, or the name is taken.
@@ -405,7 +405,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
             raise CaptureError(f"the trace has {size_bytes} bytes; {max_bytes} are allowed")
         if not ends_whole(partial):
             raise CaptureError("the trace was not written whole; the disk may be full")
-        # Kineto makes a file of its own with the process's umask.
+        # Kineto creates a file of its own, with the process's umask.
         partial.chmod(0o600)
         with partial.open("rb") as file:
             files.permit(file.fileno())
@@ -443,35 +443,35 @@ def ends_whole(trace: Path) -> bool:
 
 
 PROBED_STEPS = 10
-"""A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
-options, which multiply what a step leaves, any capture of more than one step has."""
+"""Before a capture of more than these steps, or of more than one step with options, which multiply the trace, a probe
+records one step to learn its cost, unless that is known."""
 
 MAX_STALL_S = 2.0
-"""How long the stop and the export of a capture may hold its rank up, and with it its group; longer ones are cut.
+"""How long the stop and the export of a capture may hold up its rank, and so its group; longer captures are cut.
 
-Torch reads every event when it stops, and when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
+Torch reads every event when it stops, and again when it writes the trace, and keeps the GIL: 20 to 60 us an operator.
 """
 
-_ROOM_FRACTION = 0.9
-"""Of the bytes allowed, what is planned with: no step is quite like another."""
+_PLANNED_FRACTION = 0.9
+"""The share of the allowed bytes to plan with: steps differ in size."""
 
 _GROWTH = 1.5
-"""How much longer a step holds the rank up in a larger trace than in the measured one.
+"""How much longer a step holds up the rank in a larger trace than in the measured one.
 
 With 400 operators a step: 11 to 19 ms for one alone, 14 for one of ten, 23 of a hundred, 25 of two hundred.
 """
 
 _BLANKS = 2
-"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
+"""Traces without any step before a probe: the first pays the process's one-time costs, the second is measured."""
 
 Options = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceCost:
-    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
+    """The cost of some steps: bytes of their trace, and seconds that its stop and export held up the rank.
 
-    ``fixed_s`` are those of a trace without any step, as far as they are known.
+    ``fixed_s``: the seconds of a trace without any step; 0 if unknown.
     """
 
     steps: int
@@ -481,25 +481,25 @@ class TraceCost:
 
 
 class StepSizes:
-    """What a step takes, by the profiler's options, as measured last."""
+    """The cost of a step, by the profiler's options, as last measured."""
 
     def __init__(self) -> None:
         self._measured: dict[Options, TraceCost] = {}
 
     def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
-        """Keep what was measured with these options; what is fixed stays where it was not measured again."""
+        """Keep a measurement with these options; without ``fixed_s``, keep the earlier one's."""
         before = self._measured.get(_key(options))
         if measured.steps > 0 and measured.size_bytes > 0:
             fixed_s = measured.fixed_s or (before.fixed_s if before else 0.0)
             self._measured[_key(options)] = replace(measured, fixed_s=fixed_s)
 
     def wants_probe(self, request: CaptureRequest) -> bool:
-        """Whether to record a step before a capture, to learn what it takes."""
+        """Whether to record a step before a capture, to learn its cost."""
         key = _key(request.options)
         return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
 
     def limit(self, request: CaptureRequest) -> tuple[int, str]:
-        """How many steps a capture may have, and why no more ("": it may have all).
+        """The steps that a capture may have, and why not all (or "").
 
         Raises:
             CaptureError: a single step does not fit into its bytes.
@@ -512,7 +512,7 @@ class StepSizes:
             raise CaptureError(
                 f"one step alone makes a trace of {step_bytes:.0f} bytes; {request.max_bytes} are allowed"
             )
-        fit = int(_ROOM_FRACTION * request.max_bytes / step_bytes)
+        fit = int(_PLANNED_FRACTION * request.max_bytes / step_bytes)
         limits = (
             (request.steps, ""),
             (max(1, fit), f"more would not fit into {request.max_bytes} bytes"),
@@ -522,7 +522,7 @@ class StepSizes:
 
 
 class Probe:
-    """One step recorded before a capture and thrown away, to learn what a step takes.
+    """One step recorded before a capture and discarded, to learn the cost of a step.
 
     ``session`` makes a session with the capture's options. The training thread has spent ``took_s`` on it so far.
     """
@@ -557,7 +557,7 @@ class Probe:
             self._session.stop()
 
     def _started(self, number: int) -> TorchSession:
-        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        # Assigned first, so that `stop` finds it whatever fails.
         self._session = session = self._make()
         session.prepare()
         session.start(self._capture_id, number, {})
@@ -577,7 +577,7 @@ class Probe:
 
 
 def _in_time(measured: TraceCost) -> int:
-    """How many steps should hold the rank up for `MAX_STALL_S` at most."""
+    """The number of steps expected to hold up the rank for `MAX_STALL_S`."""
     step_s = (measured.stall_s - measured.fixed_s) / measured.steps
     steps = (MAX_STALL_S - measured.fixed_s) / step_s if step_s > 0.0 else sys.maxsize
     return int(steps if steps <= measured.steps else max(measured.steps, steps / _GROWTH))

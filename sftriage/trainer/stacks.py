@@ -1,7 +1,7 @@
-"""Takes the Python stacks of all threads of this process, and writes them as https://www.speedscope.app opens them.
+"""Samples the Python stacks of all threads of this process, and writes a file for https://www.speedscope.app.
 
-Beside the profiles, under ``sftriage``, are columns with a row for each look at all threads: its step and stage, and
-how long every thread has run and has waited for a core. Each of the DataLoader's workers has rows and profiles too.
+`sampler` calls it, in the trainer and in DataLoader workers. Beside the profiles, under ``sftriage``, are columns with
+a row for each sample of all threads: its step and stage, and each thread's running time and wait for a core.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 MAX_SAMPLES = 50_000
-"""Of all threads together; with so many it ends by itself."""
-MOST_OF_ONE = 40
-"""A look at all threads takes at most one in so many parts of the time."""
+"""Maximum samples of all threads together; sampling then ends by itself."""
+TIME_SHARE = 40
+"""Sampling takes at most one part in 40 of the time."""
 MAX_DEPTH = 128
 
 USED = ("collected_ns", "minor_faults", "major_faults", "system_ns")
-"""Counted of the first thread or its process: time of garbage collection, page faults, time in the kernel."""
+"""Counters of the first thread or its process: time of garbage collection, page faults, time in the kernel."""
 
 SCHEMA_VERSION = 1
 FORMAT = "https://www.speedscope.app/file-format-schema.json"
@@ -40,20 +40,20 @@ ProcessSamples = dict[str, Any]
 """A process's own samples, ready for JSON.
 
 ``frames`` are (function, file, line), with a line of ``source`` each; ``stacks`` numbers of frames, the outermost
-first; ``time_ns`` has a row's time, and each of ``threads`` by row the number of its ``stack`` (-1 where it was not
-there), ``run_ns`` and ``waited_ns``, as has the ``sampler``, without a stack. What the first of them waits in stands in
-``waits_in``, and what it has used by then in columns of their own (`USED`).
+first; ``time_ns`` has a row's time. Each of ``threads`` has by row the number of its ``stack`` (-1: it did not exist),
+``run_ns`` and ``waited_ns``; the ``sampler`` has the same without stacks. The first thread also has ``waits_in``, and
+columns for its counters (`USED`).
 """
 
 At = tuple[int, str, int]
 Times = tuple[int, int]
-"""How long a thread has run, and how long it has waited for a core (ns); -1 where that is unknown."""
+"""A thread's running time and its wait for a core (ns); -1 where unknown."""
 
 
 class _Row(NamedTuple):
-    """One look at all threads: the first one's step and stage, and each thread's stack and times.
+    """One sample of all threads: the first thread's step and stage, and each thread's stack and times.
 
-    ``waits_in`` is the kernel function that the first one waits in, if any and known; ``used`` is what `USED` names.
+    ``waits_in`` is the kernel function that the first thread waits in, if known; ``used`` has the counters of `USED`.
     """
 
     time_ns: int
@@ -65,20 +65,20 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Stacks of all threads but the one that takes them.
+    """Samples the stacks of all threads except its own.
 
     Args:
         period_s: least seconds from one sample to the next.
         first: the ident of the thread that comes first in the result.
         at: the step and stage that this thread is in, and since when (nanoseconds, monotonic clock).
-        outermost: the code whose callers are left out.
+        outermost: leave out the callers of this code.
     """
 
     def __init__(
         self, period_s: float, first: int, at: Callable[[], At] | None = None, outermost: CodeType | None = None
     ) -> None:
         self._period_s, self._first, self._at, self._outermost = period_s, first, at, outermost
-        # (kept, so that no other code object can take its id)
+        # (kept, so that no other code object can reuse the id)
         self._codes: dict[int, CodeType] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
         self._rows: list[_Row] = []
@@ -92,7 +92,7 @@ class Stacks:
         _taken.add(self)
 
     def run(self, ended: Callable[[float], object]) -> None:
-        """Take them on this thread until there are enough, or ``ended``, which waits for the given seconds, is true."""
+        """Sample on this thread until `MAX_SAMPLES`, or until ``ended``, which waits the given seconds, is true."""
         wait_s, last_ns, self._own = self._period_s, 0, threading.get_ident()
         gc.callbacks.append(self._collects)
         try:
@@ -100,9 +100,9 @@ class Stacks:
                 began_ns = thread_time_ns()
                 self._take()
                 took_ns = thread_time_ns() - began_ns
-                # Less often if a look takes long: the training thread has no interpreter meanwhile. (By thread time, as
-                # this thread may have waited for the interpreter; by two looks, as one may have collected garbage.)
-                wait_s = max(self._period_s, MOST_OF_ONE * min(took_ns, last_ns) * 1e-9)
+                # Less often if a sample takes long: it keeps the interpreter from the training thread. (By thread time:
+                # this thread may have waited for the interpreter. By two samples: one may have collected garbage.)
+                wait_s = max(self._period_s, TIME_SHARE * min(took_ns, last_ns) * 1e-9)
                 last_ns = took_ns
         finally:
             self.close()
@@ -116,7 +116,7 @@ class Stacks:
             self._wchan.close()
 
     def samples(self) -> ProcessSamples:
-        """All samples, once it has ended."""
+        """All samples, after `run`."""
         rows = self._rows
         stacks, frames = _framed(self._codes, self._stacks)
         first: dict[str, list[Any]] = {"waits_in": [row.waits_in for row in rows]}
@@ -143,7 +143,7 @@ class Stacks:
         }
 
     def at(self) -> dict[str, list[object]]:
-        """The step and the stage of each look, and since when, by column."""
+        """The step and the stage of each row, and since when, by column."""
         ats = [row.at for row in self._rows]
         return {name: [at[number] for at in ats] for number, name in enumerate(("step", "stage", "since_ns"))}
 
@@ -151,7 +151,7 @@ class Stacks:
         at, now_ns = (0, "", 0) if self._at is None else self._at(), monotonic_ns()
         stacks = {thread: self._stack(frame) for thread, frame in sys._current_frames().items() if thread != self._own}
         times_ns = {thread: _times_ns(self._schedstat(thread)) for thread in (*stacks, self._own)}
-        # (while a sample is taken, a thread that runs Python waits for the interpreter: that says nothing)
+        # (during a sample, a thread that runs Python waits for the interpreter: that is no finding)
         waits_in = self._wchan.read()
         waits_in = b"" if waits_in == b"0" or waits_in.startswith(b"futex") else waits_in
         self._rows.append(_Row(now_ns, at, stacks, times_ns, waits_in.decode("ascii", "replace"), self._used()))
@@ -163,7 +163,7 @@ class Stacks:
         return collected_ns, used.ru_minflt, used.ru_majflt, int(used.ru_stime * 1e9)
 
     def _collects(self, phase: str, info: object) -> None:
-        """The interpreter begins or ends to collect garbage on some thread, which no frame shows."""
+        """Time garbage collection, which no frame shows: the interpreter begins or ends it on some thread."""
         if threading.get_ident() == self._first:
             if phase == "start":
                 self._collects_since_ns = monotonic_ns()
@@ -174,7 +174,7 @@ class Stacks:
     def _schedstat(self, thread: int) -> _TaskFile:
         found = self._schedstats.get(thread)
         if found is None:
-            known = next((one for one in threading.enumerate() if one.ident == thread), None)
+            known = next((running for running in threading.enumerate() if running.ident == thread), None)
             self._names[thread] = known.name if known is not None else f"thread {thread}"
             # (for the main thread of a forked process, threading has the id from before the fork)
             native_id = os.getpid() if known is threading.main_thread() else getattr(known, "native_id", None)
@@ -185,11 +185,11 @@ class Stacks:
         return found
 
     def _stack(self, frame: FrameType | None) -> int:
-        """The number of a stack. No frame is kept: frames hold the program's variables."""
+        """The number of a stack. Keeps no frame: frames hold the program's variables."""
         found: list[int] = []
         while frame is not None and len(found) < 2 * MAX_DEPTH:
             code = frame.f_code
-            # (a thread that has collected garbage first releases the interpreter in our callback)
+            # (a thread may release the interpreter in our callback after it has collected garbage)
             if code is not Stacks._collects.__code__:
                 self._codes[id(code)] = code
                 found += (id(code), frame.f_lasti)
@@ -204,9 +204,9 @@ class Stacks:
 def _framed(
     codes: Mapping[int, CodeType], stacks: Iterable[Sequence[int]]
 ) -> tuple[list[list[int]], list[tuple[str, str, int]]]:
-    """Stacks as numbers of frames, the outermost first, and the frames as speedscope has them: function, file, line.
+    """Stacks as numbers of frames, the outermost first, and the frames: function, file, line.
 
-    The given stacks are a code's id, its current instruction, and so on from the innermost.
+    ``stacks`` alternate a code's id and its current instruction, from the innermost.
     """
     frames: dict[tuple[str, str, int], int] = {}
 
@@ -222,12 +222,12 @@ def _framed(
         key = getattr(code, "co_qualname", code.co_name), code.co_filename, line
         return frames.setdefault(key, len(frames))
 
-    framed = [[number_of(*one) for one in zip(stack[-2::-2], stack[::-2], strict=True)] for stack in stacks]
+    framed = [[number_of(*frame) for frame in zip(stack[-2::-2], stack[::-2], strict=True)] for stack in stacks]
     return framed, list(frames)
 
 
 def _source_of(frames: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Every frame's line of source, or "". Leaves no file in the job's line cache that was not there."""
+    """Every frame's line of source, or "". Leaves the job's line cache as it was."""
     known = set(linecache.cache)
     try:
         return [linecache.getline(file, line).strip()[:MAX_SOURCE] for _, file, line in frames]
@@ -270,15 +270,12 @@ def written(
 ) -> Iterator[str]:
     """The file in pieces, so that the training thread gets the interpreter between them.
 
-    Args:
-        title: its name.
-        own: the trainer's samples, with the training thread first.
-        at: the step and stage of each of its rows, by column.
-        workers: samples of the DataLoader's workers; or, with a ``problem``, why a worker has none.
+    ``own`` are the trainer's samples, with the training thread first; ``at`` has the step and stage of each of its
+    rows, by column. A worker has samples, or a ``problem``: why there are none.
     """
     numbers: dict[tuple[str, str, int], int] = {}
     source: list[str] = []
-    sampled = [one for one in workers if "problem" not in one]
+    sampled = [worker for worker in workers if "problem" not in worker]
     profiles = []
     for process in (own, *sampled):
         renumbered = []
@@ -297,8 +294,8 @@ def written(
         **_columns(own),
         **at,
         "source": source,
-        "workers": [{name: one[name] for name in ("worker", "of", "pid")} | _columns(one) for one in sampled],
-        "not_sampled": [one for one in workers if "problem" in one],
+        "workers": [{name: worker[name] for name in ("worker", "of", "pid")} | _columns(worker) for worker in sampled],
+        "not_sampled": [worker for worker in workers if "problem" in worker],
     }
     yield f'],"shared":{_json({"frames": frames})},"sftriage":{_json(columns)}}}'
 
@@ -325,7 +322,7 @@ def _profile(
         "unit": "nanoseconds",
         "startValue": times_ns[0] - origin_ns,
         "endValue": times_ns[-1] - origin_ns,
-        # Where it was not there yet, or not any more, its stack is empty.
+        # Empty before the thread began, and after it ended.
         "samples": [stacks[number] if number >= 0 else [] for number in thread["stack"]],
         "weights": [after - before for before, after in pairwise(times_ns)],
     }
@@ -333,7 +330,7 @@ def _profile(
 
 _taken: weakref.WeakSet[Stacks] = weakref.WeakSet()
 
-# Held while a file is opened or closed, and by a thread that forks: a child closes all that are open.
+# Held while a file is opened or closed, and by a thread that forks: a child closes all open files.
 _no_fork = threading.RLock()
 
 

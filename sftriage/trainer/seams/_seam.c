@@ -1,20 +1,19 @@
-/* What sftriage.trainer.seams puts around a function of torch, or gives it as a hook, once a job is in its stride, in C. What a
-   seam does where all is as in most steps is what `Steps.enter` and `leave`, and those in hooks.py, would do; else
-   it asks these: they see the same lists.
+/* The wrappers and hooks of sftriage.trainer.seams in C, for a job in steady state. In an ordinary step a seam does what
+   `StageSteps.enter` and `leave`, and hooks.py, would do, on the same lists; in all other cases it calls them.
 
-   One binary with the recorder's writer, which is compiled here: a seam enters and leaves stages itself. */
+   It is compiled into one binary with the recorder's writer, because a seam enters and leaves stages itself. */
 #include "../_moments.c"
 
 enum { AROUND, BEFORE, AFTER, MODEL_BEFORE, MODEL_AFTER, KEPT = 11 };
 
 typedef struct {
   PyObject_HEAD
-  union { /* the references that it has */
+  union { /* its references */
     struct {
       Span *span;
-      PyObject *opened, *ready; /* stages that are open; empty where it has to ask */
+      PyObject *opened, *ready; /* the open stages; empty unless C may enter the stage */
       PyObject *name, *slow, *leave;
-      PyObject *stepping, *kinds, *counters; /* of optimizers: see `Steps`, and what the compiler counts */
+      PyObject *stepping, *kinds, *counters; /* of optimizers: see `StageSteps`; the compiler's counters */
       PyObject *gradients;                   /* says whether they are on */
       PyObject *about; /* the function; an optimizer's id; of the hook after a model, the one before it */
     };

@@ -241,8 +241,7 @@ class Models:
             return
         with seams.guarded("forward"):
             for module in found:
-                inner = models.wrapped(module)
-                self._hooked += [_Model(seams, module)] + ([] if inner is None else [_Model(seams, inner)])
+                self._hooked += [_Model(seams, part) for part in (module, models.wrapped(module)) if part is not None]
             jit = sys.modules["torch"].jit
             if hasattr(jit, "script"):
                 seams.replaced.wrap(jit, "script", "forward", self._scripts, self._scripted)
