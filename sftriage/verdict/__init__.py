@@ -1,7 +1,7 @@
-"""Who is slow, in which stage and since when. Pure numpy: no I/O and no clock; a run's state goes in and comes out.
+"""Which rank is slow, in which stage and since when. Pure numpy: no I/O and no clock; state goes in and comes out.
 
-`accounting` cuts a window where its ranks are together and walks through it. `whatif` replays it and holds it against
-the job's past, and `units` has what ranks and hosts would have saved and what the system kept them from. `sequential`
-finds who is slow along the run, `candidates` since when. `evidence` gathers all that, with `regression` for the job
-against its own best; `judging` labels it on the right clock, window after window. `stalls` judges standing jobs.
+`accounting` cuts a window where its ranks are together, and computes the frontier. `whatif` replays it and compares it
+with the job's past; `units` computes what fixing a rank or a host would save, and what the system did to it.
+`sequential` finds the slow rank along the run, `candidates` the onset, `regression` slowdowns of the whole job.
+`evidence` combines them, and `judging` labels windows on the right clock. `stalls` judges steps that do not end.
 """

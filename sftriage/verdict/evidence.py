@@ -423,7 +423,7 @@ class WindowEvidence:
         units = rank_units(replays, sequential.units_to_examine(of_ranks, ranks, least_s), roles)
         if places is None:
             return ranks, self.before.hosts, self._held_back(units)
-        elsewhere = [last_elsewhere(one, places) for one in replays]
+        elsewhere = [last_elsewhere(replay, places) for replay in replays]
         of_hosts = sequential.arrivals_of_hosts(replays, elsewhere, places, self.settings)
         hosts = advance(self.before.hosts, of_hosts)
         examined, alike = sequential.units_to_examine(of_hosts, hosts, least_s), self.settings.larger_part_fraction

@@ -63,7 +63,7 @@ class Roles:
     @property
     def some_X(self) -> RankArray:
         """The ranks of the samples that are not whole, in their order."""
-        parts = [one.ranks_CX.ravel() for one in self.samples if not one.whole]
+        parts = [sample.ranks_CX.ravel() for sample in self.samples if not sample.whole]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
 
 
@@ -88,7 +88,7 @@ def grouped(names: tuple[str, ...]) -> Roles:
         Sample(np.asarray(cohorts), np.stack([sampled(members[c], at_most) for c in cohorts]), whole)
         for (_, whole), cohorts in of_size.items()
     )
-    for shared in (role_R, *members, *(one.ranks_CX for one in samples)):
+    for shared in (role_R, *members, *(sample.ranks_CX for sample in samples)):
         shared.setflags(write=False)
     return Roles(tuple(number), role_R, members, samples)
 

@@ -17,7 +17,7 @@ from sftriage.windows.decoding import BoolArray, FloatArray
 
 
 def counted_of(known: Mapping[str, FloatArray | None]) -> FloatArray | None:
-    """The counters of a window (N x R x C), of which some are known (N x R each); None where none is."""
+    """The counters of a window (N x R x C) from the known ones (N x R each); None if there are none."""
     there = {name: values_NR for name, values_NR in known.items() if values_NR is not None}
     if not there:
         return None
@@ -54,17 +54,17 @@ def save_npz(window: Window, path: Path) -> Path:
 
 
 MAX_UNPACKED_BYTES = 512 << 20
-"""What the arrays of a recording may take in memory; as windows they take several times that."""
+"""Maximum memory for the arrays of a recording; as windows they take several times as much."""
 
 _NPY_MAGIC = b"\x93NUMPY"
 _NOT_FINITE = "not a finite number"
 
 
 def load_npz(path: Path) -> Window:
-    """All of a recording as one window.
+    """A whole recording as one window.
 
     Raises:
-        InputError: not a readable ``.npz``, or what is in it cannot be used; the message names what and where.
+        InputError: not a readable ``.npz``, or invalid arrays; the message names the array and the place.
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -77,7 +77,7 @@ def load_npz(path: Path) -> Window:
         raise InputError(f"{path}: {error}") from error
     except SchemaError as error:
         raise InputError(f"{path}: stages or sync: {error}") from error
-    except Exception as error:  # numpy, zipfile and zlib each raise what they like for a damaged file
+    except Exception as error:  # numpy, zipfile and zlib raise many exceptions for damaged files
         raise InputError(f"{path}: not a readable .npz: {error}") from error
 
 
@@ -85,22 +85,22 @@ def _check_sizes(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         # A member unpacks to no more than its directory entry says: the reader stops there.
-        total_bytes = sum(one.file_size for one in members)
+        total_bytes = sum(member.file_size for member in members)
         if total_bytes > MAX_UNPACKED_BYTES:
             raise InputError(f"its arrays have {total_bytes:,} bytes; at most {MAX_UNPACKED_BYTES:,} are allowed")
-        for one in members:
-            with archive.open(one) as file:
+        for member in members:
+            with archive.open(member) as file:
                 if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
                     continue
                 file.seek(0)
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
-                declared_bytes, found_bytes = math.prod(shape) * dtype.itemsize, one.file_size - file.tell()
+                declared_bytes, found_bytes = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
             if dtype.hasobject:
-                raise InputError(f"not a readable .npz: {one.filename} contains Python objects")
+                raise InputError(f"not a readable .npz: {member.filename} contains Python objects")
             if declared_bytes != found_bytes:
-                raise InputError(f"{one.filename} declares {declared_bytes:,} bytes but has {found_bytes:,}")
+                raise InputError(f"{member.filename} declares {declared_bytes:,} bytes but has {found_bytes:,}")
 
 
 def _window(arrays: dict[str, Any]) -> Window:
@@ -153,7 +153,7 @@ def _durations(arrays: dict[str, Any], n_named: int) -> tuple[FloatArray, BoolAr
 
 
 def _checked(name: str, values_NRS: FloatArray) -> BoolArray:
-    """The vectors (N, R) that are missing, all others being of times."""
+    """Refuse invalid times; returns which vectors (N, R) are missing."""
     missing_NR: BoolArray = np.asarray(np.isnan(values_NRS).all(axis=2))
     bad_NRS = ~np.isfinite(values_NRS) & ~missing_NR[:, :, None]
     _refuse(name, values_NRS, bad_NRS, _NOT_FINITE, "; a missing step is NaN in all its stages")
@@ -200,7 +200,7 @@ def _refinement(
 
 
 def _numbers(arrays: dict[str, Any], name: str, axes: tuple[str, ...]) -> FloatArray:
-    """A copy in float64 (N, R, ...) whose memory has the third axis first: the ranks of one stage lie side by side."""
+    """A copy in float64 (N, R, ...), with the third axis first in memory: the ranks of one stage lie side by side."""
     values = arrays[name]
     if values.ndim != len(axes):
         raise InputError(f"{name} has {values.ndim} axes, shape {values.shape}; expected {' x '.join(axes)}")
@@ -211,8 +211,8 @@ def _numbers(arrays: dict[str, Any], name: str, axes: tuple[str, ...]) -> FloatA
     return np.array(values.transpose(2, 0, 1), dtype=np.float64, order="C").transpose(1, 2, 0)
 
 
-def _refuse(name: str, values: FloatArray, bad: BoolArray, what: str, remark: str = "") -> None:
-    """Refuse the array if any place of it is bad: which one, and how many more. ``remark`` is for a NaN."""
+def _refuse(name: str, values: FloatArray, bad: BoolArray, problem: str, remark: str = "") -> None:
+    """Refuse an array with bad values, naming the first place. ``remark`` is added if that is NaN."""
     n_bad = int(np.count_nonzero(bad))
     if not n_bad:
         return
@@ -220,7 +220,7 @@ def _refuse(name: str, values: FloatArray, bad: BoolArray, what: str, remark: st
     axes = ("step", "rank", "stage" if name in ("durations_s", "device_s") else "sync stage")
     place = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False))
     more = f" and {n_bad - 1} more" if n_bad > 1 else ""
-    raise InputError(f"{name} is {what} at {place} ({values[at]}){more}{remark if np.isnan(values[at]) else ''}")
+    raise InputError(f"{name} is {problem} at {place} ({values[at]}){more}{remark if np.isnan(values[at]) else ''}")
 
 
 def _scalar(arrays: dict[str, Any], name: str, dtype_kinds: str, expected: str) -> int:
@@ -232,7 +232,7 @@ def _scalar(arrays: dict[str, Any], name: str, dtype_kinds: str, expected: str) 
 
 def _texts(arrays: dict[str, Any], name: str) -> tuple[str, ...]:
     values = arrays[name]
-    # An empty list of names saves as an empty float array: no sync stage is a legitimate thing to say.
+    # An empty list of names is saved as an empty float array: a job may have no sync stage.
     if values.ndim != 1 or not (values.dtype.kind == "U" or values.size == 0):
         raise InputError(f"{name} has {values.ndim} axes of {values.dtype}; expected one axis of strings")
     return tuple(str(value) for value in values)

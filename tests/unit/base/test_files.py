@@ -46,7 +46,7 @@ def test_a_file_has_the_mode_that_is_wanted(tmp_path, monkeypatch, mode, environ
 
 @pytest.mark.parametrize("error_type", [InputError, CaptureError])
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "missing"])
-def test_what_is_no_regular_file_is_refused(tmp_path, kind, error_type):
+def test_a_file_that_is_not_regular_is_refused(tmp_path, kind, error_type):
     path = tmp_path / "a.json"
     (tmp_path / "b.json").write_text("elsewhere")
     make = {
@@ -73,7 +73,7 @@ class Place:
     number: int | None = None
 
 
-def test_a_value_is_found_again(tmp_path):
+def test_a_saved_value_is_loaded(tmp_path):
     note = Note(tmp_path / "place.json", Place)
     assert note.load() is None
     for value in (Place(tmp_path, ("a", "b")), Place(Path(), number=3)):
@@ -82,7 +82,7 @@ def test_a_value_is_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "12", "{}", '{"path": 3}', '{"path": "a", "number": "b"}', "\0" * 200])
-def test_what_is_no_such_value_is_refused(tmp_path, content):
+def test_a_file_with_another_content_is_refused(tmp_path, content):
     note = Note(tmp_path / "place.json", Place)
     note.path.write_text(content)
     with pytest.raises(InputError, match=r"place\.json: "):

@@ -50,7 +50,7 @@ def fail(error):
     return act
 
 
-def test_it_turns_again_and_again_until_it_stops(looping):
+def test_a_loop_repeats_its_turn_until_it_stops(looping):
     turns = looping()
     turns.reach(3)
     assert turns.loop.stop(30)
@@ -95,10 +95,10 @@ def test_failures_are_logged_once_until_they_change_or_pass(looping, caplog):
     turns = looping(*acts, works="it works again")
     turns.reach(7)
     assert turns.loop.stop(30)
-    said = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
+    logged = [(record.getMessage(), bool(record.exc_info)) for record in caplog.records]
     full, odd = ("it fails: No space left on device; trying again", False), ("it fails: ValueError('odd')", True)
     again = ("it works again", False)
-    assert said == [full, (f"{odd[0]}; trying again", True), again, full, again]
+    assert logged == [full, (f"{odd[0]}; trying again", True), again, full, again]
     assert turns.loop.problem == ""
 
 

@@ -30,7 +30,7 @@ def holder(tmp_path):
 
 
 def test_a_zombie_is_not_alive():
-    # GIVEN a child that has ended, and whose parent has not waited for it yet
+    # GIVEN a child that has ended, and whose parent has not reaped it yet
     child = os.fork()
     if not child:
         os._exit(0)

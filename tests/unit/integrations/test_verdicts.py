@@ -17,10 +17,10 @@ from tests.scenario import Recorder, decision, verdict
 
 
 class Kept:
-    """A tracker that keeps what it is told; ``fails`` says that it cannot."""
+    """A tracker that keeps its entries; ``fails``: it raises instead."""
 
     def __init__(self, fails=False):
-        self.fails, self.told, self.closed, self.heard = fails, [], False, threading.Event()
+        self.fails, self.entries, self.closed, self.called = fails, [], False, threading.Event()
 
     def numbers(self, step, values):
         self._take((step, values))
@@ -35,10 +35,10 @@ class Kept:
         self.closed = True
 
     def _take(self, what):
-        self.heard.set()
+        self.called.set()
         if self.fails:
             raise OSError("the disk is full")
-        self.told.append(what)
+        self.entries.append(what)
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +62,11 @@ def logged(*trackers, of, to):
         journal.window(judged, decision(judged))
     journal.close()
     for tracker in trackers:
-        assert tracker.heard.wait(60)
+        assert tracker.called.wait(60)
     log.close()
 
 
-def test_each_window_is_logged_at_its_last_step_and_words_where_they_are_news(journal, tmp_path):
+def test_each_window_is_logged_at_its_last_step_and_texts_only_if_new(journal, tmp_path):
     # GIVEN a window of what was trained before, and others of a job that becomes slow in one rank's data
     before = verdict(0, "suspect")
     journal.window(before, decision(before))
@@ -75,27 +75,27 @@ def test_each_window_is_logged_at_its_last_step_and_words_where_they_are_news(jo
     tracker = Kept()
     logged(tracker, of=[verdict(first, label) for first, label in found], to=tmp_path)
     # THEN
-    numbers = {step: values[0] for step, *values in tracker.told if not isinstance(values[0], str)}
+    numbers = {step: values[0] for step, *values in tracker.entries if not isinstance(values[0], str)}
     assert {step: values["sftriage/suspect_rank"] for step, values in numbers.items()} == {69: -1, 79: -1, 89: 2, 99: 2}
     assert numbers[99]["sftriage/step_time_s"] == pytest.approx(0.1)
     stages = {name: value for name, value in numbers[99].items() if "exposed_s/" in name}
     assert sum(stages.values()) == pytest.approx(numbers[99]["sftriage/step_time_s"])
     assert numbers[99]["sftriage/suspect_gain_s"] == pytest.approx(0.02)
-    words = [(step, name) for step, name, *text in tracker.told if text]
+    words = [(step, name) for step, name, *text in tracker.entries if text]
     assert words == [(69, "sftriage/verdict"), (89, "sftriage/verdict")]
     assert tracker.closed
 
 
-def test_a_tracker_that_raises_is_left_alone_and_the_others_go_on(tmp_path, caplog):
+def test_a_tracker_that_raises_is_dropped_and_the_others_continue(tmp_path, caplog):
     broken, sound = Kept(fails=True), Kept()
     logged(broken, sound, of=[verdict(20)], to=tmp_path)
-    assert sound.told
+    assert sound.entries
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "sftriage: stopped logging verdicts to Kept: OSError('the disk is full')"
     ]
 
 
-def test_a_stall_has_words_and_no_numbers(journal):
+def test_a_stall_has_a_text_and_no_numbers(journal):
     stalled = verdict(60, "stalled")
     journal.window(stalled, decision(stalled))
     (event,) = read_journal(journal._path)
@@ -104,7 +104,7 @@ def test_a_stall_has_words_and_no_numbers(journal):
     assert "Stalled" in text
 
 
-def test_without_a_run_nothing_is_logged_and_what_is_no_tracker_is_refused(monkeypatch):
+def test_without_a_run_nothing_is_logged_and_an_unknown_tracker_is_refused(monkeypatch):
     monkeypatch.delenv(RUN_ENV, raising=False)
     before = threading.active_count()
     log_verdicts(None).close()
@@ -122,7 +122,7 @@ def test_a_lead_does_nothing_without_a_run(monkeypatch):
     lead.stop()
 
 
-def test_what_logs_imports_nothing_heavy():
+def test_logging_imports_nothing_heavy():
     code = (
         "import sys, sftriage.integrations.trackers, sftriage.runs.journal;"
         "print({'numpy', 'pydantic', 'rich', 'torch', 'sqlalchemy'} & sys.modules.keys())"

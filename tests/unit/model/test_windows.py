@@ -44,7 +44,7 @@ def assert_same(one, other):
             assert mine == its, name
 
 
-def test_every_field_of_a_window_says_its_axes():
+def test_every_field_of_a_window_has_its_axes_in_its_name():
     # GIVEN the fields that have none: whoever adds one decides
     plain = {"schema", "first_step", "attempt", "on_device"}
     assert plain == {one.name for one in fields(Window)} - set(WITH_AXES)
@@ -71,7 +71,7 @@ def test_parts_of_a_window_joined_again_are_the_window(data, names, n_steps, fir
 
 
 @given(names=st.sets(st.sampled_from(OPTIONAL)), ranks=st.permutations(range(3)), n=st.integers(1, 3))
-def test_of_some_ranks_every_array_keeps_theirs(names, ranks, n):
+def test_selecting_ranks_selects_them_in_every_array(names, ranks, n):
     whole, ranks = window(names), ranks[:n]
     some = whole.of_ranks(ranks)
     for name in WITH_AXES:
@@ -87,7 +87,7 @@ def test_of_some_ranks_every_array_keeps_theirs(names, ranks, n):
     assert_same(whole.of_ranks(range(3)), whole)
 
 
-def test_what_only_some_windows_have_is_unknown_in_the_others():
+def test_an_array_of_only_some_windows_is_unknown_in_the_others():
     # GIVEN a window that has everything, and one after it that has durations alone
     whole = Window.joined((window(), window((), first_step=5)))
     # THEN what refines durations goes without, where a step without it would not be complete
@@ -114,7 +114,7 @@ def test_what_only_some_windows_have_is_unknown_in_the_others():
     ],
     ids=("a gap", "an overlap", "another attempt", "other stages", "other ranks"),
 )
-def test_what_does_not_follow_is_not_joined(after):
+def test_windows_that_are_not_consecutive_are_not_joined(after):
     with pytest.raises(ValueError, match="do not continue those up to 4"):
         Window.joined((window(()), after))
 
@@ -126,8 +126,8 @@ def test_steps_that_a_window_does_not_have_are_refused(first, last):
 
 
 def test_a_trainer_that_imports_the_records_does_not_import_numpy():
-    asks = "import sys, sftriage.trainer, sftriage.model.windows; sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
+    script = "import sys, sftriage.trainer, sftriage.model.windows; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def request(steps=5, period=0, phase=0):
@@ -135,7 +135,7 @@ def request(steps=5, period=0, phase=0):
 
 
 @given(steps=st.integers(1, 40), period=st.integers(2, 64), data=st.data(), step=st.integers(0, 10_000))
-def test_a_capture_of_what_comes_back_holds_it_and_waits_no_longer_than_for_the_next_time(steps, period, data, step):
+def test_a_capture_of_a_recurring_fault_has_it_and_waits_at_most_one_period(steps, period, data, step):
     wanted = request(steps, period, data.draw(st.integers(0, period - 1)))
     first = wanted.begins_at(step)
     recorded = range(first, first + steps)
@@ -169,7 +169,7 @@ ACCOUNTED = {
         {"throttled_s": 0.005, "queued_s": 0.027},
         ("descheduled", True, True),
     ),
-    "somebody stops it": ({"stopped_s": 0.04, "queued_s": 0.002}, ("stopped", True, True)),
+    "a stopped rank": ({"stopped_s": 0.04, "queued_s": 0.002}, ("stopped", True, True)),
     "its pages are read from disk": ({"major_faults": 7.0, "disk_s": 0.028}, ("page_faults", True, True)),
     "it reads files": ({"major_faults": 0.2, "disk_s": 0.028, "read_bytes": 9e6}, ("disk", True, False)),
     "it reads files, and the kernel counts no waits for disks": ({"io_s": 0.028}, ("disk", False, False)),
@@ -179,7 +179,7 @@ ACCOUNTED = {
     "its segments are sent again": ({"retransmitted": 0.1}, ("network", False, False)),
     "its GPU runs at a lower clock": ({"gpu_s": 0.02}, ("gpu_throttled", False, False)),
     "some of everything, and not half of it": ({"queued_s": 0.014, "stopped_s": 0.014, "disk_s": 0.014}, None),
-    "what was counted is said before what is inferred": (
+    "a counted cause comes before an inferred one": (
         {"queued_s": 0.016, "memory_s": 0.030},
         ("descheduled", True, True),
     ),
@@ -188,7 +188,7 @@ ACCOUNTED = {
 
 
 @pytest.mark.parametrize(("over", "found"), ACCOUNTED.values(), ids=ACCOUNTED)
-def test_what_accounts_for_a_lateness(over, found):
+def test_the_cause_of_a_lateness(over, found):
     account = accounting(over, 0.030)
     assert (account and (account.code, account.counted, account.alone is not None)) == found
     # AND who is not late has nothing to account for
@@ -200,7 +200,7 @@ AMOUNTS = st.dictionaries(st.sampled_from(COUNTERS), st.floats(-10.0, 10.0))
 
 @example(over={}, late_s=5e-324, of="throttled_s")
 @given(over=AMOUNTS, late_s=st.floats(0.0, 5.0), of=st.sampled_from(("throttled_s", "stopped_s")))
-def test_what_is_said_is_at_least_half_of_it_and_more_of_it_is_never_said_less(over, late_s, of):
+def test_a_cause_explains_at_least_half_and_more_of_it_never_explains_less(over, late_s, of):
     found = accounting(over, late_s)
     assert found is None or (found in list(accounts(over)) and found.took_s >= 0.5 * late_s)
     assert found is None or (found.took_s > 0.0 and late_s > 0.0)

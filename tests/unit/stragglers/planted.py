@@ -254,6 +254,6 @@ class Job:
             self.work[forwards] += pause_s * hit
 
     def communication(self, ratio=20.0, every=3):
-        """In every so many steps, the collectives over gradients take long for everybody."""
+        """In one step of several, the collectives over gradients take long on all workers."""
         scatters = self.ops(kind="grads-reduce-scatter")
         self.work[scatters[:, None], np.arange(0, self.steps, every)] *= ratio

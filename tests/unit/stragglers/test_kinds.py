@@ -45,10 +45,10 @@ def test_a_planted_kind_is_named_and_no_other(plant, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_is_named_where_there_is_nothing(shape):
+def test_a_job_without_stragglers_has_no_kind(shape):
     # GIVEN a job whose operations vary by a hundredth
     operations = arranged(Job(**SHAPES[shape]).rows())
-    # WHEN it is analysed, THEN it is not slowed down enough to look for anybody
+    # WHEN it is analysed, THEN it is not slowed down enough to attribute anything
     found = slowdown_of(operations)
     assert found.s < 1.03
     assert (found.m_w, found.m_s, found.by_worker(), kinds_of(operations, found)) == (None, None, {}, ())
@@ -62,7 +62,7 @@ def test_nothing_is_named_where_there_is_nothing(shape):
     plant=st.sampled_from(PLANTS),
     seed=st.integers(0, 2**16),
 )
-def test_of_any_size_the_planted_kind_accounts_for_most(stages, dps, steps, plant, seed):
+def test_at_any_size_the_planted_kind_has_the_largest_share(stages, dps, steps, plant, seed):
     # GIVEN a job of some size, and one kind of stragglers in it
     job = Job(stages=stages, dps=dps, steps=steps, microbatches=8, seed=seed)
     getattr(job, plant)()
@@ -85,7 +85,7 @@ def test_two_kinds_at_once_are_both_named(plants):
     assert set(plants) <= set(kinds), {code: kind.share for code, kind in kinds.items()}
 
 
-def test_what_others_hide_is_found_once_they_are_mended():
+def test_a_hidden_kind_is_found_once_the_others_are_fixed():
     # GIVEN a job with a worker that is twice as slow, where microbatches differ so much that mending it wins little
     job = Job(stages=4, dps=4, steps=8, seed=1)
     slow = job.slow_worker(2.0)
@@ -109,8 +109,8 @@ def test_a_slow_worker_of_the_last_stage_is_not_the_stage():
     assert [(kind.code, kind.workers) for kind in kinds_of(operations, found)] == [("slow_worker", ((2, 3),))]
 
 
-def test_stalls_of_one_worker_alone_are_that_workers():
-    # GIVEN a job in which forward computations of one worker stall now and then, and nobody else's do
+def test_stalls_of_one_worker_alone_are_no_garbage_collection():
+    # GIVEN a job in which forward computations of one worker stall now and then, and no other worker's do
     job = Job(stages=2, dps=4, steps=8, seed=2)
     forwards = job.ops("forward", 0)
     job.work[forwards[::3], :, 1] += 0.080
@@ -118,7 +118,7 @@ def test_stalls_of_one_worker_alone_are_that_workers():
     assert {code: kind.workers for code, kind in named(job).items()} == {"slow_worker": ((1, 0),)}
 
 
-def test_collections_that_were_recorded_as_such_count_too():
+def test_recorded_collections_count_too():
     # GIVEN a job whose recording has the collector's own runs, of one worker after the other
     job = Job(stages=2, dps=4, steps=8, seed=2)
     for stage in range(2):

@@ -78,7 +78,7 @@ def test_every_operation_begins_and_ends_when_the_obvious_simulator_says(one, sh
 
 
 @given(graphs_of_operations(), SHAPES, st.integers(0, 2**32 - 1))
-def test_a_transfer_by_itself_gives_back_what_was_replayed(one, shape, seed):
+def test_the_own_time_of_a_transfer_is_the_replayed_work(one, shape, seed):
     # GIVEN a replay, and so begin and end of every operation
     n_ops, dependencies, groups, joined = one
     work_TNW = np.random.default_rng(seed).uniform(0.0, 1.0, (n_ops, *shape))
@@ -110,7 +110,7 @@ def test_steps_are_the_same_however_many_are_replayed_at_a_time(one, n_steps, se
     np.testing.assert_array_equal(whole.finish_N, timeline(graph, work_TNW)[1].max(axis=(0, 2)))
 
 
-def test_operations_that_wait_for_one_another_in_a_circle_are_refused_by_name():
+def test_a_circle_of_operations_is_refused_by_name():
     # GIVEN two transfers each of which one worker begins only after the other
     dependencies, groups = [(0, 1), (2, 3)], [[0, 3], [1, 2]]
     # WHEN they are put in order, THEN that is refused, and says of one of them what it is
@@ -156,7 +156,7 @@ def test_a_recorded_job_is_replayed_as_it_ran(job):
     np.testing.assert_allclose(own, np.sort(job.work, axis=0), atol=1e-9)
 
 
-def test_one_column_beside_its_ideal_is_what_it_is_among_all_the_others_at_theirs():
+def test_one_column_beside_one_ideal_column_equals_it_among_all_ideal_columns():
     # GIVEN a job of five data-parallel ranks that differ
     operations = arranged(Job(dps=5, jitter=0.4, seed=3).rows())
     # WHEN each is replayed with one other that stands for four
@@ -185,7 +185,7 @@ def without(first=None, **which):
     return change
 
 
-def test_steps_without_all_operations_are_left_out_and_it_says_so():
+def test_steps_without_all_operations_are_left_out_with_a_note():
     # GIVEN a recording in which one operation of the second of its steps is missing
     rows = Job(steps=4).rows()
     missing = np.flatnonzero(rows.step_E == 10)[5]
@@ -196,7 +196,7 @@ def test_steps_without_all_operations_are_left_out_and_it_says_so():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             lambda _, rows: {"optypes": ["mine" if one == "gc" else one for one in rows.optypes]},
@@ -217,11 +217,11 @@ def test_steps_without_all_operations_are_left_out_and_it_says_so():
         (without(kind="backward-recv", stage=0), "backward-send 0 of stage 1 has no match at the other end"),
     ],
 )
-def test_what_is_no_such_recording_is_refused_in_words(change, said):
+def test_an_invalid_recording_is_refused_with_a_sentence(change, message):
     # GIVEN a recording with something wrong in it, or one that never has some operations
     job = Job(steps=2)
     rows = job.rows()
     wrong = type(rows)(**({"optypes": rows.optypes, **arrays(rows)} | change(job, rows)))
     # WHEN it is taken up, THEN it says what
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         arranged(wrong)

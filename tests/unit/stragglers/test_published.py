@@ -55,7 +55,7 @@ def test_the_slowdown_and_the_time_of_every_step(name):
 
 
 @traces
-def test_whose_the_slowdown_is(name):
+def test_the_slowdown_by_worker_and_operation(name):
     # GIVEN a published trace, analysed
     _, found = analysed(name)
     theirs = published("result", name)
@@ -71,7 +71,7 @@ def test_whose_the_slowdown_is(name):
 
 
 @traces
-def test_what_mending_the_worst_workers_or_the_last_stage_would_recover(name):
+def test_what_fixing_the_worst_workers_or_the_last_stage_would_recover(name):
     # GIVEN a published trace, analysed
     _, found = analysed(name)
     for fix, kind, key in ((found.m_w, "mw", "Mw"), (found.m_s, "ms", "Ms")):
@@ -99,7 +99,7 @@ def test_the_figures_of_the_paper_and_the_kinds_it_names(name, figures, kinds):
 PAGE = " ".join((Path(__file__).parents[3] / "docs" / "whatif.md").read_text(encoding="utf-8").split())
 
 
-def test_every_kind_is_documented_and_says_what_to_do():
+def test_every_kind_is_documented_with_a_remedy():
     codes = set(get_args(kinds.Code))
     assert set(REMEDIES) == codes
     for code in codes:
@@ -112,7 +112,7 @@ def test_every_type_of_operation_and_column_is_documented(name):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sentence",
     [
         f"Under S = {MIN_SLOWDOWN} nothing is shared out",
         f"the worst {WORST_PERCENT} % of the workers (at least one",
@@ -125,5 +125,5 @@ def test_every_type_of_operation_and_column_is_documented(name):
         f"Clocks of workers may be apart by {CLOCK_ERROR_S * 1e3:.0f} ms",
     ],
 )
-def test_the_numbers_that_decide_are_documented(said):
-    assert said in PAGE
+def test_the_numbers_that_decide_are_documented(sentence):
+    assert sentence in PAGE

@@ -59,7 +59,7 @@ def windows(draw, elements=ORDINARY, min_ranks=1, max_ranks=6, missing=True, ref
 
 @st.composite
 def distinct_windows(draw):
-    """Windows in which no two ranks tie, so that there is one answer to who led; some with somebody slow."""
+    """Windows in which no two ranks tie, so that the leader is unique; some with a slow rank."""
     window = draw(windows(missing=False, refined=False, min_ranks=2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     durations_NRS = rng.gamma(20.0, 0.05, window.durations_NRS.shape)

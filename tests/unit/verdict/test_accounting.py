@@ -50,7 +50,7 @@ def exchanging(window):
 
 @given(window=windows(elements=ANY).filter(lambda window: window.schema.sync))
 @settings(max_examples=150)
-def test_of_exchanges_anywhere_the_advances_are_a_partition_too_and_no_wait_is_exposed(window):
+def test_with_exchanges_anywhere_advances_still_partition_and_no_wait_is_exposed(window):
     # GIVEN any window with a sync stage WHEN that is one of exchanges that may lie anywhere
     accounting = anchored(exchanging(window))
     assert (accounting.advances_S >= 0.0).all()
@@ -59,7 +59,7 @@ def test_of_exchanges_anywhere_the_advances_are_a_partition_too_and_no_wait_is_e
     assert accounting.exposed_s <= anchored(window).exposed_s * (1.0 + 1e-12)
 
 
-def test_where_the_ranks_leave_an_exchange_together_it_is_as_any_sync_stage():
+def test_an_exchange_that_ranks_leave_together_is_like_any_sync_stage():
     # GIVEN ranks of which one is late before an exchange, and all leave it together
     window = Job(noise=QUIET, sync=("backward",)).run(Fault("data", 1, 0.02), Fault("optimizer", 2, 0.03))
     # THEN where the time went is the same
@@ -67,7 +67,7 @@ def test_where_the_ranks_leave_an_exchange_together_it_is_as_any_sync_stage():
     np.testing.assert_allclose(other.advances_S, one.advances_S, atol=1e-9)
 
 
-def test_an_exchange_that_does_not_come_cuts_nothing():
+def test_an_absent_exchange_cuts_nothing():
     window = Job(noise=QUIET).run(Fault("data", 1, 0.02))
     stages = (*window.schema.stages[:-2], "exchange", *window.schema.stages[-2:])
     durations_NRS = np.insert(window.durations_NRS, -2, 0.0, axis=2)
@@ -90,7 +90,7 @@ def test_without_a_sync_stage_it_is_the_frontier_of_the_paper(window):
     np.testing.assert_allclose(ours.advances_S, advances_S, rtol=1e-9, atol=1e-12 * ours.exposed_s)
 
 
-def test_a_missing_vector_takes_its_step_out_and_is_not_taken_for_zero():
+def test_a_missing_vector_removes_its_step_and_is_not_zero():
     # GIVEN three steps of 5 s, in the second of which a rank's vector is missing
     window = exactly(np.full((3, 2, 2), 2.5), ("forward", "backward"), ("backward",))
     window.durations_NRS[1, 0] = np.nan
@@ -124,7 +124,7 @@ def test_a_delay_after_the_last_sync_keeps_its_stage_and_its_rank():
     backward, optimizer = (window.schema.stages.index(stage) for stage in ("backward", "optimizer"))
     # WHEN it is accounted from each rank's own step start
     theirs = plain(window)
-    # THEN the delay is seen as everybody else's `backward`, and rank 2 leads it nowhere (but where it is not yet felt)
+    # THEN the delay shows as all other ranks' `backward`, and rank 2 leads it nowhere (but where it is not yet felt)
     assert theirs.advances_S[backward] / 49 == pytest.approx(0.032, abs=0.0005)
     assert theirs.leaders_S[backward] != 2
     assert theirs.advances_S[optimizer] / 49 == pytest.approx(0.001, abs=0.0005)
@@ -145,7 +145,7 @@ def test_ranks_end_a_segment_together(sync):
     window = Job(sync=sync).run(Fault("data", 1, 0.02), Fault("optimizer", 2, 0.02))
     # WHEN cut into segments
     parts = segments(window)
-    # THEN there is one a sync stage (one without any), and in all but the first row (whose beginning was not seen) and
+    # THEN there is one a sync stage (one without any), and in all but the first row (whose beginning is unknown) and
     # the last (which is cut short) the ranks have spent the same time in it
     assert len(parts) == max(1, len(sync))
     for part in parts:

@@ -88,7 +88,7 @@ def test_nothing_over_its_threshold_is_healthy(window, factor, hosts, seed):
         check.name for check in explain(verdict).checks if check.met and check.name.endswith(("gain_s", "excess_s"))
     ]
     assert verdict.label != "healthy" or not over
-    # AND where nobody is named, some part does
+    # AND if no rank is named, some part does
     held = set(verdict.reasons) - {"low_coverage", "self_inflicted", "mixed_roles", "no_sync"}
     assert not held or over
 

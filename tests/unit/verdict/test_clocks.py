@@ -147,7 +147,7 @@ HEALTHY, LIMITED = "healthy", "clock_limited"
 
 
 def case(situation, job, device, host, hosts=None, kernels=None, known=True):
-    """A situation, and what is said of it with device times and without: a label's reason, or (who, stage).
+    """A situation, and the verdict with device times and without: a label's reason, or (rank, stage).
 
     ``hosts`` and ``kernels``: what is slow on hosts, and on devices. ``known``: healthy windows went before.
     """
@@ -219,10 +219,10 @@ def test_the_truth_table(job, device, host, hosts, kernels, known, on_device):
             assert ("all" if first.scope == "all" else first.rank, first.stage) == expected
 
 
-def test_a_job_on_cpus_is_judged_as_ever():
+def test_a_job_on_cpus_is_judged_on_the_hosts_clock():
     # GIVEN a job that no device is part of
     verdict = classify(Job().run(Fault("forward", 1, 0.030)))
-    # THEN the host's clock tells everything, and nothing is said of another
+    # THEN the host's clock decides, and the verdict has no other
     assert (verdict.label, verdict.clock, verdict.suspects[0].stage) == ("suspect", "host", "forward")
     assert not {"device_coverage", "clock_agreement"} & set(verdict.numbers)
     assert "clock" not in verdict_sentence(verdict)
@@ -269,7 +269,7 @@ def test_steps_that_the_host_alone_lacks_are_not_counted():
     assert np.isfinite(list(verdict.numbers.values())).all()
 
 
-def test_the_hosts_ready_moment_says_nothing_on_the_devices_clock():
+def test_the_hosts_ready_moment_does_not_count_on_the_devices_clock():
     # GIVEN a kernel that is slow inside the sync stage, and a host that launched late there for another reason
     past = healthy_past(READS_LOSS, device=True)
     window = READS_LOSS.run(kernels=(replace(SLOW_FORWARD, stage="backward"),))
@@ -279,7 +279,7 @@ def test_the_hosts_ready_moment_says_nothing_on_the_devices_clock():
     assert classify(replace(window, ready_NR=ready_NR), past).reasons == ("sync_ambiguous",)
 
 
-def test_whose_last_gradient_was_late_on_its_device_is_named_inside_the_sync_stage():
+def test_a_late_last_gradient_on_the_device_names_its_rank_in_the_sync_stage():
     # GIVEN the same kernel, and events where each device had its last gradient
     window = READS_LOSS.run(kernels=(replace(SLOW_FORWARD, stage="backward"),), ready=True)
     # THEN its rank is named, without any past, on the device's clock
@@ -295,12 +295,12 @@ def test_missing_ranks_are_missing_on_any_clock():
     window = without_device_times(READS_LOSS.run(kernels=(SLOW_FORWARD,)), slice(None, 20), 3)
     for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
         values[:20, 3] = np.nan
-    # THEN that is what is said
+    # THEN the verdict has that
     assert classify(window).reasons == ("low_coverage",)
 
 
 @pytest.mark.parametrize("kernels", [(), (SLOW_FORWARD,)], ids=["healthy", "slow"])
-def test_clocks_that_contradict_each_other_are_shown_and_nothing_is_concluded(kernels):
+def test_if_clocks_disagree_the_verdict_shows_both_and_is_held(kernels):
     # GIVEN device times that lack more than half of the step: those of another stream, say
     window = READS_LOSS.run(kernels=kernels)
     window = replace(window, device_NRS=0.4 * window.device_NRS, device_outside_NRG=None, device_between_NR=None)
@@ -313,7 +313,7 @@ def test_clocks_that_contradict_each_other_are_shown_and_nothing_is_concluded(ke
     assert "clock_agreement" in missed
 
 
-def test_what_one_clock_has_taught_is_not_held_against_the_other():
+def test_each_clock_has_its_own_baseline():
     # GIVEN a job whose healthy windows were judged on the device's clock
     past = past_of(READS_LOSS.run(seed=seed) for seed in range(10))
     assert past.device is not None
@@ -327,26 +327,26 @@ def test_what_one_clock_has_taught_is_not_held_against_the_other():
     assert (past.baseline.n_windows, past.device.baseline.n_windows) == (1, 11)
 
 
-def test_a_verdict_says_its_clock_and_a_held_one_what_would_lift_it():
+def test_a_verdict_has_its_clock_and_a_held_one_its_resolution():
     # GIVEN the same fault with device times and without
-    seen, held = (judged(READS_LOSS, 0, device, kernels=(SLOW_FORWARD,)) for device in (True, False))
+    on_device, held = (judged(READS_LOSS, 0, device, kernels=(SLOW_FORWARD,)) for device in (True, False))
     # THEN the sentences say so
-    assert verdict_sentence(seen).startswith("Rank 2 is slow in forward")
-    assert verdict_sentence(seen).endswith(", by the devices' clock.")
+    assert verdict_sentence(on_device).startswith("Rank 2 is slow in forward")
+    assert verdict_sentence(on_device).endswith(", by the devices' clock.")
     assert verdict_sentence(held).startswith("Held: clock_limited in steps 0 to 49: ")
     assert explain(held).changes == (
         "judged by the devices' clock if this reached its threshold: steps whose device times are known",
     )
 
 
-def test_whether_a_fault_was_reproduced_is_told_on_the_clock_that_named_it():
+def test_reproduction_is_judged_on_the_clock_that_named_the_fault():
     # GIVEN a slow kernel that had led to a capture, and the captured steps on both clocks
     suspect = judged(READS_LOSS, 0, True, kernels=(SLOW_FORWARD,)).suspects[0]
     trigger = Trigger(
         0, 49, "suspect", suspect.scope, suspect.ranks, suspect.stage, suspect.gain_s, suspect.share, 1.0, "p", "", "r"
     )
     steps = replace(READS_LOSS, n_steps=5)
-    # THEN it was there on the device's clock, and on the host's alone it cannot be told
+    # THEN it was there on the device's clock, and on the host's alone it is unknown
     assert reproduced(steps.run(kernels=(SLOW_FORWARD,)), trigger).answer == "yes"
     assert reproduced(steps.run(), trigger).answer == "no"
     assert reproduced(steps.run(kernels=(SLOW_FORWARD,), device=False), trigger) is None

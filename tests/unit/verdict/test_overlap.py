@@ -33,7 +33,7 @@ def windows(run, stride=10):
         ({"hosts": HOSTS, "cohorts": COHORTS}, SLOW_RANK),
     ],
 )
-def test_verdicts_are_the_same_as_if_every_window_was_looked_at_alone(job, fault, stride):
+def test_reusing_replays_changes_no_verdict(job, fault, stride):
     # GIVEN a run of many ranks
     run = Job(n_ranks=N_RANKS, n_steps=150, **job).run(fault, split=True)
     past, taken_over = None, 0
@@ -50,7 +50,7 @@ def test_verdicts_are_the_same_as_if_every_window_was_looked_at_alone(job, fault
     assert bool(taken_over) == (stride < 50)
 
 
-def test_steps_that_have_changed_are_looked_at_again():
+def test_changed_steps_are_replayed_again():
     run = Job(n_ranks=N_RANKS, n_steps=60).run()
     first, second = windows(run)
     _, past = judge(first, None, SETTINGS)
@@ -76,12 +76,12 @@ def test_steps_that_have_changed_are_looked_at_again():
         assert again == judge(window, replace(past, replayed=None), SETTINGS)[0]
 
 
-def test_of_few_ranks_nothing_is_kept():
+def test_small_jobs_keep_no_replay():
     window = Job(n_ranks=8).run()
     assert judge(window, None, SETTINGS)[1].replayed is None
 
 
-def test_what_is_kept_does_not_keep_the_window():
+def test_a_kept_replay_does_not_hold_the_window_in_memory():
     # GIVEN a window of many ranks that was judged
     window = Job(n_ranks=N_RANKS).run()
     kept = judge(window, None, SETTINGS)[1].replayed

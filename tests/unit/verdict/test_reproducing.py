@@ -57,8 +57,8 @@ def test_the_truth_table(situation, faults, wanted, expected):
     assert found.expected_s == wanted.gain_s
 
 
-def test_it_is_told_in_a_job_whose_levels_are_those_of_a_sample():
-    # GIVEN more ranks than are looked at for what is typical of them
+def test_reproduction_is_known_in_a_job_whose_levels_come_from_a_sample():
+    # GIVEN more ranks than the sample for their typical time
     large = Job(n_ranks=1200, n_steps=3).run(Fault("data", 700, 0.03), first_step=100)
     # THEN the fault is found in the rank that has it, and in no other one
     assert reproduced(large, trigger(ranks=(700,))).answer == "yes"
@@ -75,7 +75,7 @@ def test_it_is_told_in_a_job_whose_levels_are_those_of_a_sample():
     ],
     ids=["there to stay", "comes back", "some of it"],
 )
-def test_the_numbers_say_by_how_much(faults, wanted, over_s):
+def test_the_numbers_are_the_suspects_time_over_its_peers(faults, wanted, over_s):
     found = reproduced(RANKS_4.run(*faults, first_step=100), wanted)
     assert found.over_s == pytest.approx(over_s, rel=0.15)
 
@@ -83,7 +83,7 @@ def test_the_numbers_say_by_how_much(faults, wanted, over_s):
 PERIOD = 7
 
 
-def test_what_comes_back_after_a_one_off_of_the_same_rank_is_found_in_each_trace_that_holds_it():
+def test_a_recurring_fault_after_a_one_off_of_the_same_rank_is_found_in_each_trace():
     # GIVEN a rank with 40 ms in every seventh step from step 150 on, after a run of slow steps that has passed
     returns = np.arange(150, 260, PERIOD)
     job = Job(n_ranks=4, n_steps=260)
@@ -108,7 +108,7 @@ def test_what_comes_back_after_a_one_off_of_the_same_rank_is_found_in_each_trace
     period=st.none() | st.integers(2, 64),
     onsets=st.tuples(st.none() | st.integers(0, 500), st.none() | st.integers(0, 500)),
 )
-def test_the_answer_rests_on_the_captured_steps_alone(held, period, onsets):
+def test_the_answer_depends_only_on_the_captured_steps(held, period, onsets):
     # GIVEN twelve captured steps, some of which have the fault, of a suspect that comes back or not
     window = TWELVE.run(Fault("data", 1, 0.03, at(*held)), first_step=100)
     found, other = (reproduced(window, trigger(period=period, onset=onset)) for onset in onsets)
@@ -121,7 +121,7 @@ def test_the_answer_rests_on_the_captured_steps_alone(held, period, onsets):
     assert (found.answer == "no") == (not held)
 
 
-def test_where_a_step_is_missing_that_may_have_been_the_one_it_cannot_be_told():
+def test_reproduction_is_unknown_if_the_due_step_may_be_missing():
     # GIVEN a capture of five steps, of which one is not there
     window = RANKS_4.run(first_step=100)
     window.durations_NRS[2, 3] = np.nan
@@ -139,11 +139,11 @@ def test_where_a_step_is_missing_that_may_have_been_the_one_it_cannot_be_told():
     [trigger("all", (0, 1, 2, 3)), trigger("cohort", (0, 1)), trigger(ranks=(9,)), trigger(stage="elsewhere")],
     ids=["everybody", "a cohort", "a rank that is not there", "a stage that is not there"],
 )
-def test_what_has_no_peers_cannot_be_told(wanted):
+def test_reproduction_is_unknown_without_peers(wanted):
     assert reproduced(RANKS_4.run(Fault("data", 1, 0.03), first_step=100), wanted) is None
 
 
-def test_steps_that_are_not_complete_are_not_looked_at():
+def test_incomplete_steps_do_not_count():
     window = RANKS_4.run(Fault("data", 1, 0.03), first_step=100)
     window.durations_NRS[1, 3] = np.nan
     assert (reproduced(window, trigger()).steps, reproduced(window, trigger()).steps_with) == (4, 4)

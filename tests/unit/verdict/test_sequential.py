@@ -46,7 +46,7 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
         ("nothing happens", [], False),
         ("a dozen steps", events(*range(20, 32)), False),
         ("one more", events(*range(20, 33)), True),
-        ("two steps of three, and nobody in the third", events(*(n for n in range(20, 60) if n % 3)), True),
+        ("two steps of three, and no unit in the third", events(*(n for n in range(20, 60) if n % 3)), True),
         (
             "two steps of three, another rank in the third",
             in_order(
@@ -72,10 +72,10 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
         ),
     ],
 )
-def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
+def test_the_unit_with_most_of_the_clear_events_is_named(situation, found, named):
     # GIVEN events, WHEN the evidence is taken up to the last of them
     evidence = after(found, found[-1].step + 1 if found else 100)
-    # THEN whoever causes most of them is named, and nobody else
+    # THEN the unit with most of them is named, and no other
     assert evidence.named(RANK) == named
     assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
 
@@ -89,7 +89,7 @@ def hanging_together(n_steps, seed, n_units, stays):
 
 
 def named_windows(found, n_units, stride=10):
-    """How often somebody is named, looked at every so many steps."""
+    """How often a unit is named, checked at regular steps."""
     evidence, named = Evidence(n_units), 0
     for first in range(0, len(found), stride):
         evidence = advanced(evidence, found[first : first + stride], first + stride, SETTINGS)
@@ -98,8 +98,8 @@ def named_windows(found, n_units, stride=10):
 
 
 @pytest.mark.parametrize(("n_units", "stays"), [(2, 0.6), (4, 0.7), (8, 0.7), (1024, 0.8)])
-def test_delays_that_hang_together_name_hardly_anybody(n_units, stays):
-    # GIVEN hiccups of anybody that last for several steps, THEN somebody is named in one window of a hundred at most
+def test_correlated_delays_hardly_ever_name_a_unit(n_units, stays):
+    # GIVEN hiccups of any unit that last for several steps, THEN a unit is named in at most one window of a hundred
     found = hanging_together(10_000, 5, n_units, stays)
     assert named_windows(found, n_units) <= 10
     # AND who causes nine in ten of the events among them still is
@@ -133,11 +133,11 @@ def test_others_take_a_name_away():
     evidence = after(events(*range(20)), 20)
     for step in range(20, 60):
         evidence = advanced(evidence, events(step, rank=(step % 3 + 2,)), step + 1, SETTINGS)
-    # THEN nobody is named
+    # THEN no unit is named
     assert not any(one.named for one in evidence.units.values())
 
 
-def test_one_unit_alone_is_nobody_to_compare():
+def test_one_unit_alone_is_never_named():
     assert after(events(*range(50), rank=(0,)), 50, n_units=1).units == {}
 
 
@@ -176,7 +176,7 @@ TENTH = events(*range(100, 300, 10))
         ("no more", TENTH, 330, 4, None),
     ],
 )
-def test_what_comes_back_is_found_with_its_period_and_first_step(situation, found, n_steps, n_units, recurrence):
+def test_a_recurring_fault_is_found_with_its_period_and_first_step(situation, found, n_steps, n_units, recurrence):
     evidence = after(found, n_steps or found[-1].step + 1, n_units)
     here = recurrence_of(evidence, RANK, SETTINGS)
     assert (here and (here.period, here.phase, here.onset)) == recurrence
@@ -186,8 +186,8 @@ def test_what_comes_back_is_found_with_its_period_and_first_step(situation, foun
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("period", [10, 20, 50])
-def test_the_rhythm_of_all_is_nobodys(period, seed):
-    # GIVEN an evaluation in which somebody is last, another one each time; or that is late in two of three
+def test_the_rhythm_of_all_units_names_none(period, seed):
+    # GIVEN an evaluation in which another unit is last each time; or that is late in two of three
     random = np.random.default_rng(seed)
     found = [
         ClearEvent(step, int(random.integers(4)), float(random.exponential(0.2)))
@@ -197,7 +197,7 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
     evidence = Evidence(4)
     for event in found:
         evidence = advanced(evidence, [event], event.step + 1, SETTINGS)
-        # THEN nobody comes back, at any time, and nobody is named
+        # THEN no unit recurs at any time, and none is named
         assert all(recurrence_of(evidence, (rank,), SETTINGS) is None for rank in range(4)), event
         assert not any(one.named for one in evidence.units.values())
 
@@ -209,14 +209,14 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
         ("have hiccups", True),
         ("do the same, each in its own time", False),
         ("do the same, each in its own time, among hiccups of all", False),
-        ("do the same, each in its own time, and are seen half of the times", False),
+        ("do the same, each in its own time, and show half of the times", False),
         ("do the same, each in its own time, a third shorter", False),
         ("do the same, each in its own time, for a few steps on end", False),
         ("do it half as often", True),
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
+def test_work_that_each_rank_does_at_its_own_time_names_none(others, named, seed):
     # GIVEN a rank that is late in every 50th step; the others' garbage is collected as often, give or take two steps
     random = np.random.default_rng(seed)
     parts = [events(*range(10, 500, 50), share=3.0)]
@@ -244,7 +244,7 @@ def test_what_each_rank_does_in_its_own_time_is_nobodys(others, named, seed):
 
 
 @given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
-def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
+def test_a_repeated_step_counts_once(steps, rate):
     # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it
     found = [event for step in range(0, 512, rate) for event in events(step, step)]
     twice = sorted(found + events(*steps, rank=(2,)), key=lambda one: one.step)
@@ -260,7 +260,7 @@ def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
     steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.floats(0.02, 2.0)), min_size=1, max_size=120),
     cuts=st.lists(st.integers(0, 120), max_size=8),
 )
-def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
+def test_the_split_of_steps_into_parts_does_not_matter(steps, cuts):
     # GIVEN any events, and any way to cut them into parts
     at = np.cumsum([step for step, _, _ in steps])
     found = [ClearEvent(int(step), rank, share) for step, (_, rank, share) in zip(at, steps, strict=True)]
@@ -278,7 +278,7 @@ def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
 
 
 @given(seed=st.integers(0, 1000), ranks=st.permutations(range(4)))
-def test_ranks_are_not_known_by_their_numbers(seed, ranks):
+def test_renumbering_ranks_changes_nothing_else(seed, ranks):
     found = in_order(by_chance(200, seed), events(*range(100, 200, 2), share=1.5))
     renamed = [ClearEvent(one.step, ranks[one.unit], one.share) for one in found]
     one, other = after(found, 200), after(renamed, 200)

@@ -1,4 +1,4 @@
-"""When a step in progress is a stall, who is waited for, and what is not a stall."""
+"""When a step in progress is a stall, for which ranks the others wait, and what is not a stall."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def named(verdict):
             ("died", "not_arrived"),
             [("rank", (2,), "forward"), ("rank", (0,), "data")],
         ),
-        # Of one of which nobody can tell whether it is there, it counts where it is: it has not died, ...
+        # A rank that may or may not exist counts where it is: it has not died, ...
         ("backward@50, backward@50, forward@50 unknown", 60, ("not_arrived",), [("rank", (2,), "forward")]),
         # ... it waits like the others, ...
         ("backward@50 unknown, backward@50 unknown, data@50", 60, ("not_arrived",), [("rank", (2,), "data")]),
@@ -94,7 +94,7 @@ def named(verdict):
         ("backward@50, backward@50, forward@50 special", 300, ("not_arrived",), [("rank", (2,), "forward")]),
         # All ranks alike in a local stage may be an evaluation, or a compilation.
         ("forward@50, forward@50, forward@50", 300, ("no_rank_waits",), [("all", (0, 1, 2), "forward")]),
-        # On a device that runs ahead nobody waits in the sync stage itself, and still one is behind.
+        # On a device that runs ahead no rank waits in the sync stage itself, and still one is behind.
         ("optimizer@50, data@50, optimizer@50", 300, ("no_rank_waits",), [("rank", (1,), "data")]),
         # The first step compiles and loads; a dead rank does not.
         ("backward@0, backward@0, forward@0", 1800, ("not_arrived",), [("rank", (2,), "forward")]),
@@ -151,7 +151,7 @@ BEHIND = "backward@50, backward@50, forward@50"
         ("backward@50, backward@50, other@50", STEADY, 8.0, 40),
     ],
 )
-def test_what_is_long_follows_the_job_and_the_policy(ranks, pace, floor_s, threshold_s):
+def test_the_threshold_follows_the_job_and_the_policy(ranks, pace, floor_s, threshold_s):
     verdict = stalled(job(ranks, still_s=threshold_s + 0.5), pace, floor_s)
     assert verdict.numbers["threshold_s"] == pytest.approx(threshold_s)
     assert stalled(job(ranks, still_s=threshold_s - 0.5), pace, floor_s) is None
@@ -194,7 +194,7 @@ def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
         ("forward", 6.0, 6.0, 0.0, True),
     ],
 )
-def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
+def test_the_ranks_that_take_no_steps_now(stage, stage_s, step_s, typical_s, still):
     ages = int(stage_s * 1e9), 7, int(step_s * 1e9)
     one = RankStatus(3, "h", stage, *ages, 7, closed=False, alive=True)
     assert stalls.still_ranks(status_of(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
@@ -225,7 +225,7 @@ def test_the_verdict_is_about_the_step_in_progress_and_holds_its_numbers():
     }
 
 
-def test_ranks_that_show_nothing_are_said_where_nobody_else_is_named():
+def test_unseen_ranks_are_a_reason_if_no_other_rank_is_missing():
     verdict = stalled(job("backward@50, backward@50", world_size=4))
     assert (verdict.reasons, verdict.suspects) == (("in_sync", "unseen_ranks"), ())
     assert verdict.numbers["unseen_ranks"] == 2.0
@@ -236,14 +236,14 @@ def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted():
     assert (len(verdict.suspects), verdict.numbers["missing_ranks"]) == (stalls.MAX_NAMED, 40.0)
 
 
-def test_a_capture_may_hold_its_rank_up_for_as_long_as_it_runs():
+def test_a_capture_may_delay_its_rank_while_it_runs():
     held_up = job("backward@50, backward@50, data@50")
     assert stalled(held_up, capturing={2}) is None
-    # AND a rank that nobody captures is a suspect, captures or no captures
+    # AND a rank without a capture is a suspect in any case
     assert stalled(held_up, capturing={1}) is not None
 
 
-def test_a_time_that_has_not_come_yet_is_passed_over():
+def test_a_time_in_the_future_is_ignored():
     found = job("backward@50, forward@50, data@50")
     damaged = replace(found, since_ns_R=np.array([*found.since_ns_R[:2], 1 << 61]))
     verdict = stalled(damaged)
@@ -313,7 +313,7 @@ def test_a_stall_is_reported_once_and_the_next_one_anew():
     assert [verdict.first_step for verdict in job.verdicts] == [10, 21]
 
 
-def test_a_stall_is_reported_again_when_somebody_else_is_missing():
+def test_a_stall_is_reported_again_when_another_rank_is_missing():
     job = Job()
     job.steps(10)
     job.hang(100)
@@ -350,7 +350,7 @@ def test_compiling_evaluating_and_checkpoints_are_no_stalls():
     assert job.verdicts == []
 
 
-def test_an_evaluation_that_was_taken_for_a_stall_is_known_the_next_time():
+def test_an_evaluation_reported_as_a_stall_is_known_the_next_time():
     job = Job()
     job.steps(10)
     for _ in range(3):
@@ -368,7 +368,7 @@ def test_an_evaluation_that_was_taken_for_a_stall_is_known_the_next_time():
     assert len(job.verdicts) == 2
 
 
-def test_neither_the_first_step_nor_a_stall_is_taken_for_the_jobs_pace():
+def test_neither_the_first_step_nor_a_stall_counts_for_the_jobs_pace():
     job = Job()
     # GIVEN a job whose first step takes ten minutes, and whose third one stalls for two
     job.hang(600)
@@ -385,7 +385,7 @@ def test_neither_the_first_step_nor_a_stall_is_taken_for_the_jobs_pace():
     assert max(job.watch.pace.periods_s) < 2.0
 
 
-def test_what_nobody_watched_does_not_count():
+def test_unwatched_time_does_not_count():
     job = Job()
     job.steps(10)
     job.hang(30)
@@ -408,7 +408,7 @@ def window(durations_NRS, kinds=None, attempt=0):
     return Window(SCHEMA, 0, np.asarray(durations_NRS, dtype=float), kinds=kinds, attempt=attempt)
 
 
-def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
+def test_windows_show_which_stages_are_rare_and_how_long_special_steps_take():
     # GIVEN four steps of two ranks; rank 0 saves in the third, which is marked, and rank 1 misses the last
     durations_NRS = np.full((4, 2, 6), 0.1)
     durations_NRS[:, :, 4] = 0.0
@@ -417,7 +417,7 @@ def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
     watch = Watch().with_window(window(durations_NRS, ("", "", "checkpoint", "")))
     assert watch.pace.unused == {"save"}
     assert watch.pace.kinds_s == {"checkpoint": pytest.approx(40.5)}
-    # AND a step of a kind that nobody has is of no length
+    # AND a step of a kind that no rank has takes no time
     empty = window(np.full((1, 2, 6), np.nan), ("evaluation",))
     assert watch.with_window(empty).pace.kinds_s["evaluation"] == 0.0
 
@@ -441,7 +441,7 @@ jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
 
 
 @given(jobs, st.sampled_from([STEADY, Pace()]))
-def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(status, pace):
+def test_with_any_headers_it_never_raises_and_names_only_ranks_that_are_behind(status, pace):
     verdict = stalled(status, pace)
     if verdict is None:
         return
@@ -450,7 +450,7 @@ def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(s
     waiting = [one for one in live if one.stage == "backward"]
     furthest = max((one.step for one in waiting), default=None)
     blamed = [by_rank[number] for suspect in verdict.suspects for number in suspect.ranks]
-    # THEN nobody is named twice, nor who waits where nobody is further
+    # THEN no rank is named twice, and no waiting rank if none is further
     assert len({one.rank for one in blamed}) == len(blamed)
     assert not [one for one in blamed if one in waiting and one.step == furthest]
     # AND times are such that a journal takes them
@@ -470,7 +470,7 @@ def test_a_job_that_moves_within_the_floor_never_stalls(moves):
 
 
 @given(jobs, jobs)
-def test_any_two_looks_in_a_row_are_taken(first, second):
+def test_any_two_observations_in_a_row_are_accepted(first, second):
     _, watch = stalls.observe(first, Watch(), FLOOR_S, NOW)
     verdict, _ = stalls.observe(second, watch, FLOOR_S, NOW + 60 * S)
     assert verdict is None or verdict.label == "stalled"

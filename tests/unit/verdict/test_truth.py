@@ -19,7 +19,7 @@ SETTINGS = Settings()
 
 
 def case(situation, expected, *faults, job=Job(), known=False, split=False):  # noqa: B008  # frozen
-    """A situation, and what is said of it: "healthy", a reason, or who is suspected, and the stage.
+    """A situation, and the verdict: "healthy", a reason, or the suspect and its stage.
 
     Who is a rank, "all", or the ranks of a host. ``known``: healthy windows went before. ``split``: the moment of the
     last ready gradient is recorded.
@@ -197,7 +197,7 @@ def moment(situation, named, *faults, job=Job()):  # noqa: B008  # frozen
 
 
 def growing(seconds):
-    """A delay that grows from nothing to so many seconds over 50 steps, as ten faults that begin one after another."""
+    """A delay that grows from 0 to ``seconds`` over 50 steps, as ten faults that begin one after another."""
     return tuple(Fault("data", 1, seconds / 10, from_step(5 * n)) for n in range(10))
 
 
@@ -239,13 +239,13 @@ def test_the_truth_table_of_time(named, faults, job):
         if named is not None:
             first, (pattern, period, onset) = verdict.suspects[0], named
             assert (first.rank, first.pattern, first.period_steps) == (1, pattern, period)
-            # AND since when is known to two steps, or it is said how unsure that is
+            # AND the onset is exact to two steps, or its range has it
             earliest, latest = first.onset_range
             assert earliest <= onset <= latest
             assert first.onset_step == pytest.approx(onset, abs=max(2, (latest - earliest) / 2))
 
 
-def test_what_comes_back_is_not_averaged_away():
+def test_a_recurring_fault_is_not_averaged_away():
     # GIVEN 30 ms in every tenth step: 3 % of the window
     verdict = classify(Job(n_steps=100, noise=gaussian(0.01)).run(Fault("data", 1, 0.030, every(10))))
     # THEN the gain is that of the steps it fills, of which there is a tenth

@@ -81,7 +81,7 @@ def check(window):
             assert whole_s == pytest.approx(sum(gain_MS.sum(axis=0) for gain_MS in gains), abs=1e-9 * scale)
             assert units[name].over_NS == pytest.approx(over_NS, abs=1e-9 * scale)
         elif alike and window.hosts.count(name) > 1:
-            # Nobody who is late is left out.
+            # No late rank is left out.
             late_s = [np.minimum(gain_MS[:, -1], one.lateness_M) for gain_MS, one in zip(gains, replays, strict=True)]
             assert sum(np.maximum(late_M, 0.0).sum() for late_M in late_s) <= 1e-9 * scale, (name, total_s)
     return units
@@ -94,10 +94,10 @@ def test_the_gains_of_hosts_are_what_the_naive_replay_saves(window, data):
     hosts = data.draw(st.lists(st.sampled_from("abc"), min_size=n_ranks, max_size=n_ranks))
     cohorts = data.draw(st.lists(st.sampled_from("xy"), min_size=n_ranks, max_size=n_ranks) | st.none())
     if cohorts is not None and len(set(zip(hosts, cohorts, strict=True))) < len(set(hosts)) * len(set(cohorts)):
-        cohorts = None  # (a cohort that is not on every host has nobody to be compared with)
+        cohorts = None  # (a cohort that is not on every host has no peers)
     window = replace(window, hosts=tuple(hosts), cohorts=None if cohorts is None else tuple(cohorts))
     if len(set(hosts)) < 2:
-        # (one host has nobody to be compared with)
+        # (one host has no peers)
         assert replayed_hosts(window)[1] == {}
         return
     # WHEN its hosts are replayed the long way, THEN what they would have saved is that
@@ -126,9 +126,9 @@ def test_a_cohort_that_is_on_no_other_host_has_no_peers():
     window = Job(n_ranks=8, hosts=("a",) * 4 + ("b",) * 4, cohorts=("pp0",) * 4 + ("pp1",) * 4).run(
         Fault("data", (4, 5, 6, 7), 0.020)
     )
-    # WHEN its hosts are looked at, THEN neither can be told from its work
+    # WHEN its hosts are compared, THEN neither can be distinguished from its work
     assert replayed_hosts(window)[1] == {}
-    # BUT where nobody says that they do different work, it is the slow one
+    # BUT if no cohorts say that they do different work, it is the slow one
     assert set(replayed_hosts(replace(window, cohorts=None))[1]) == {"b"}
 
 
@@ -139,19 +139,19 @@ def test_ranks_are_grouped_by_name_in_the_order_in_which_the_names_appear():
     assert groups.names == ("b", "a", "c")
     assert groups.role_R.tolist() == [0, 1, 0, 2, 1]
     assert [ranks.tolist() for ranks in groups.members] == [[0, 2], [1, 4], [3]]
-    # AND nobody can spoil it for the next who asks
+    # AND no caller can change it for the next one
     with pytest.raises(ValueError, match="read-only"):
         groups.role_R[0] = 1
     assert grouped(()).members == ()
 
 
 @pytest.mark.parametrize(("late", "blamed"), [((0, 1), True), ((0,), False)])
-def test_what_one_rank_alone_held_up_is_not_its_hosts_doing(late, blamed):
+def test_delay_by_one_rank_alone_is_not_its_hosts(late, blamed):
     # GIVEN two ranks on each of two hosts, of which both ranks of one are late, or one alone
     window = Job(hosts=("a", "a", "b", "b")).run(Fault("data", late, 0.020))
     replays, _ = replayed_hosts(window)
     places = places_of(window.hosts)
-    # WHEN it is asked what the hosts held up
+    # WHEN the hosts' delays are computed
     last = arrivals_of_hosts(replays, [last_elsewhere(one, places) for one in replays], places, SETTINGS).last
     held_s = sum(held_M[host_M == 0].sum() for host_M, held_M in last)
     # THEN it is nothing where mending the one rank would have saved most of it
@@ -168,7 +168,7 @@ EVERYWHERE = (Fault("data", 1, factor=2.0), Fault("forward", 1, factor=2.0), Fau
 
 
 def queued(window, *waits_s, unknown=()):
-    """The window with so many seconds in the run queue a step, (rank, steps, seconds) each."""
+    """The window with seconds in the run queue a step, (rank, steps, seconds) each."""
     queued_NR = per_step(window, waits_s, unknown)
     return counting(window, queued_s=queued_NR, preempted=np.round(queued_NR * 200.0))
 
@@ -200,7 +200,7 @@ THEN_ALL_EXCHANGE = (Fault("data", 1, 0.01), Fault("backward", None, 0.3))
         ("it sleeps, and a peer waits", SLEEPS, ((2, always, 0.04),), 0.0, 0.0),
         ("it waited more than it was late", (Fault("data", 1, 0.02),), ((1, always, 0.09),), 1.0, 1.0),
         ("in half of the steps", (Fault("data", 1, 0.06, half),), ((1, half, 0.06),), 0.9, 1.0),
-        # Of a step that is mostly an exchange, all that it waited for is before that.
+        # In a step that is mostly an exchange, all of its waiting is before that.
         ("it waits, and then all exchange", THEN_ALL_EXCHANGE, ((1, always, 0.01),), 0.9, 1.0),
         ("now and then", (Fault("data", 1, 0.2, every(7, 3)),), ((1, every(7, 3), 0.2),), 0.6, 1.0),
         # What was waited now and then is spread over the steps between two readings.
@@ -208,12 +208,12 @@ THEN_ALL_EXCHANGE = (Fault("data", 1, 0.01), Fault("backward", None, 0.3))
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_how_much_of_the_lateness_was_waiting(situation, faults, waits_s, least, most):
+def test_the_part_of_the_lateness_that_was_waiting(situation, faults, waits_s, least, most):
     found = system_counts(queued(FOUR.run(*faults), *waits_s), [1], ALL)
     assert least <= found.descheduled_fraction <= most, situation
 
 
-def test_the_numbers_are_means_over_the_steps_asked_for():
+def test_the_numbers_are_means_over_the_chosen_steps():
     window = queued(FOUR.run(Fault("data", 1, 0.05, half)), (1, half, 0.03))
     later, all_of_them = system_counts(window, [1], half(50)), system_counts(window, [1], ALL)
     assert (later.own["queued_s"], later.own["preempted"]) == (pytest.approx(0.03), pytest.approx(6.0))
@@ -232,13 +232,13 @@ def test_the_ranks_of_a_host_wait_together():
     assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
 
 
-def test_of_a_large_job_some_ranks_stand_for_the_others():
+def test_in_a_large_job_a_sample_of_ranks_represents_the_others():
     # GIVEN a host of 128 ranks that wait for a CPU for most of what they are late, among 1,024 that wait a little
     host = tuple(range(256, 384))
     window = Job(n_ranks=1024).run(Fault("data", host, 0.05))
     waits_s = [(rank, always, 0.07 if rank in host else 0.01) for rank in range(1024)]
     found = system_counts(queued(window, *waits_s), host, ALL)
-    # THEN it is as if all had been looked at
+    # THEN it is as if all had been compared
     assert found.late_s == pytest.approx(0.05, rel=0.1)
     assert found.own["queued_s"] == pytest.approx(0.07)
     assert found.waited_s == pytest.approx(0.06)
@@ -247,16 +247,16 @@ def test_of_a_large_job_some_ranks_stand_for_the_others():
 @pytest.mark.parametrize(
     ("situation", "window", "ranks"),
     [
-        ("nobody counts", FOUR.run(Fault("data", 1, 0.05)), [1]),
+        ("no counters", FOUR.run(Fault("data", 1, 0.05)), [1]),
         ("not the suspect's", queued(FOUR.run(Fault("data", 1, 0.05)), unknown=(1,)), [1]),
         ("of no peer", queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05), unknown=(0, 2, 3)), [1]),
         ("it has no peers", queued(FOUR.run(Fault("data", None, 0.05))), [0, 1, 2, 3]),
         ("of one of its cohort", queued(replace(FOUR.run(), cohorts=("a", "b", "b", "b"))), [0]),
-        ("nobody is asked about", queued(FOUR.run()), []),
+        ("no ranks chosen", queued(FOUR.run()), []),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_known_is_not_said(situation, window, ranks):
+def test_unknown_counters_give_no_counts(situation, window, ranks):
     assert system_counts(window, ranks, ALL) is None, situation
 
 
@@ -289,7 +289,7 @@ def test_a_fraction_is_one_and_more_waiting_never_explains_less(waits_s, late_s,
     assert system_counts(longer, [1], ALL).descheduled_fraction >= found.descheduled_fraction
 
 
-def test_a_suspect_that_waited_for_a_cpu_is_one_and_the_verdict_says_that_it_did():
+def test_a_suspect_that_waited_for_a_cpu_stays_one_and_the_verdict_has_the_wait():
     # GIVEN a rank that has its core half of the time, and one that sleeps
     waited = classify(queued(FOUR.run(*EVERYWHERE), (1, always, 0.085)))
     slept = classify(queued(FOUR.run(Fault("data", 1, 0.05))))
@@ -300,7 +300,7 @@ def test_a_suspect_that_waited_for_a_cpu_is_one_and_the_verdict_says_that_it_did
     assert slept.suspects[0].descheduled_fraction == 0.0
     assert waited.numbers["queued_s"] == pytest.approx(0.085)
     assert waited.numbers["preempted"] == pytest.approx(17.0)
-    # AND all else is as it is where nobody counts
+    # AND all else is as without counters
     unknown = classify(FOUR.run(*EVERYWHERE))
     assert unknown.suspects[0].descheduled_fraction is None
     assert replace(waited.suspects[0], descheduled_fraction=None, contended_fraction=None) == unknown.suspects[0]
@@ -337,8 +337,8 @@ def test_steps_of_another_kind_and_those_before_it_began_are_not_counted():
         ("a peer runs for longer", None, (0.0,) * 4, (0.02, 0.02, 0.02, 0.07), 0.0, 0.0),
     ],
 )
-def test_how_much_of_the_lateness_contention_for_cpus_may_explain(situation, stage, waits_s, runs_s, usual_s, fraction):
-    # GIVEN a rank that is 50 ms late, and for how long each rank waited for a CPU and ran
+def test_the_part_of_the_lateness_that_contention_may_explain(situation, stage, waits_s, runs_s, usual_s, fraction):
+    # GIVEN a rank that is 50 ms late, and how long each rank waited for a CPU and ran
     window = FOUR.run(Fault("data", 1, 0.05))
     each = {"queued_s": waits_s, "run_s": runs_s}
     of = {name: per_step(window, [(r, always, s) for r, s in enumerate(some)]) for name, some in each.items()}
@@ -346,7 +346,7 @@ def test_how_much_of_the_lateness_contention_for_cpus_may_explain(situation, sta
     assert found.contended_fraction(usual_s, stage) == pytest.approx(fraction, abs=0.05), situation
 
 
-def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_twice_as_long():
+def test_running_longer_counts_as_contention_if_everything_is_slower_and_at_most_twice_as_long():
     # GIVEN a rank that runs longer than its peers, by so much in each stage; they take 20, 30 and 10 ms in these
     def contended(runs_more_s=0.0, **late_s):
         window = FOUR.run(*(Fault(stage, 1, seconds) for stage, seconds in late_s.items()))
@@ -365,7 +365,7 @@ def test_running_longer_is_contention_where_all_it_does_is_slower_and_at_most_tw
     assert contended(forward=0.12, data=0.08, optimizer=0.04) == pytest.approx(0.25, abs=0.05)
 
 
-def test_what_a_cgroups_limit_keeps_a_rank_is_no_contention_and_what_is_not_counted_is_unknown():
+def test_waiting_for_the_cgroups_limit_is_no_contention_and_uncounted_waiting_is_unknown():
     window = FOUR.run(Fault("data", 1, 0.05))
     one = per_step(window, ((1, always, 0.05),))
     found = system_counts(counting(window, queued_s=one, throttled_s=one), [1], ALL)
@@ -373,7 +373,7 @@ def test_what_a_cgroups_limit_keeps_a_rank_is_no_contention_and_what_is_not_coun
     assert system_counts(counting(window, run_s=one), [1], ALL).contended_fraction(0.0, None) is None
 
 
-def test_who_is_named_and_not_late_in_a_window_may_be_so_for_contention_if_there_is_any():
+def test_contention_may_explain_a_named_rank_that_is_not_late_in_the_window():
     # GIVEN a rank beside which all others have become late, and that waits for a CPU, or does not
     window = FOUR.run(Fault("data", (0, 2, 3), 0.05))
     for waits_s, fraction in ((0.03, 1.0), (0.0, 0.0)):
@@ -382,7 +382,7 @@ def test_who_is_named_and_not_late_in_a_window_may_be_so_for_contention_if_there
         assert (found.contended_fraction(0.0, 0), found.descheduled_fraction) == (fraction, None)
 
 
-def test_contention_is_what_a_rank_waits_more_than_when_the_job_was_at_its_best():
+def test_contention_is_waiting_beyond_that_at_the_jobs_best():
     # GIVEN a job whose ranks wait 30 ms a step for a CPU, and of which one is late from step 200 on
     def contended(*more_waits_s):
         run = Job(n_ranks=4, n_steps=300).run(Fault("data", 1, 0.05, from_step(200)))
@@ -425,7 +425,7 @@ def kept_from_running(window, began, *, ranks=(2, 3), **fractions):
     ],
 )
 @pytest.mark.parametrize("split", [False, True])
-def test_a_host_that_is_kept_from_running_costs_what_the_job_wins_without_that(situation, known, began, split):
+def test_a_host_held_back_costs_what_the_job_gains_without_that(situation, known, began, split):
     # GIVEN a host whose ranks have their CPUs a quarter of the time, inside the sync stage too
     job = Job(n_ranks=4, n_steps=300, hosts=HOSTS)
     held = replace(job, exchange_s=0.005).run(
@@ -454,21 +454,21 @@ def test_a_rank_that_is_alone_on_its_host_is_that_host():
     assert [(one.scope, one.ranks, one.host) for one in of] == [("rank", (2,), host) for host in ("c", None, None)]
 
 
-def test_each_stage_of_a_suspect_is_held_against_the_others_for_itself():
+def test_each_stage_of_a_suspect_is_compared_on_its_own():
     # GIVEN a rank that has more to do in `forward` from step 35 on, a little in `optimizer`, and runs so much longer
     late = Fault("forward", 1, 0.03, from_step(35)), Fault("optimizer", 1, 0.003, from_step(35))
     window = FOUR.run(*late)
     runs_s = [(rank, always, 0.09) for rank in (0, 2, 3)] + [(1, always, 0.09), (1, from_step(35), 0.123)]
     verdict = classify(counting(window, queued_s=per_step(window, ()), run_s=per_step(window, runs_s)))
     # THEN `forward` is named by half the evidence that contention would want: what it does elsewhere is no slower,
-    # though seen from `optimizer` it is
+    # though by `optimizer` alone it is
     (suspect, *_) = verdict.suspects
     assert (verdict.label, suspect.ranks, suspect.stage) == ("suspect", (1,), "forward")
     assert suspect.contended_fraction == pytest.approx(0.0, abs=0.05)
     assert verdict.numbers["first_log_odds"] < 2 * Settings().naming_log_odds
 
 
-def test_what_is_of_all_ranks_is_nobodys_waiting():
+def test_waiting_that_all_ranks_share_counts_for_no_rank():
     window = FOUR.run(Fault("data", 1, 0.05))
     verdict = classify(window)
     everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
@@ -478,7 +478,7 @@ def test_what_is_of_all_ranks_is_nobodys_waiting():
     assert "queued_s" not in found.numbers
 
 
-def test_what_the_ranks_of_a_host_have_in_common_is_nobodys_where_it_is_read_at_other_times():
+def test_shared_counters_read_at_other_times_count_for_no_rank():
     # GIVEN segments that a host sends again, which were counted for one rank a little later than for the others
     window = FOUR.run(Fault("data", 1, 0.03))
     again_NR = per_step(window, ((r, always, 6.2 if r == 1 else 6.0) for r in range(4)))
@@ -488,7 +488,7 @@ def test_what_the_ranks_of_a_host_have_in_common_is_nobodys_where_it_is_read_at_
     assert system_counts(counting(window, retransmitted=again_NR), [1], ALL).over["retransmitted"] > 3.0
 
 
-def test_who_has_more_to_run_waits_for_longer_on_a_busy_host_and_that_is_no_cause():
+def test_on_a_busy_host_more_work_waits_longer_and_that_is_no_cause():
     # GIVEN ranks that have a core half of the time, of which one has three times as much to do
     window = FOUR.run(*(Fault(stage, 1, factor=3.0) for stage in ("data", "forward", "backward")))
     run_NR = per_step(window, ((r, always, 0.06 if r == 1 else 0.02) for r in range(4)))
@@ -519,7 +519,7 @@ def test_who_has_more_to_run_waits_for_longer_on_a_busy_host_and_that_is_no_caus
         ({"stopped_s": 0.01}, None),
     ],
 )
-def test_a_suspect_is_said_to_be_late_by_what_the_system_did_to_it_alone(known, code):
+def test_a_suspects_system_cause_is_its_own_alone(known, code):
     window = FOUR.run(*EVERYWHERE)
     of_rank = {name: per_step(window, ((1, always, amount),)) for name, amount in known.items()}
     verdict = classify(counting(window, **of_rank))
@@ -527,12 +527,12 @@ def test_a_suspect_is_said_to_be_late_by_what_the_system_did_to_it_alone(known, 
     assert (verdict.label, suspect.ranks, suspect.system and suspect.system[0]) == ("suspect", (1,), code)
     # AND what decided is in its numbers
     assert code is None or {name for name in known if name in verdict.numbers} == set(known)
-    # AND where all ranks have the same, it is nobody's
+    # AND if all ranks have the same, it is no rank's
     of_all = {name: per_step(window, ((r, always, amount) for r in range(4))) for name, amount in known.items()}
     assert classify(counting(window, **of_all)).suspects[0].by_system is None
 
 
-def test_the_more_somebody_waited_for_a_cpu_the_later_it_is_named():
+def test_the_more_a_rank_waited_for_a_cpu_the_later_it_is_named():
     # GIVEN a rank that is late in one stage of every step, for it sleeps, or for another process has its core
     window = FOUR.run(Fault("data", 1, 0.05))
 
@@ -542,8 +542,8 @@ def test_the_more_somebody_waited_for_a_cpu_the_later_it_is_named():
         first = next(one for one in verdicts if one.label == "suspect")
         return round(first.suspects[0].descheduled_fraction, 1), first.last_step + 1
 
-    # THEN a dozen steps are enough to name the one that sleeps, twice as many one that waited for half of it or more,
-    # and in proportion who waited for less
+    # THEN a dozen steps are enough to name a rank that sleeps, twice as many for one whose lateness is half or more a
+    # wait for a CPU, and in proportion for one that waited less
     assert [named_after(queued_s) for queued_s in (0.0, 0.010, 0.025, 0.09)] == [
         (0.0, 13),
         (0.2, 18),
@@ -565,7 +565,7 @@ def test_counters_to_seven_digits_make_the_same_verdict(counted, waited_s):
     whole = counting(window, **{name: per_step(window, some) for name, some in amounts.items()})
     # WHEN it is sent and gathered, it has seven digits
     sent = replace(whole, counted_NRC=whole.counted_NRC.astype(np.float32))
-    # THEN whom the verdict names, why, and what the system did are the same
+    # THEN the suspect, the reasons and the effect of the system are the same
     one, other = (with_system(classify(some), some, {}, 0.0) for some in (whole, sent))
     assert replace(other, suspects=(), numbers={}) == replace(one, suspects=(), numbers={})
     assert other.numbers == pytest.approx(one.numbers, rel=1e-5, abs=1e-9)

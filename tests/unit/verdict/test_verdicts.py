@@ -1,4 +1,4 @@
-"""What is said of a window, what it is said by, and what is known from one window to the next (see `test_truth`)."""
+"""Verdicts on windows, their numbers, and the state from one window to the next (see `test_truth`)."""
 
 import math
 from dataclasses import replace
@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from sftriage.controller.controller import settings_of
 from sftriage.model.verdicts import Settings
 from sftriage.model.windows import StageSchema
 from sftriage.policy.schema import Detection
@@ -51,7 +52,7 @@ def without(window, steps, ranks):
 def test_missing_vectors_are_held(situation, steps, ranks):
     # GIVEN a window with a slow rank, in which vectors are missing
     window = without(Job().run(Fault("data", 1, 0.030)), steps, ranks)
-    # WHEN judged, THEN nobody is suspected, however clear the rest looks, and nothing is learned
+    # WHEN judged, THEN no rank is suspected, however clear the rest, and nothing is learned
     verdict, past = judge(window, None, SETTINGS)
     assert (verdict.label, verdict.reasons, verdict.suspects) == ("needs_evidence", ("low_coverage",), ())
     assert past.baseline.n_windows == 0
@@ -63,7 +64,7 @@ def test_missing_vectors_are_held(situation, steps, ranks):
 def test_a_rank_that_does_not_record_hides_no_other_but_the_rest_is_never_healthy(slow, missing, named):
     # GIVEN a window from which one of four ranks is missing, be it the slow one
     window = without(Job().run(*([] if slow is None else [Fault("data", slow, 0.030)])), slice(None), missing)
-    # WHEN classified, THEN another slow rank is named by its number in the job, and nobody called healthy
+    # WHEN classified, THEN another slow rank is named by its number in the job, and the job is not healthy
     verdict = classify(window)
     assert tuple(one.rank for one in verdict.suspects[:1]) == named
     assert verdict.label == ("suspect" if named else "needs_evidence")
@@ -107,8 +108,8 @@ def test_an_idle_window_is_healthy():
         (3, ("exchange",), 0.001, True),
     ],
 )
-def test_ranks_without_any_known_exchange_are_never_healthy_and_nobody_is_suspected(n_ranks, sync, exchange_s, known):
-    # GIVEN a job in which rank 0 works, or waits: nobody knows which
+def test_without_a_known_exchange_ranks_are_never_healthy_and_none_is_suspected(n_ranks, sync, exchange_s, known):
+    # GIVEN a job in which rank 0 works or waits: it is unknown which
     durations_NRS = np.full((50, n_ranks, 3), 0.010)
     durations_NRS[:, 0, 0] = 0.080
     durations_NRS[:, :, 1] = exchange_s
@@ -135,7 +136,7 @@ def local_sgd(*faults, n_steps=96, every_steps=8, first=0):
 
 
 @pytest.mark.parametrize("every_steps", [1, 3, 8, 32])
-def test_who_is_slow_between_exchanges_is_named_and_who_waits_in_them_is_not(every_steps):
+def test_a_slow_rank_between_exchanges_is_named_and_waiting_ranks_are_not(every_steps):
     # GIVEN an exchange in every n-th step, and a rank that is slow in data from the first step, or from step 40 on
     for first in (0, 40):
         window, took_s = local_sgd((first, 1, 0.065), every_steps=every_steps)
@@ -147,7 +148,7 @@ def test_who_is_slow_between_exchanges_is_named_and_who_waits_in_them_is_not(eve
         assert verdict.exposed_s * 96 == pytest.approx(took_s, rel=0.05)
 
 
-def test_an_exchange_that_is_known_stays_known_while_none_comes():
+def test_a_known_exchange_stays_known_in_windows_without_one():
     # GIVEN windows of which only the first and the last have an exchange, of a job without a fault
     window, _ = local_sgd(every_steps=48, n_steps=144)
     found = [verdict.reasons for verdict, _ in judged(window, 24, 24)]
@@ -179,7 +180,7 @@ def test_a_rank_is_present_in_a_step_once_however_many_syncs_it_is_late_at():
     assert max(suspect.persistence for suspect in verdict.suspects) == pytest.approx(0.5, abs=0.05)
 
 
-def test_nobody_is_suspected_who_took_turns_by_chance():
+def test_ranks_that_take_turns_by_chance_are_not_suspected():
     # GIVEN two hundred windows of two ranks, in each step of which one of them, at random, is late by 40 ms
     suspected = 0
     for seed in range(200):
@@ -235,7 +236,7 @@ def test_a_cohort_that_becomes_slow_is_found_against_its_own_past(cohort, scope,
     assert first.cohort == ("pp1" if scope == "cohort" else None)
 
 
-def test_checkpoints_and_what_they_leave_behind_are_no_fault():
+def test_checkpoints_and_their_aftermath_are_no_fault():
     # GIVEN a job that says which of its steps are checkpoints, in which rank 0 writes for three steps' time
     kinds = tuple("checkpoint" if n % 10 == 9 else "" for n in range(50))
     job = Job(kinds=kinds)
@@ -246,7 +247,7 @@ def test_checkpoints_and_what_they_leave_behind_are_no_fault():
     # AND a rank that is slow in the ordinary steps is named from these
     verdict = classify(job.run(writes, Fault("data", 2, 0.020)))
     assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 2, "data")
-    # BUT where nobody says so, it is a rank that holds everybody up every tenth step
+    # BUT without its note, it is a rank that delays all others every tenth step
     windows = (replace(job.run(writes, first_step=first_step), kinds=None) for first_step in range(0, 200, 50))
     *_, (verdict, _) = judged_windows(windows)
     first = verdict.suspects[0]
@@ -254,7 +255,7 @@ def test_checkpoints_and_what_they_leave_behind_are_no_fault():
     assert (first.pattern, first.period_steps) == ("recurring", 10)
 
 
-def test_a_split_that_is_known_in_part_is_used_from_there_on_and_a_rare_one_not_at_all():
+def test_a_partly_known_split_is_used_where_known_and_a_rare_one_never():
     # GIVEN a rank that is slow inside backward, and a split that was learned in the first five steps
     window = Job().run(Fault("backward", 1, 0.030), split=True)
     window.ready_NR[:5] = np.nan
@@ -265,7 +266,7 @@ def test_a_split_that_is_known_in_part_is_used_from_there_on_and_a_rare_one_not_
     assert classify(window).numbers["complete_steps"] == 50
 
 
-def test_backward_is_split_where_ranks_wait_for_one_another_before_it_too():
+def test_backward_is_split_even_with_a_sync_stage_before_it():
     # GIVEN a rank that is slow inside backward, in a job whose ranks exchange something before forward
     window = Job().run(Fault("backward", 1, 0.030), split=True)
     stages = ("data", "exchange", *window.schema.stages[1:])
@@ -287,7 +288,7 @@ def test_a_named_suspect_stays_named_while_its_gain_lies_at_the_threshold():
     windows = (job.run(Fault("data", 1, late_s), seed=n, first_step=50 * n) for n, late_s in enumerate(delays_s))
     # THEN it stays named until it is mended
     assert [one.label for one, _ in judged_windows(windows)] == ["suspect", "suspect", "suspect", "healthy"]
-    # AND without that past the same window names nobody
+    # AND without that past the same window names no rank
     assert classify(job.run(Fault("data", 1, 0.0040), seed=1), Past(), SETTINGS).label == "healthy"
 
 
@@ -325,19 +326,19 @@ KINDS = tuple("checkpoint" if n == 240 else "" for n in range(N_STEPS))
         ("one rank", [Fault("data", 2, 55.0, at(240))], {}, []),
         ("one of two ranks", [Fault("data", 1, 55.0, at(240))], {"n_ranks": 2}, []),
         ("half of the ranks", [Fault("data", (2, 3), 55.0, at(240))], {}, []),
-        ("a step of which it is said", [Fault("other", None, 55.0, at(240))], {"kinds": KINDS}, []),
+        ("a step with a kind", [Fault("other", None, 55.0, at(240))], {"kinds": KINDS}, []),
         ("a hiccup", [Fault("data", None, 0.5, at(240))], {}, []),
         ("nothing", [], {}, []),
     ],
 )
-def test_a_pause_is_of_all_ranks_and_is_found_once(situation, faults, job, found):
+def test_a_pause_concerns_all_ranks_and_is_reported_once(situation, faults, job, found):
     # GIVEN a job that goes on after that, WHEN it is judged window by window
     verdicts, pauses = watched(*faults, **job)
     # THEN the pause is found, once, with what it took
     assert [(one.first_step, one.last_step, one.stage) for one in pauses] == found
     lasted_s = sum(fault.seconds * fault.steps(N_STEPS).sum() for fault in faults)
     assert sum(one.lasted_s for one in pauses) == pytest.approx(lasted_s if found else 0.0, abs=0.2)
-    # AND a step takes what it took, and nobody is blamed for it
+    # AND a step takes as long as before, and no rank is blamed
     assert all(one.step_s == pytest.approx(0.1, abs=0.01) for one in verdicts)
     if found:
         assert {one.label for one in verdicts} == {"healthy"}
@@ -356,7 +357,7 @@ def test_thresholds_are_not_scaled_by_a_pause():
     assert all(sum(one.advances_s.values()) == pytest.approx(one.exposed_s) for one in verdicts)
 
 
-def test_a_profiler_that_holds_all_ranks_up_is_no_pause():
+def test_a_profiler_that_delays_all_ranks_is_no_pause():
     def captured(run):
         return replace(run, capturing_N=np.arange(N_STEPS) == 240)
 
@@ -383,7 +384,7 @@ def odds(n_ranks, guilty):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sentence",
     [
         f"over {100 * ONE.min_event_fraction:g}, "
         f"{', '.join(f'{100 * size:g}' for size in ONE.event_fractions[:-1])} and {percent(ONE.event_fractions[-1])}",
@@ -406,12 +407,9 @@ def odds(n_ranks, guilty):
         f"is {percent(ONE.min_over_best_fraction)} over the best",
     ],
 )
-def test_the_page_and_the_code_say_the_same_numbers(said):
-    assert said in PAGE
+def test_the_page_has_the_numbers_of_the_code(sentence):
+    assert sentence in PAGE
 
 
-def test_a_policy_that_says_nothing_asks_for_the_same():
-    asked = Detection()
-    assert asked.min_gain_fraction == ONE.min_gain_fraction
-    assert asked.false_names_per_million_steps == ONE.false_names_per_million_steps
-    assert (asked.min_persistence, asked.min_coverage) == (ONE.min_persistence_fraction, ONE.min_coverage_fraction)
+def test_an_empty_policy_has_the_same_thresholds():
+    assert settings_of(Detection()) == ONE

@@ -43,7 +43,7 @@ def local(segment):
 
 
 @given(values_MR=VALUES, data=st.data())
-def test_the_median_of_the_others_is_just_that(values_MR, data):
+def test_the_median_of_the_others_is_exact(values_MR, data):
     # GIVEN any rows and any one rank of each, ties included
     n_rows, n_ranks = values_MR.shape
     if data.draw(st.booleans()):
@@ -58,7 +58,7 @@ def test_the_median_of_the_others_is_just_that(values_MR, data):
     sorted_MR = np.sort(values_MR, axis=1)
     everywhere_M = np.ones(n_rows, dtype=bool)
     assert median_without(sorted_MR, own_M, everywhere_M) == pytest.approx(np.array(expected), rel=1e-15)
-    # AND where nobody is to be left out, it is the median
+    # AND if none is to be left out, it is the median
     assert median_without(sorted_MR, own_M, ~everywhere_M) == pytest.approx(np.median(values_MR, axis=1), rel=1e-15)
 
 
@@ -75,11 +75,11 @@ def saved_s(local_RK, rank, columns, sync_work_s=0.0):
 @given(window=windows())
 def test_every_gain_is_what_the_naive_replay_saves(window):
     # GIVEN any window
-    for segment, seen in zip(segments(window), replayed(window, roles_of(window))[0], strict=True):
+    for segment, observed in zip(segments(window), replayed(window, roles_of(window))[0], strict=True):
         local_MRK = local(segment)
         stage_K = [column.stage for column in segment.local]
         n_rows, n_ranks, n_columns = local_MRK.shape
-        gain_MS, whole_gain_M = seen.gain_MS, seen.whole_gain_M
+        gain_MS, whole_gain_M = observed.gain_MS, observed.whole_gain_M
         for m in range(n_rows):
             scale = float(local_MRK[m].sum()) + 1e-300
             for rank in range(n_ranks):
@@ -88,20 +88,20 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
                     columns = [k for k in range(n_columns) if stage_K[k] == stage]
                     naive_s = max(0.0, saved_s(local_MRK[m], rank, columns))
                     # THEN the leader's gain is that, and there is nothing to gain from anybody else
-                    ours_s = gain_MS[m, stage] if rank == seen.leader_M[m] else 0.0
+                    ours_s = gain_MS[m, stage] if rank == observed.leader_M[m] else 0.0
                     assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
                 naive_s = max(0.0, saved_s(local_MRK[m], rank, range(n_columns)))
-                ours_s = whole_gain_M[m] if rank == seen.leader_M[m] else 0.0
+                ours_s = whole_gain_M[m] if rank == observed.leader_M[m] else 0.0
                 assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
 
 
 def test_two_equal_stragglers_are_late_together_and_neither_gains_anything():
     # GIVEN 20 ms on rank 2's data and 20 ms on rank 1's forward
     window = Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020))
-    seen, *_ = replayed(window, roles_of(window))[0]
+    observed, *_ = replayed(window, roles_of(window))[0]
     # WHEN replayed, THEN the last arrival is 20 ms past its peers' median, and mending one alone would save a fraction
-    assert np.median(seen.lateness_M) > 0.018
-    assert np.median(seen.whole_gain_M) < 0.003
+    assert np.median(observed.lateness_M) > 0.018
+    assert np.median(observed.whole_gain_M) < 0.003
 
 
 def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
@@ -117,18 +117,18 @@ def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
     assert jitter_s([np.zeros((5, 1, 64))]) == 0.0
 
 
-def test_of_very_many_ranks_a_sample_tells_the_median():
+def test_for_many_ranks_a_sample_gives_the_median():
     # GIVEN a job of more ranks than are sorted, one of them late
     window = Job(n_ranks=2 * SAMPLE_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
-    seen, *_ = replayed(window, roles_of(window))[0]
-    assert seen.segment.local
-    for column, reference_MC in zip(seen.segment.local, seen.reference_KMC, strict=True):
+    observed, *_ = replayed(window, roles_of(window))[0]
+    assert observed.segment.local
+    for column, reference_MC in zip(observed.segment.local, observed.reference_KMC, strict=True):
         reference_N = reference_MC[column.offset : column.offset + 4, 0]
         jitter_N = column.values_NR.std(axis=1)
         assert (
             np.abs(reference_N - np.median(column.values_NR, axis=1)) <= 3 * 1.25 / SAMPLE_RANKS**0.5 * jitter_N
         ).all()
-    assert seen.gain_MS[:4, 0].sum() == pytest.approx(4 * 0.050, rel=0.1)
+    assert observed.gain_MS[:4, 0].sum() == pytest.approx(4 * 0.050, rel=0.1)
 
 
 @given(values=VALUES)
@@ -142,7 +142,7 @@ REGIME = ("", None)
 
 @cache
 def after(n_windows, job=None, *faults, past=None):
-    """The last verdict, and the past after so many windows of a job with these faults."""
+    """The last verdict, and the past after windows of a job with these faults."""
     verdict = None
     for seed in range(n_windows):
         first_step = 0 if past is None else past.ranks.next_step
@@ -198,14 +198,14 @@ def test_a_slowdown_that_creeps_does_not_become_the_norm():
     creeps = (Job().run(Fault("data", None, 0.001 * n), seed=n, first_step=50 * n) for n in range(60))
     found = [verdict for verdict, _ in judged_windows(creeps)]
     labels = [verdict.label for verdict in found]
-    # THEN it is slower than its best one day, later somebody is found, and both stay so
+    # THEN it is slower than its best one day, later a rank is found, and both stay so
     first, slower = labels.index("suspect"), labels.index("needs_evidence")
     assert (set(labels[:slower]), set(labels[slower:first])) == ({"healthy"}, {"needs_evidence"})
     assert set(labels[first:]) == {"suspect"}
     assert (found[-1].suspects[0].scope, found[-1].suspects[0].stage) == ("all", "data")
 
 
-def test_what_is_known_stays_spread_over_all_of_the_job():
+def test_samples_stay_spread_over_the_whole_job():
     # GIVEN a thousand healthy windows, each a little longer than the one before
     known = Samples()
     for n in range(1000):
@@ -236,7 +236,7 @@ def test_like_is_compared_with_like(situation, slower):
     assert (verdict.label, verdict.suspects[0].scope, verdict.suspects[0].stage) == ("suspect", "all", "data")
 
 
-def test_a_job_whose_work_never_repeats_is_remembered_within_bounds():
+def test_a_job_whose_work_never_repeats_takes_bounded_memory():
     # GIVEN windows of ever more work
     past = past_of(Job(n_steps=3, work=2.0 ** (n / 4)).run() for n in range(2 * MAX_REGIMES))
     # THEN no more regimes are kept than there is room for, the newest among them
@@ -257,7 +257,7 @@ def test_a_job_that_only_roams_gets_a_level_but_may_not_be_late():
     assert verdict.numbers["late_excess_s"] == pytest.approx(first.numbers["late_excess_s"], rel=0.05)
 
 
-def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_healthy():
+def test_lateness_that_creeps_up_does_not_become_the_norm():
     # GIVEN two ranks that are late together, by 1 % of a step more in each window
     windows = (Job().run(Fault("forward", (1, 3), 0.001 * n), seed=n, first_step=50 * n) for n in range(31))
     found = [verdict for verdict, _ in judged_windows(windows)]
@@ -270,14 +270,14 @@ def test_healthy_windows_that_are_ever_later_do_not_teach_that_being_late_is_hea
     assert {one.reasons[0] for one in late} == {"co_critical"}
 
 
-def test_one_of_two_ranks_is_held_against_windows_that_ended_before_its_onset_where_there_are_any():
+def test_one_of_two_ranks_is_compared_with_windows_before_its_onset_if_there_are_any():
     # GIVEN four windows, of which the last two have a fault that was not likely yet
     own = OwnTimes()
     for number, late_s in enumerate((0.0, 0.0, 0.1, 0.1)):
         window = Job(n_ranks=2).run(Fault("data", 1, late_s))
         roles = roles_of(window)
-        seen = profile(replayed(window, roles)[0], roles)
-        own = own.after(REGIME, seen, 69 + 10 * number)
+        observed = profile(replayed(window, roles)[0], roles)
+        own = own.after(REGIME, observed, 69 + 10 * number)
     # THEN what is known before the 80th step does not have it
     before_KR = own.known(REGIME, 2, 80)
     assert before_KR.shape == (2, 2)

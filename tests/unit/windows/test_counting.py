@@ -46,7 +46,7 @@ def over(found: np.ndarray, *steps: StepRecord) -> list[list[float]] | None:
     return None if waits_B2 is None else (waits_B2 * [1000.0, 1.0]).tolist()
 
 
-def test_what_passed_between_two_readings_is_shared_by_the_length_of_the_steps():
+def test_differences_between_readings_are_spread_by_the_length_of_the_steps():
     # GIVEN 90 ms in the run queue and 9 preemptions between two readings 300 ms apart
     found = readings((1000, 50, 10, 100), (1300, 200, 100, 109))
     # WHEN a step of 100 ms and one of 200 ms lie between them THEN each has its part
@@ -64,26 +64,26 @@ def test_what_passed_between_two_readings_is_shared_by_the_length_of_the_steps()
 @pytest.mark.parametrize(
     ("situation", "found"),
     [
-        ("nobody has looked", readings()),
-        ("nobody has looked before", readings((1060, 0, 0, 0), (1100, 50, 50, 5))),
-        ("nobody has looked since", readings((1000, 0, 0, 0), (1090, 50, 50, 5))),
+        ("no readings", readings()),
+        ("no reading before", readings((1060, 0, 0, 0), (1100, 50, 50, 5))),
+        ("no reading after", readings((1000, 0, 0, 0), (1090, 50, 50, 5))),
         ("only once", readings((1000, 0, 0, 0))),
         ("too long ago", readings((900 - MAX_APART_NS // MS, 0, 0, 0), (1100, 50, 50, 5))),
         ("the thread did not run, so that it is not the one that trains", readings((1000, 7, 0, 0), (1100, 7, 0, 0))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_known_is_unknown_and_never_zero(situation, found):
+def test_missing_readings_are_unknown_and_never_zero(situation, found):
     assert over(found, step(0, 1050, 50)) is None, situation
 
 
-def test_a_step_longer_than_readings_lie_apart_is_known():
+def test_a_step_longer_than_the_time_between_readings_is_known():
     # GIVEN a step of a minute, and no reading in between
     found = readings((1000, 0, 0, 0), (61_200, 50_000, 10_000, 7))
     assert over(found, step(0, 1100, 60_000)) == [pytest.approx([10_000 * 60_000 / 60_200, 7 * 60_000 / 60_200])]
 
 
-def test_of_some_steps_that_are_known_the_others_are_not():
+def test_steps_without_readings_beside_known_ones_stay_unknown():
     (first, second) = over(readings((1000, 0, 0, 0), (1100, 50, 50, 5)), step(0, 950, 50), step(1, 1000, 100))
     assert (np.isnan(first).all(), second) == (True, pytest.approx([50.0, 5.0]))
 
@@ -94,7 +94,7 @@ def test_of_some_steps_that_are_known_the_others_are_not():
     queued_ms=st.lists(st.integers(0, 100), min_size=9, max_size=9),
     cuts=st.sets(st.integers(0, 1000), min_size=2, max_size=9),
 )
-def test_over_steps_that_follow_one_another_nothing_is_lost_or_made_up(gaps_ms, run_ms, queued_ms, cuts):
+def test_over_consecutive_steps_nothing_is_lost_or_invented(gaps_ms, run_ms, queued_ms, cuts):
     # GIVEN readings on a machine that has been up for a year, and steps that follow one another between them
     n = len(gaps_ms)
     at_ms = 365 * 86_400_000 + np.cumsum([0, *gaps_ms])
@@ -115,8 +115,8 @@ def test_over_steps_that_follow_one_another_nothing_is_lost_or_made_up(gaps_ms, 
         np.testing.assert_allclose(near[0, 1:3], values, atol=1e-9)
 
 
-def test_the_steps_of_several_ranks_have_the_same_at_once():
-    # GIVEN ranks that were looked at differently often, and at other times
+def test_steps_of_several_ranks_at_once_get_the_same_counts():
+    # GIVEN ranks that were read at different rates and times
     found = [readings(*((at + n, run, n * queued, n) for at, run, queued, n in ROWS[m:15])) for m in (0, 7, 13, 14)]
     steps = batch(*(replace(step(n, 1000 + 40 * n, 35, between_ms=5), rank=n % 4) for n in range(90)), schema=SCHEMA)
     # WHEN all of their steps are laid over at once
@@ -131,7 +131,7 @@ def test_the_steps_of_several_ranks_have_the_same_at_once():
             np.testing.assert_allclose(its_B2, alone_B2, atol=1e-12)
 
 
-def test_steps_keep_what_was_laid_over_them_wherever_they_are_put():
+def test_steps_keep_their_counters_in_every_container():
     # GIVEN steps of one rank that are known, and of another that are not
     known = laid_over(readings((1000, 0, 0, 0), (1100, 50, 50, 5)), batch(step(1, 1050, 50), step(0, 1000, 50)))
     unknown = batch(replace(step(0, 1000, 50), rank=1))
@@ -152,7 +152,7 @@ def written(folder, *rows, info=INFO):
     return log.path
 
 
-def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
+def test_kept_readings_give_steps_the_counters_that_they_had_live(tmp_path):
     written(tmp_path, *ROWS)
     kept = kept_of(tmp_path, INFO)
     for first in (1000, 1100, 4000, 10_400):
@@ -165,7 +165,7 @@ def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
     assert len(kept.laid_over(batch(schema=SCHEMA))) == 0
 
 
-def test_a_damaged_reading_is_passed_over(tmp_path):
+def test_a_damaged_reading_is_skipped(tmp_path):
     path = written(tmp_path, *ROWS)
     raw = bytearray(path.read_bytes())
     raw[HEADER_BYTES + 5 * READING_BYTES + 17] ^= 1
@@ -183,7 +183,7 @@ def test_a_run_without_readings_goes_without(tmp_path, content):
     assert kept_of(tmp_path, INFO) is None
 
 
-def test_the_readings_of_another_process_are_nobodys(tmp_path):
+def test_readings_of_another_process_do_not_count(tmp_path):
     path = written(tmp_path, *ROWS)
     other = replace(INFO, pid=INFO.pid + 1)
     # GIVEN another process of the same rank THEN it neither writes to them nor has them

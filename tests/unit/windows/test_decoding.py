@@ -30,7 +30,7 @@ records = st.builds(
 
 
 @given(st.lists(records, max_size=5))
-def test_what_was_written_comes_out(written):
+def test_written_steps_are_read_back(written):
     # GIVEN slots as a rank publishes them
     steps, sound_B = checked(3, raw(1, *written), SCHEMA)
     # THEN all are sound, and step by step and column by column they are what was written
@@ -45,7 +45,7 @@ def test_what_was_written_comes_out(written):
 
 @settings(max_examples=200)
 @given(st.lists(records, min_size=1, max_size=4), st.data())
-def test_what_is_damaged_or_cannot_be_is_left_out(written, data):
+def test_damaged_and_impossible_slots_are_left_out(written, data):
     # GIVEN slots of which any bytes are damaged, or any word is made another with a right checksum
     whole, size = raw(1, *written), slot_bytes(SCHEMA)
     content = bytearray(whole)

@@ -57,7 +57,7 @@ FAR = MAX_GAP_STEPS * 1000
         (range(7), 3, [(3, 6)]),
         # A job that goes on at a later step starts its windows there.
         (range(5000, 5004), 0, [(5000, 5003)]),
-        # A window in a gap that nobody recorded has no step, and is none; a longer one starts the numbering over.
+        # A window in a gap without steps is none; a longer gap starts the numbering over.
         ([*range(4), *range(100, 106)], 0, [(0, 3), (2, 5), (98, 101), (100, 103), (102, 105)]),
         ([*range(4), *range(FAR, FAR + 4)], 0, [(0, 3), (FAR, FAR + 3)]),
     ],
@@ -97,7 +97,7 @@ def test_windows_of_a_resumed_job_begin_where_they_would_have(shape, due, first_
 
 
 @pytest.mark.parametrize(("rank", "number"), [(9, 1), (-1, 1), (0, -(2**62)), (0, 2**62)])
-def test_ranks_beyond_the_world_size_and_steps_that_nobody_counts_to_are_ignored(rank, number):
+def test_ranks_beyond_the_world_size_and_impossible_step_numbers_are_ignored(rank, number):
     ignored = step(rank, number, durations_ns=(MS, MS, MS))
     assert fed(gatherer(ranks=1), [step(0, 0), ignored, *(step(0, n) for n in (1, 2, 3))]) == [(0, 3)]
 
@@ -109,20 +109,20 @@ def test_ranks_beyond_the_world_size_and_steps_that_nobody_counts_to_are_ignored
         (0.24, SHRINKS, [(10, 34), (15, 39)]),
         (0.6, SHRINKS, [(4, 13), (6, 15)]),
         (1800.0, SHRINKS, [(4, 13), (6, 15)]),
-        # What somebody has said holds.
+        # A fixed number holds.
         (1800.0, SHRINKS - {"window_steps"}, [(4, 53), (14, 63)]),
         (1800.0, SHRINKS - {"warmup_steps", "stride_steps"}, [(20, 29), (30, 39)]),
         (1800.0, frozenset(), [(20, 69), (30, 79)]),
     ],
 )
-def test_where_steps_are_long_the_first_verdict_comes_after_fewer(step_s, shrinks, found):
+def test_with_long_steps_the_first_verdict_comes_after_fewer(step_s, shrinks, found):
     # GIVEN a job whose first step takes as long as a thousand others, WHEN the others take this long
     shape = Shape(50, 10, 20, shrinks)
     steps = [step(0, n, durations_ns=(int(step_s * (1000 if n == 0 else 1) * 1e9), 0, 0)) for n in range(90)]
     # THEN windows are cut accordingly
     windows = fed(Gatherer(SCHEMA, 1, shape), steps)
     assert windows[:2] == found
-    # AND it can be said beforehand when the first one comes
+    # AND the step of the first one is known beforehand
     assert shape.first_verdict_step(0, step_s) == found[0][1]
 
 
@@ -136,18 +136,18 @@ def test_where_steps_are_long_the_first_verdict_comes_after_fewer(step_s, shrink
         # A job that has just begun is judged after fewer.
         (0.0005, SHRINKS, 0, (50, 10)),
         (0.0005, SHRINKS, 200, (200, 200)),
-        # What somebody has said holds.
+        # A fixed number holds.
         (0.0005, SHRINKS - {"window_steps"}, 10**6, (50, 10)),
         (0.0005, SHRINKS - {"stride_steps"}, 10**6, (50, 10)),
     ],
 )
-def test_where_steps_are_quick_more_of_them_are_judged_at_a_time(step_s, shrinks, from_step, found):
+def test_with_quick_steps_windows_have_more_of_them(step_s, shrinks, from_step, found):
     cut = Shape(50, 10, 20, shrinks).at(step_s, from_step)
     assert (cut.window_steps, cut.stride_steps, cut.warmup_steps) == (*found, 20)
 
 
 @given(st.integers(100, 3000), st.lists(st.integers(1, 900), max_size=6))
-def test_quick_steps_make_the_same_windows_in_whatever_pieces_they_come(n_steps, pieces):
+def test_quick_steps_make_the_same_windows_however_they_are_split(n_steps, pieces):
     steps = batch(*[step(0, n, durations_ns=(MS // 2, 0, 0)) for n in range(n_steps)])
 
     def windows(ends: list[int]) -> list[tuple[int, int]]:
@@ -162,7 +162,7 @@ def test_quick_steps_make_the_same_windows_in_whatever_pieces_they_come(n_steps,
     assert windows(ends) == windows([]) == windows(list(range(1, n_steps, 50)))
 
 
-def test_quick_steps_that_are_gone_on_with_begin_where_the_last_window_ended():
+def test_resumed_quick_steps_begin_where_the_last_window_ended():
     shape = Shape(50, 10, 20, SHRINKS)
     took = (MS // 2, 0, 0)
     steps = [step(0, n, durations_ns=took) for n in range(6000)]
@@ -174,7 +174,7 @@ def test_quick_steps_that_are_gone_on_with_begin_where_the_last_window_ended():
     assert fed(Gatherer(SCHEMA, 1, shape, due=due), steps[due - 700 :])[0][0] == due
 
 
-def test_one_ranks_step_that_cannot_be_ends_no_other_ranks_windows():
+def test_an_impossible_step_of_one_rank_ends_no_other_ranks_windows():
     # GIVEN three ranks, and a step of one of them whose number is far ahead of all others
     target = gatherer(ranks=3)
     target.add(batch(*[step(rank, n) for n in range(6) for rank in range(3)]))
@@ -198,22 +198,22 @@ def test_a_job_that_becomes_quicker_gets_longer_windows():
     assert sorted(lengths) == lengths
 
 
-def test_some_of_the_newest_steps_can_be_had_before_their_window():
+def test_the_newest_steps_can_be_cut_before_their_window():
     # GIVEN two ranks that have recorded 9 steps and 8; the windows up to 4-7 are out, so that steps 6 on are held
     target = gatherer()
     assert target.cut(0, 1) is None
     fed(target, [step(rank, n) for n in range(8) for rank in (0, 1)] + [step(0, 8)])
-    # WHEN some of those are asked for THEN they come as they are, what is missing missing
+    # WHEN some of those are cut THEN they are as received, with missing steps missing
     found = target.cut(6, 8)
     np.testing.assert_allclose(
         found.durations_NRS[:, :, 0], [[0.006, 0.006], [0.007, 0.007], [0.008, np.nan]], atol=1e-5
     )
     assert (found.first_step, found.last_step) == (6, 8)
-    # AND what is held no longer, is not there yet, or is no range, is not told
+    # AND steps no longer or not yet in the store, or an empty range, give none
     assert [target.cut(*steps) for steps in ((5, 7), (9, 10), (7, 6), (6, 10_000))] == [None] * 4
 
 
-def test_a_window_that_was_handed_out_does_not_change():
+def test_a_returned_window_does_not_change():
     target = gatherer(stride=1)
     fed(target, [step(0, n) for n in range(7)])
     # GIVEN a window that went out without rank 1's steps
@@ -268,7 +268,7 @@ def test_ranks_that_keep_together_take_no_rows_for_a_second_window():
 
 
 @pytest.mark.parametrize(
-    ("said", "kinds"),
+    ("noted", "kinds"),
     [
         ({}, None),
         ({(0, 2): "a", (1, 2): "b"}, ("", "", "a", "")),
@@ -277,8 +277,8 @@ def test_ranks_that_keep_together_take_no_rows_for_a_second_window():
         ({(1, 0): "eval", (1, 3): "checkpoint", (0, 2): "eval"}, None),
     ],
 )
-def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_does(said, kinds):
-    records = [step(rank, n, kind=said.get((rank, n), "")) for n in range(4) for rank in (1, 0)]
+def test_a_step_has_a_kind_if_the_ranks_agree_and_otherwise_some_ranks_note_it(noted, kinds):
+    records = [step(rank, n, kind=noted.get((rank, n), "")) for n in range(4) for rank in (1, 0)]
     for together in (records, records[::-1]):
         target = gatherer()
         target.add(batch(*together))
@@ -286,7 +286,7 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
         assert window.kinds == kinds
         # AND what only one of them notes is its own
         agreed = set() if kinds is None else {n for n in range(4) if kinds[n]}
-        alone = {(rank, n): kind for (rank, n), kind in said.items() if n not in agreed}
+        alone = {(rank, n): kind for (rank, n), kind in noted.items() if n not in agreed}
         noted_NR = np.full((4, 2), "") if window.noted_NR is None else window.noted_NR
         assert {(rank, n): noted_NR[n, rank] for n, rank in np.argwhere(noted_NR != "").tolist()} == alone
     # AND one by one it is the same
@@ -297,7 +297,7 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
 
 
 @pytest.mark.parametrize(
-    ("told", "hosts", "cohorts"),
+    ("places", "hosts", "cohorts"),
     [
         ([], None, None),
         ([(1, "b", "")], ("", "b"), None),
@@ -306,9 +306,9 @@ def test_a_step_is_of_a_kind_if_the_ranks_agree_and_else_it_is_what_one_of_them_
         ([(9, "z", "z"), (-1, "z", "z")], None, None),
     ],
 )
-def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohorts):
+def test_windows_have_each_ranks_host_and_cohort(places, hosts, cohorts):
     target = gatherer()
-    for rank, host, cohort in told:
+    for rank, host, cohort in places:
         target.take([Rows(0, SCHEMA, 2, {rank: SimpleNamespace(host=host, cohort=cohort)}, batch(schema=SCHEMA))])
     target.add(batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
     (window,) = target.ready()
@@ -364,7 +364,7 @@ shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 7), st.integers(0, 3
 
 
 @given(jobs(3 * MAX_GAP_STEPS), shapes)
-def test_windows_hold_what_was_recorded_of_their_steps_and_nothing_else(records, shape):
+def test_windows_hold_exactly_the_recorded_values(records, shape):
     recorded = {(one.step, one.rank): one for one in records}
     for window in one_at_a_time(records, shape):
         for n, number in enumerate(range(window.first_step, window.last_step + 1)):
@@ -403,7 +403,7 @@ def test_any_split_into_batches_makes_the_windows_that_steps_make_one_at_a_time(
     # GIVEN ranks that are behind each other by less than a window, each with its steps in order
     lag_of = [lag % shape.window_steps for lag in lags]
     arriving = sorted(records, key=lambda record: record.step + lag_of[record.rank])
-    # WHEN their steps come in batches, split anywhere, and windows are asked for after each
+    # WHEN their steps arrive in batches, split anywhere, and windows are taken after each
     target, windows = Gatherer(SCHEMA, RANKS, shape), []
     ends = data.draw(st.lists(st.integers(0, len(records)), max_size=5))
     for first, last in zip([0, *sorted(ends)], [*sorted(ends), len(records)], strict=True):
@@ -415,8 +415,8 @@ def test_any_split_into_batches_makes_the_windows_that_steps_make_one_at_a_time(
         same(one, other)
 
 
-def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nobody_looked():
-    # GIVEN steps of two ranks, of which one is looked at from its third step on
+def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_without_readings():
+    # GIVEN steps of two ranks, one of which has readings from its third step on
     target = gatherer()
     first, later = batch(*(step(0, n) for n in range(2))), batch(*(step(0, n) for n in range(2, 6)))
     counted_BC = np.full((4, len(COUNTERS)), np.nan)
@@ -430,7 +430,7 @@ def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nob
     np.testing.assert_allclose(late.counted("queued_s")[:, 0], [0.002, 0.003, 0.004, 0.005])
     np.testing.assert_allclose(late.counted("preempted")[:, 0], [2, 3, 4, 5])
     assert np.isnan(late.counted("queued_s")[:, 1]).all()
-    # AND a window in which nobody has looked has none
+    # AND a window without readings has none
     for n in range(6, 12):
         target.add(batch(step(0, n), step(1, n)))
     assert [window.counted_NRC is None for window in target.ready()] == [False, True, True]
@@ -502,10 +502,10 @@ TURNS = {
 
 
 @pytest.mark.parametrize(("window", "stride", "turns"), TURNS.values(), ids=TURNS)
-def test_windows_go_out_once_with_what_has_come_by_then(window, stride, turns):
+def test_windows_are_returned_once_with_the_steps_received_by_then(window, stride, turns):
     target = gatherer(window=window, stride=stride)
     for come, numbers, ranks, found in turns:
-        # WHEN steps come THEN windows go out with so many steps missing of each rank, on the host and on the device
+        # WHEN steps arrive THEN windows miss these numbers of steps of each rank, on the host and on the device
         come(target, numbers, ranks)
         for one, (first_step, *missing) in zip(target.ready(ended=come is end), found, strict=True):
             assert one.first_step == first_step
@@ -515,7 +515,7 @@ def test_windows_go_out_once_with_what_has_come_by_then(window, stride, turns):
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 3), st.sampled_from([1, 2, 4]))
 def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, stride):
-    # GIVEN a job whose device times lag behind the host's, looked at now and then
+    # GIVEN a job whose device times lag behind the host's, read now and then
     target = Gatherer(SCHEMA, 2, Shape(4, stride, 0))
     windows, first, given_to = [], 0, 0
     for size in sizes:
@@ -536,7 +536,7 @@ def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, str
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 40)), max_size=150))
-def test_whatever_comes_when_device_times_stand_at_their_own_step(events):
+def test_in_any_order_device_times_belong_to_their_own_step(events):
     # GIVEN host and device times of two ranks in any order, again and again
     target = gatherer(stride=4)
     windows = []

@@ -92,7 +92,7 @@ def test_a_log_without_limits_is_one_file_and_whole(tmp_path, logs):
     assert logs.thinning(0) is None
 
 
-def test_the_steps_around_a_capture_are_kept_of_every_rank(tmp_path):
+def test_every_rank_keeps_the_steps_around_a_capture(tmp_path):
     # GIVEN a rank that was captured in steps 700 to 704, and another of the same host that was not
     steps = STEPS[:3000]
     words = steps.slots_BW.copy()
@@ -109,7 +109,7 @@ def test_the_steps_around_a_capture_are_kept_of_every_rank(tmp_path):
         assert (block + 1) * steplog.BLOCK_STEPS not in found
 
 
-def test_what_is_older_than_the_limit_goes_whatever_room_there_is(tmp_path):
+def test_steps_older_than_the_limit_go_even_if_there_is_space(tmp_path):
     # GIVEN steps of 0.1 s, and an age of 100 s
     write(tmp_path, STEPS, kept=KeptSteps(1 << 30, age_s=100.0))
     first_s = read(tmp_path)[:1].start_ns_B[0] / 1e9
@@ -125,7 +125,7 @@ def test_what_is_older_than_the_limit_goes_whatever_room_there_is(tmp_path):
     torn=st.sets(st.integers(0, 24)),
     segments=st.integers(1, 8),
 )
-def test_whoever_goes_on_loses_nothing_and_writes_nothing_twice(cuts, restarts, torn, segments):
+def test_the_next_writer_loses_nothing_and_writes_nothing_twice(cuts, restarts, torn, segments):
     # GIVEN agents that take a log over from each other, some of them killed in the middle of a write
     kept = KeptSteps(4 * segments * steplog.MIN_SEGMENT_BYTES, 1e6)
     with tempfile.TemporaryDirectory() as name:
@@ -175,7 +175,7 @@ def test_an_agent_killed_between_thinning_a_segment_and_removing_it_leaves_no_st
     assert not gone[0].exists()
 
 
-def test_a_segment_that_was_just_begun_is_gone_on_with(tmp_path):
+def test_a_segment_that_was_just_begun_is_continued(tmp_path):
     # GIVEN an agent that was killed as it wrote the header of a segment
     write(tmp_path, STEPS[:200])
     paths = [path for _, path in find_segments(tmp_path)]
@@ -215,29 +215,29 @@ def test_a_full_disk_leaves_the_log_whole_whatever_part_of_a_write_it_took(tmp_p
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(there + 10))
 
 
-def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monkeypatch):
+def test_a_segment_that_cannot_be_removed_costs_only_space(tmp_path, monkeypatch):
     # GIVEN a file system that lets nothing go
     def refused(path, **_):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refused)
-    log, said = StepLog(tmp_path, INFO, kept=KEPT), set()
+    log, errors = StepLog(tmp_path, INFO, kept=KEPT), set()
     for start in range(0, 2000, 50):
         # WHEN steps are appended THEN it is an error that names the file, and they are all there
         try:
             log.append(STEPS[start : start + 50])
         except RingError as error:
-            said.add(str(error).rpartition(": ")[2])
+            errors.add(str(error).rpartition(": ")[2])
         assert log.last == start + 50
     log.close()
     monkeypatch.undo()
-    assert said == {"Read-only file system"}
+    assert errors == {"Read-only file system"}
     paths = [path for name, path in find_segments(tmp_path) if name.kind == "steps"]
     steps = together([LogReader(path).read(5000) for path in paths])
     np.testing.assert_array_equal(np.unique(steps.step_B), np.arange(2000))
 
 
-def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path, logs):
+def test_a_segment_removed_while_it_is_read_is_skipped(tmp_path, logs):
     write(tmp_path, STEPS[:500])
     (log,) = find_logs(tmp_path)
     reader = LogReader(log)
@@ -246,7 +246,7 @@ def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path, logs):
     log.segments[0].unlink()
     rest = reader.read(10_000)
     assert (first.step_B[-1], rest.step_B[0]) == (9, SEGMENT_STEPS)
-    # AND one that is looked at by step numbers misses just those
+    # AND reading by step numbers misses just those
     logs.refresh()
     assert logs.of(0)[0].steps([(0, 500)])[1].step_B[0] == SEGMENT_STEPS
 
@@ -422,14 +422,14 @@ def test_a_log_that_grows_is_read_on(tmp_path, logs):
     assert set(steps_of(logs, 0, [(5, 10)]).values()) == set(range(5, 15))
 
 
-def test_what_is_no_log_is_none(tmp_path, logs):
+def test_files_that_are_no_logs_are_ignored(tmp_path, logs):
     # GIVEN a directory with a log, and much that looks like one
     write_rank(tmp_path, 1, range(3))
     (tmp_path / "rank-2.0.steps").write_bytes(b"nonsense")
     (tmp_path / "rank-3.0.steps").symlink_to(tmp_path / "rank-1.0.steps")
     (tmp_path / "rank-4.0.steps").mkdir()
     (tmp_path / "rank-5.0.device-steps").write_bytes(b"")
-    # WHEN it is looked at THEN the log is taken, and nothing else
+    # WHEN it is read THEN the log is found, and nothing else
     logs.refresh()
     assert list(logs.of(0)) == [1]
     assert logs.of(7) == {}
@@ -438,12 +438,12 @@ def test_what_is_no_log_is_none(tmp_path, logs):
     assert steps_of(logs, 1, [(0, 3)]) == {}
 
 
-def test_windows_hold_what_was_recorded_and_nan_where_nothing_was(tmp_path, logs):
+def test_windows_hold_the_recorded_values_and_nan_elsewhere(tmp_path, logs):
     # GIVEN two ranks, one of which lacks a step
     write_rank(tmp_path, 0, range(10))
     write_rank(tmp_path, 1, [step for step in range(10) if step != 4])
     logs.refresh()
-    # WHEN two runs are asked for, however few vectors are held at once
+    # WHEN two runs are read, however few vectors are held at once
     for at_once in (1, 4, 1000):
         found = list(windows(logs.of(0), [(3, 3), (8, 1)], at_once))
         # THEN they come in order, in seconds, and what is missing is not made up

@@ -32,15 +32,15 @@ RANKS = st.lists(
 
 
 @given(ranks=RANKS, parts=st.integers(1, 4), older_ns=st.lists(AGES, min_size=4, max_size=4))
-def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, older_ns):
+def test_statuses_of_several_hosts_are_joined_with_their_ages(ranks, parts, older_ns):
     # GIVEN ranks of which each host tells of some, and a while ago
-    told = [(some, age_ns) for n, age_ns in zip(range(parts), older_ns, strict=False) if (some := ranks[n::parts])]
+    sent = [(some, age_ns) for n, age_ns in zip(range(parts), older_ns, strict=False) if (some := ranks[n::parts])]
     # WHEN they are joined
-    found = joined_statuses([status_of(SCHEMA, 100, some, 3) for some, _ in told], [age_ns for _, age_ns in told])
+    found = joined_statuses([status_of(SCHEMA, 100, some, 3) for some, _ in sent], [age_ns for _, age_ns in sent])
     # THEN each is there as it was, so much older, by rank
     grown = [
         replace(one, stage_age_ns=one.stage_age_ns + age_ns, step_age_ns=one.step_age_ns + age_ns)
-        for some, age_ns in told
+        for some, age_ns in sent
         for one in some
     ]
     assert found.ranks == tuple(sorted(grown, key=lambda one: one.rank))
@@ -50,7 +50,7 @@ def test_ranks_of_several_hosts_are_as_each_host_says_but_older(ranks, parts, ol
 @pytest.mark.parametrize(
     "other", [status_of(StageSchema.closed(("load",)), 4, []), status_of(SCHEMA, 5, []), status_of(SCHEMA, 4, [], 1)]
 )
-def test_who_does_not_agree_with_the_first_is_left_out(other):
+def test_a_status_that_differs_from_the_first_is_left_out(other):
     one = RankStatus(1, "a", "data", 5, 7, 9, 7, False, True)
     foreign = replace(other, hosts=("b",), doing_VR=status_of(SCHEMA, 4, [replace(one, rank=2)]).doing_VR)
     assert [each.rank for each in joined_statuses([status_of(SCHEMA, 4, [one]), foreign], [0, 0]).ranks] == [1]
