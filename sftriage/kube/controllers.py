@@ -39,7 +39,7 @@ HUB_VALID_DAYS = 3650
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """How controllers run; image and store are those of agents.
+    """How controllers run: by the settings of injection.
 
     ``runs_claim`` is a PersistentVolumeClaim of the job's namespace for its runs. By default they go with the pod, and
     without a store their traces with them.

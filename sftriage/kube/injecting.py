@@ -42,6 +42,7 @@ class InjectionSettings(ObjectModel):
     """Settings of what is injected into pods; docs/kubernetes.md describes them."""
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = "sftriage:latest"
+    agent_image: Annotated[str, Field(max_length=1024)] = ""
     pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] = "IfNotPresent"
     store: Annotated[str, Field(max_length=4096)] = ""
     store_secret: Annotated[str, Field(max_length=253)] = ""
@@ -134,13 +135,9 @@ def pod_parts(
 ) -> dict[str, list[Made]]:
     """The parts injected into a pod of a job, see ``pod.yaml``.
 
-    Args:
-        job: the job.
-        settings: of injection.
-        user: the pod's own.
-        guaranteed: whether its containers have exclusive cores, which requires limits equal to requests.
-        looks_in: whether the agent may read the memory of the pod's other processes, for stacks from outside.
-        nsys: an image with Nsight Systems, if ranks start under it.
+    ``user`` is the pod's own. Containers of a ``guaranteed`` pod have exclusive cores, which requires limits equal to
+    requests. An agent that ``looks_in`` may read the memory of the pod's other processes, for stacks from outside.
+    ``nsys`` is an image with Nsight Systems, if ranks start under it.
     """
     template, sizes = manifest("pod.yaml"), settings.resources
     limits = {"cpu": sizes.cpu_limit, "memory": sizes.memory_limit}
@@ -156,6 +153,7 @@ def pod_parts(
     armed = ["--nsys", f"/{NSYS}/run/nsys", "--nsys-armed", f"/{SPOOL}/nsys/range"]
     values = {
         **dict(settings),
+        "image": settings.agent_image or settings.image,
         "job_id": job.job_id,
         "secret": secret_of(job, settings),
         "keys": [{"key": key, "path": key} for key in keys],

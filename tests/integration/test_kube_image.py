@@ -124,7 +124,7 @@ def installed(tmp_path_factory) -> Path:
     if subprocess.run(["bash", "-c", "command -v gcc"], capture_output=True, check=False).returncode:
         pytest.skip("no gcc here: make test-deps")
     (where,) = BUILD.of("WORKDIR")
-    script = "\n".join([f"cd {where}", *commands])
+    script = "\n".join([f"cd {where}", *BUILD.of("ARG"), *commands])
     ran("build", script, folder, {where: context(folder / "context"), "/opt/sftriage": built})
     return built
 

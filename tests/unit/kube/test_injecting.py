@@ -14,16 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.kube.injecting import (
-    SITE,
-    Injection,
-    InjectionSettings,
-    applied,
-    injected,
-    injection,
-    read_settings,
-    version_of,
-)
+from sftriage.kube import controllers, injecting
+from sftriage.kube.injecting import SITE, Injection, InjectionSettings, injected, injection
 from sftriage.kube.jobs import JobRef, job_of
 from sftriage.words.kube import MAX_CHARS
 from tests.unit.kube.pods import JOBS, pod
@@ -76,7 +68,7 @@ def test_a_pod_of_any_job_is_injected_once(body):
     once = injection(body, found, SETTINGS, NEW)
     assert once.warnings == ()
     assert {operation["op"] for operation in once.patch} == {"add"}
-    out = applied(body, once.patch)
+    out = injecting.applied(body, once.patch)
     assert out == jsonpatch.apply_patch(body, list(once.patch))
     assert job_of(out, "ml") == found
     assert injection(out, found, SETTINGS, NEW) == Injection()
@@ -88,16 +80,16 @@ def test_a_pod_of_any_job_is_injected_once(body):
 
 
 def test_a_container_that_another_webhook_adds_later_is_watched_too():
-    out = applied(pod(), injection(pod(), JOB, SETTINGS, NEW).patch)
+    out = injecting.applied(pod(), injection(pod(), JOB, SETTINGS, NEW).patch)
     out["spec"]["containers"].append({"name": "late"})
-    again = applied(out, injection(out, JOB, SETTINGS, NEW).patch)
+    again = injecting.applied(out, injection(out, JOB, SETTINGS, NEW).patch)
     assert {"name": "PYTHONPATH", "value": SITE} in again["spec"]["containers"][1]["env"]
     assert [one["name"] for one in again["spec"]["initContainers"]] == ["sftriage-carry", "sftriage-agent"]
 
 
 def test_the_version_of_a_server_is_read_from_its_answer():
-    assert [version_of({"major": "1", "minor": minor}) for minor in ("29", "27+")] == [(1, 29), (1, 27)]
-    assert version_of({"major": "", "minor": ""}) is version_of({}) is None
+    assert [injecting.version_of({"major": "1", "minor": minor}) for minor in ("29", "27+")] == [(1, 29), (1, 27)]
+    assert injecting.version_of({"major": "", "minor": ""}) is injecting.version_of({}) is None
 
 
 _TEXT = st.sampled_from(["", "a", "b", "PYTHONPATH", "SFTRIAGE_RINGS", "/app", "sftriage", SITE])
@@ -151,7 +143,7 @@ def test_nothing_that_is_there_is_changed_and_twice_is_once(body):
     found = injection(body, JOB, SETTINGS, NEW)
     assert body == before
     assert all(operation["op"] == "add" for operation in found.patch)
-    out = applied(body, found.patch)
+    out = injecting.applied(body, found.patch)
     assert out == jsonpatch.apply_patch(body, list(found.patch))
     assert kept(body, out)
     again = injection(out, JOB, SETTINGS, NEW)
@@ -250,7 +242,14 @@ def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftr
 def test_settings_say_only_what_differs(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("store: s3://traces\nresources: {cpu: 100m}\n")
-    found = read_settings(path)
+    found = injecting.read_settings(path)
     assert (found.store, found.resources.cpu, found.resources.memory) == ("s3://traces", "100m", "192Mi")
     path.write_text("")
-    assert read_settings(path) == InjectionSettings()
+    assert injecting.read_settings(path) == InjectionSettings()
+
+
+def test_pods_may_have_a_smaller_image_than_controllers():
+    settings = InjectionSettings(image="sftriage:1", agent_image="agent:1")
+    assert {container["image"] for container in injecting.pod_parts(JOB, settings)["initContainers"]} == {"agent:1"}
+    *_, deployment = controllers.wanted(JOB, controllers.ControllerSettings(settings), {})
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "sftriage:1"
