@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
-
-from rich.table import Table
-from rich.text import Text
 
 from sftriage.base.files import refusing
 from sftriage.commands.options import JsonOption, argument, meant, option
@@ -20,13 +16,12 @@ from sftriage.errors import InputError, UsageError
 from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.policy.fields import size_bytes
 from sftriage.policy.state import losses_of
-from sftriage.reports.texts import frontier_table, titled, windows_table
+from sftriage.reports.texts import frontier_table, whatif_tables, windows_table
 from sftriage.runs.directory import find_run
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
-from sftriage.runs.whatif import HOTTEST, WhatIf, load_operations, step, trace_events, whatif_of
-from sftriage.stragglers.slowdown import MIN_SLOWDOWN
+from sftriage.runs.whatif import load_operations, trace_events, whatif_of
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import verdict_sentence
 
@@ -107,37 +102,8 @@ def whatif(
         print_json(shown.values())
         return
     write(*shown.lines())
-    console = results()
-    for table in _whatif_tables(shown):
-        console.print(table)
-
-
-MAX_PARTS = 5
-
-
-def _whatif_tables(shown: WhatIf) -> Iterator[Table]:
-    heat, found = shown.heat(), shown.found
-    if heat is None:
-        return
-    part = f", the slowest {heat.shown} of {heat.there}" if heat.shown < heat.there else ""
-    table = titled(f"Slowdown by worker{part}", ["stage"], [f"dp {dp}" for dp in heat.dps])
-    for pp, slowdowns in heat.rows.items():
-        table.add_row(f"pp {pp}", *map(_cell, slowdowns))
-    yield table
-    slowest = sorted(found.by_part.items(), key=lambda pair: -pair[1])[:MAX_PARTS]
-    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "step time"])
-    for name, slowdown in (*slowest, ("all", found.s)):
-        table.add_row(name, f"{slowdown:.3f}", step(slowdown * found.ideal_s), end_section=name == slowest[-1][0])
-    yield table
-
-
-def _cell(slowdown: float) -> Text:
-    if slowdown < MIN_SLOWDOWN:
-        return Text(f"{slowdown:.2f}")
-    heat = min(1.0, (slowdown - 1.0) / (HOTTEST - 1.0))
-    fade = round(200 * (1.0 - heat))
-    pale, dark = f"black on rgb(255,{fade},{fade})", f"bold white on rgb(200,{fade // 2},{fade // 2})"
-    return Text(f"{slowdown:.2f}", style=pale if heat < 0.6 else dark)
+    for table in whatif_tables(shown):
+        results().print(table)
 
 
 def advise(

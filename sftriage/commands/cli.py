@@ -138,10 +138,13 @@ def main() -> None:
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     try:
         try:
-            command_line()()
+            status = command_line()(prog_name="sftriage", standalone_mode=False)
         finally:
             # Buffered output may go to a closed pipe or a full disk.
             sys.stdout.flush()
+        sys.exit(status)
+    except _WrongArguments as error:
+        _end(_one_line(error), 2)
     except SftriageError as error:
         # Editors expect the file and line of a policy's mistake at the start of a line.
         code = 2 if isinstance(error, UsageError | InputError) else 1
@@ -152,6 +155,19 @@ def main() -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _end(f"sftriage: {error.strerror}", 1)
+
+
+_WrongArguments: Any = typer.BadParameter.__base__
+"""Typer's error for arguments that it cannot parse."""
+
+
+def _one_line(error: Any) -> str:
+    """The message, with the command whose help explains it; of a group without a subcommand, that help itself."""
+    text = error.format_message()
+    if text.startswith("Usage: "):
+        return str(text)
+    text = " ".join(text.replace(": Value error, ", ": ").replace(": Input ", ": input ").split()).removesuffix(".")
+    return f"sftriage: {text[:1].lower()}{text[1:]} (see `{error.ctx.command_path} -h`)"
 
 
 def kubectl_plugin() -> None:

@@ -20,20 +20,29 @@ from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.words.verdicts import span
 
 
-def connected(cluster: ClusterChoice) -> tuple[ClusterObjects, str]:
-    """The cluster of the options, and their namespace."""
-    objects = ClusterObjects.connect(cluster.context)
-    return objects, cluster.namespace or objects.namespace
+def connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
+    """The cluster of a kubeconfig's context, and the namespace: "" for all of them."""
+    if everywhere and namespace is not None:
+        raise UsageError("give either --namespace or --all-namespaces")
+    objects = ClusterObjects.connect(context)
+    return objects, "" if everywhere else namespace or objects.namespace
 
 
-def list_captures(cluster: ClusterChoice, wanted: CaptureQuery, *, as_json: bool) -> None:
+def within(namespace: str) -> str:
+    """The namespace in a sentence."""
+    return f"in namespace {namespace}" if namespace else "in any namespace"
+
+
+def list_captures(cluster: ClusterChoice, query: CaptureQuery, *, as_json: bool) -> None:
     """Print a job's state and its captures, newest first; if none is of the wanted step, name the nearest one."""
-    objects, namespace = connected(cluster)
-    job, step = wanted.job, _one_step(wanted.steps)
+    objects, namespace = connected(cluster.namespace, cluster.context)
+    job, (step, last_step) = query.job, query.steps or (None, None)
+    if step != last_step:
+        raise UsageError(f"--step {step}..{last_step}: with --cluster, give one step")
     bodies = [body for body in objects.list(CAPTURES, namespace) if job is None or listing.is_of(body, job)]
     reports = [] if job is None else objects.list(REPORTS, namespace)
     reports = [listing.job_row(body) for body in reports if listing.is_of(body, job or "")]
-    filters = {name: getattr(wanted, name) for name in ("rank", "stage", "profiler", "reproduced")}
+    filters = {name: getattr(query, name) for name in ("rank", "stage", "profiler", "reproduced")}
     rows = sorted(map(listing.trace_row, bodies), key=lambda row: (row.created, row.name), reverse=True)
     rows = [row for row in rows if all(value in (None, getattr(row, name)) for name, value in filters.items())]
     rows, exactly = (rows, True) if step is None else listing.of_step(rows, step)
@@ -55,13 +64,7 @@ def list_captures(cluster: ClusterChoice, wanted: CaptureQuery, *, as_json: bool
             tell(f"Fetch a trace with `sftriage traces get NAME --cluster -n {namespace}`; `traces open` shows it.")
     else:
         doctor = "" if reports else "; try `sftriage kube doctor`"
-        say(f"no capture of {'any job' if job is None else f'job {job}'} in namespace {namespace}{doctor}")
-
-
-def _one_step(steps: tuple[int, int] | None) -> int | None:
-    if steps is not None and steps[0] != steps[1]:
-        raise UsageError(f"--step {steps[0]}..{steps[1]}: with --cluster, give one step")
-    return None if steps is None else steps[0]
+        say(f"no capture of {'any job' if job is None else f'job {job}'} {within(namespace)}{doctor}")
 
 
 def _place(row: TraceRow) -> str:
@@ -82,7 +85,7 @@ def stored_capture(capture: str | None, cluster: ClusterCapture, url: str | None
         UsageError: there is no such capture, or its trace is not in a store that can be reached.
         IntegrityError: the manifest in the store differs from the TraceCapture.
     """
-    objects, namespace = connected(cluster)
+    objects, namespace = connected(cluster.namespace, cluster.context)
     body = _chosen(objects, namespace, capture, cluster)
     row, stored = listing.trace_row(body), listing.stored_of(body)
     checked = checked_url(url or stored.store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.text import Text
 
-from sftriage.agent.gpus import DEADLINE_S, Gpu, GpuEvidence, gather, in_use_fraction
+from sftriage.agent.gpus import DEADLINE_S, Gpu, gather, in_use_fraction
 from sftriage.commands.options import RunOption, argument, option
 from sftriage.commands.output import bare_table, print_json, results, say, table, write
 from sftriage.runs.directory import find_run
@@ -88,18 +88,14 @@ def evidence(
     if found.problem:
         say(found.problem)
     if found.gpus:
-        _print_gpus(found)
+        titles = ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors")
+        numbers = tuple(title for title in titles if title not in ("model", "limited by"))
+        rows = [_cells(gpu, [str(place.rank) for place in found.ranks if place.gpu == gpu.uuid]) for gpu in found.gpus]
+        rows += [("?", str(place.rank), place.how) for place in found.ranks if place.gpu is None]
+        results().print(table(titles, rows, numbers, title=f"GPUs, driver {found.driver or '?'}", title_justify="left"))
     write(*(f"- {remark}" for remark in found.remarks))
     if found.gpus and not found.remarks:
         results().print("Nothing unusual.")
-
-
-def _print_gpus(found: GpuEvidence) -> None:
-    titles = ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors")
-    rows = [_cells(gpu, [str(place.rank) for place in found.ranks if place.gpu == gpu.uuid]) for gpu in found.gpus]
-    rows += [("?", str(place.rank), place.how) for place in found.ranks if place.gpu is None]
-    right = tuple(title for title in titles if title not in ("model", "limited by"))
-    results().print(table(titles, rows, right, title=f"GPUs, driver {found.driver or '?'}", title_justify="left"))
 
 
 def _cells(gpu: Gpu, ranks: list[str]) -> tuple[str, ...]:

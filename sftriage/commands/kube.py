@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from sftriage.commands.capture import INTERRUPTED
+from sftriage.commands.cluster import connected, within
 from sftriage.commands.options import ContextOption, JsonOption, NamespaceOption, argument, option
 from sftriage.commands.output import bare_table, lists, notices, print_json, results, say, table, write
 from sftriage.errors import CaptureError, UsageError
@@ -34,18 +35,6 @@ from sftriage.traces.remote import checked_url
 EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Include all namespaces.")]
 
 
-def _connected(namespace: str | None, context: str | None, *, everywhere: bool = False) -> tuple[ClusterObjects, str]:
-    """The cluster of the options, and their namespace: "" for all of them."""
-    if everywhere and namespace is not None:
-        raise UsageError("give either --namespace or --all-namespaces")
-    objects = ClusterObjects.connect(context)
-    return objects, "" if everywhere else namespace or objects.namespace
-
-
-def _within(namespace: str) -> str:
-    return f"in namespace {namespace}" if namespace else "in any namespace"
-
-
 DAY_S = 86_400.0
 
 
@@ -59,14 +48,14 @@ def policies(
 
     Uses kubectl's configuration: KUBECONFIG or ~/.kube/config.
     """
-    objects, namespace = _connected(namespace, context, everywhere=everywhere)
+    objects, namespace = connected(namespace, context, everywhere=everywhere)
     bodies = objects.list(POLICIES, namespace or None)
     rows = [_row(body) for body in bodies]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"no policy {_within(namespace)}")
+        say(f"no policy {within(namespace)}")
         return
     lists().print(table(("namespace", "policy", "rules", "in force", "why"), map(_policy_cells, rows)))
     if any(row["accepted"]["status"] == "Unknown" for row in rows):
@@ -186,7 +175,7 @@ def status(
 
     Uses kubectl's configuration: KUBECONFIG or ~/.kube/config.
     """
-    objects, namespace = _connected(namespace, context, everywhere=everywhere)
+    objects, namespace = connected(namespace, context, everywhere=everywhere)
     bodies = objects.list(REPORTS, namespace or None)
     rows = [listing.job_row(body) for body in bodies if job is None or listing.is_of(body, job)]
     if as_json:
@@ -196,7 +185,7 @@ def status(
         titles = ("namespace", "job", "health", "suspect", "node", "pod", *numbers, "summary")
         lists().print(table(titles, map(_job_cells, rows), numbers))
     else:
-        say(f"no report on {'any job' if job is None else f'job {job}'} {_within(namespace)}; `sftriage kube doctor`")
+        say(f"no report on {'any job' if job is None else f'job {job}'} {within(namespace)}; `sftriage kube doctor`")
     if job is not None and not rows:
         raise typer.Exit(1)
 
@@ -234,7 +223,7 @@ def capture(
     A capture that the limits of the job's policies forbid is refused, with the reason. Ctrl-C ends only the waiting;
     delete the object to cancel the capture. Exits with 1 if there is no trace.
     """
-    objects, namespace = _connected(namespace, context)
+    objects, namespace = connected(namespace, context)
     options: dict[str, Any] = {"profiler": profiler, "steps": steps, "warmup_steps": warmup_steps}
     options |= {"max_seconds": max_seconds, "max_bytes": max_bytes}
     spec = {"job": _job_name(objects, namespace, job), "rank": rank, "reason": reason}
@@ -272,7 +261,7 @@ def _job_name(objects: ClusterObjects, namespace: str, job: str) -> str:
     reports = [body for body in objects.list(REPORTS, namespace) if listing.is_of(body, job)]
     names = sorted({str(body["spec"]["job"]) for body in reports})
     if not names:
-        say(f"no report on job {job} {_within(namespace)}; the capture waits for the job")
+        say(f"no report on job {job} {within(namespace)}; the capture waits for the job")
     if len(names) > 1:
         raise UsageError(f"{job} is ambiguous: {', '.join(names)}")
     return names[0] if names else job
@@ -318,7 +307,7 @@ def doctor(
     stores, and changes nothing. A check that you have no rights for is reported as unknown. Exits with 1 if something
     is wrong.
     """
-    objects, namespace = _connected(namespace, context)
+    objects, namespace = connected(namespace, context)
     findings = diagnose(gather(objects, namespace, time.time(), operator_namespace))
     if as_json:
         print_json(findings)

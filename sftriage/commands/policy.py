@@ -33,16 +33,16 @@ Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipp
 
 def validate(files: Files, as_json: bool = option("--json", "Print one JSON array.")) -> None:
     """Check policies; print every mistake with its file, line, column and field."""
-    checked = [_checked(name) for name in files]
+    outcomes = list(map(_checked, files))
+    mistakes = [str(outcome) for outcome in outcomes if not isinstance(outcome, LoadedPolicy)]
     if as_json:
-        print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
-    mistakes = [str(outcome) for outcome in checked if not isinstance(outcome, LoadedPolicy)]
-    if not as_json:
+        print_json(list(map(_plain_check, files, outcomes)))
+    elif mistakes:
         tell(*mistakes)
+    else:
+        write(f"{len(files)} valid")
     if mistakes:
         raise typer.Exit(2)
-    if not as_json:
-        write(f"{len(files)} valid")
 
 
 def show(

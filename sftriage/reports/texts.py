@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sftriage.model.events import RemedyChanged, WindowJudged
     from sftriage.reduce.stages import Reduction
     from sftriage.reduce.together import Agreement
+    from sftriage.runs.whatif import WhatIf
     from sftriage.runtime.reducing import Confirmation
     from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.manifest import Findings, Manifest
@@ -411,6 +412,35 @@ def finding_lines(findings: Findings) -> list[str]:
     if most := [f"{of.words} {milliseconds(of.device_s)}" for of in findings.kernels[:3] if of.device_s >= least_s]:
         lines.append(f"on the device: {', '.join(most)}")
     return lines
+
+
+_MAX_PARTS = 5
+
+
+def whatif_tables(shown: WhatIf) -> Iterator[Table]:
+    """A heat map of the workers' slowdowns, and the operations that cost most; nothing without stragglers."""
+    from sftriage.runs.whatif import HOTTEST, step
+    from sftriage.stragglers.slowdown import MIN_SLOWDOWN
+
+    def cell(slowdown: float) -> Text:
+        heat = min(1.0, (slowdown - 1.0) / (HOTTEST - 1.0))
+        fade = round(200 * (1.0 - heat))
+        pale, dark = f"black on rgb(255,{fade},{fade})", f"bold white on rgb(200,{fade // 2},{fade // 2})"
+        return Text(f"{slowdown:.2f}", "" if slowdown < MIN_SLOWDOWN else pale if heat < 0.6 else dark)
+
+    heat, found = shown.heat(), shown.found
+    if heat is None:
+        return
+    part = f", the slowest {heat.shown} of {heat.there}" if heat.shown < heat.there else ""
+    table = titled(f"Slowdown by worker{part}", ["stage"], [f"dp {dp}" for dp in heat.dps])
+    for pp, slowdowns in heat.rows.items():
+        table.add_row(f"pp {pp}", *map(cell, slowdowns))
+    yield table
+    slowest = sorted(found.by_part.items(), key=lambda pair: -pair[1])[:_MAX_PARTS]
+    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "step time"])
+    for name, slowdown in (*slowest, ("all", found.s)):
+        table.add_row(name, f"{slowdown:.3f}", step(slowdown * found.ideal_s), end_section=name == slowest[-1][0])
+    yield table
 
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")

@@ -1,4 +1,4 @@
-"""The command line as a whole: what each command says of itself, which run is meant, output, progress and metrics."""
+"""The command line as a whole: help, examples, refusals, output, progress and metrics."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def test_each_command_explains_itself_in_80_columns(sftriage, monkeypatch, name)
     outcome = sftriage(*name.split(), "-h")
     assert (outcome.code, outcome.err) == (0, "")
     described, _, examples = outcome.out.partition("For example:")
-    # THEN nothing is cut off, an option says by a name what it takes, and a flag that it takes nothing
+    # THEN no line is cut off, and metavars are names, not types
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert name == "reduce" or not re.search(r"<(bool|str|int|float|path|list|datetime)\b", described)
     # AND every option is explained
@@ -81,6 +81,11 @@ def test_options_of_a_cluster_that_contradict_each_other_are_refused(sftriage, w
     assert sftriage("traces", *words.split()).refusal == f"sftriage: {refusal}\n"
 
 
+@pytest.mark.parametrize("group", ["", "traces"])
+def test_a_group_without_a_subcommand_prints_its_help(sftriage, group):
+    assert sftriage(*group.split()).refusal.startswith(f"Usage: sftriage {group}".rstrip())
+
+
 @pytest.fixture
 def run(tmp_path):
     return run_in(tmp_path / "run")
@@ -100,9 +105,9 @@ def test_a_job_is_called_after_its_script(command, job):
 
 
 def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trace, make_manifest):
-    # GIVEN a run without any capture THEN its decisions say why, and the command for that is said
+    # GIVEN a run without captures THEN a message names the command that says why
     assert f"`sftriage decisions --run {run.path}` says why" in sftriage("traces", "list", "--run", run.path).err
-    # WHEN there is one, and it is damaged THEN that is why, and is said
+    # WHEN its only capture is damaged THEN the message says so
     bad, other = "w0-9-r1-x-1", "w0-9-r2-x-2"
     store = LocalStore(run.path)
     store.put(bad, trace, lambda artefact: make_manifest(bad, artefact))
@@ -111,16 +116,16 @@ def test_damaged_captures_are_reported_and_the_others_listed(sftriage, run, trac
     assert listed.out == ""
     assert f"No capture in {run.path / 'captures'} can be used." in listed.err
     assert "decisions" not in listed.err
-    # AND another one is listed beside it, though no catalogue knew of it
+    # AND an intact one is listed beside it, although it was not indexed yet
     store.put(other, trace, lambda artefact: make_manifest(other, artefact))
     listed = sftriage("traces", "list", "--run", run.path, "--json")
     assert [(row["capture_id"], row["rank"], row["stage"]) for row in json.loads(listed.out)] == [(other, 2, "data")]
     assert f"capture {bad} is damaged" in listed.err
 
 
-def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypatch):
+def test_without_the_sdk_mcp_names_the_package_to_install(sftriage, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "sftriage.assistants.answers", raising=False)
-    # (what another test has imported of it is there under its own name)
+    # (another test may have imported parts of it)
     for name in ("mcp", *(name for name in sys.modules if name.startswith("mcp."))):
         monkeypatch.setitem(sys.modules, name, None)
     assert "install sftriage[mcp]" in sftriage("mcp", "--runs", tmp_path).refusal
@@ -133,7 +138,7 @@ def test_without_the_sdk_it_is_said_what_to_install(sftriage, tmp_path, monkeypa
         (partial(output.counting, "Reading manifests"), [(1, 3), (3, 3)], ("Reading manifests", "3/3")),
     ],
 )
-def test_how_far_something_is_is_shown_on_a_terminal_alone(capsys, monkeypatch, bar, done, shown):
+def test_progress_is_shown_only_on_a_terminal(capsys, monkeypatch, bar, done, shown):
     def act():
         with bar() as progress:
             for numbers in done:
@@ -150,7 +155,7 @@ def test_how_far_something_is_is_shown_on_a_terminal_alone(capsys, monkeypatch, 
 @pytest.mark.parametrize(
     "odd", ["log (train.py:100: x[i])", "a :warning: [bold]b[/bold]", "[/] :x: [link=y]z", "\\[red]"]
 )
-def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsys, monkeypatch, odd):
+def test_foreign_text_is_neither_markup_nor_emoji(capsys, monkeypatch, odd):
     monkeypatch.setenv("COLUMNS", "200")
     output.write(odd)
     output.tell(odd)
@@ -162,6 +167,6 @@ def test_text_from_outside_is_neither_markup_nor_emoji_in_lines_and_tables(capsy
     assert (written.out.count(odd), written.err.count(odd)) == (5, 1)
 
 
-def test_nothing_is_made_where_nothing_was_asked_for():
+def test_without_options_there_are_no_metrics():
     meter = Metering()
     assert (meter.url, meter.sinks("train", "run", 0.0)) == (None, [])

@@ -1,4 +1,4 @@
-"""``sftriage explain``: why a window was decided as it was, from what was recorded."""
+"""``sftriage explain``: the reasons of a decision, from the record of the run."""
 
 import json
 from contextlib import closing
@@ -18,9 +18,9 @@ def test_a_damaged_record_is_named(sftriage, tmp_path):
     assert "1 line of its journal is damaged" in outcome.err
 
 
-def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftriage, tmp_path):
+def test_each_group_has_its_last_remedy_before_the_window(sftriage, tmp_path):
     run = four_windows(tmp_path / "run")
-    # GIVEN a run in which remedies of two groups changed before a window was decided, and after
+    # GIVEN a run with remedies of two groups, before and after the decision about a window
     about = {"attempt": 0, "step": 9, "remedy": "pipeline", "who": "a link", "where": "it", "reason": "worthwhile"}
     with closing(Journal(run.decisions)) as journal:
         for time_s, switch, rank, state in (
@@ -29,10 +29,9 @@ def test_what_had_been_done_about_stragglers_by_then_is_said_of_each_group(sftri
             (60.0, "two", 2, "trying"),
             (140.0, "two", 2, "undone"),
         ):
-            told = RemedyChanged(1_800_000_000.0 + time_s, **about, switch=switch, rank=rank, state=state)
-            journal.append(told)
-    # THEN of each group the last by then is said
+            journal.append(RemedyChanged(1_800_000_000.0 + time_s, **about, switch=switch, rank=rank, state=state))
+    # THEN each group has its last change before the window
     found = sftriage("explain", "100-149", "--run", run.path, "--json").json["remedies"]
-    assert [(one["switch"], one["state"]) for one in found] == [("one", "kept"), ("two", "trying")]
+    assert [(remedy["switch"], remedy["state"]) for remedy in found] == [("one", "kept"), ("two", "trying")]
     assert sftriage("explain", "100-149", "--run", run.path).out.count("Remedy: ") == 2
     assert sftriage("explain", "0-49", "--run", run.path, "--json").json["remedies"] == []

@@ -30,23 +30,21 @@ def job(tmp_path):
     return recorded(tmp_path / "job.npz", 0.03, steps=120, first=60)
 
 
-def test_a_saved_outcome_is_met_until_something_changes_and_then_the_difference_is_shown(
-    sftriage, policy, job, tmp_path
-):
+def test_a_saved_outcome_is_compared_and_a_difference_shown(sftriage, policy, job, tmp_path):
     saved = tmp_path / "expected.txt"
     assert sftriage("policy", "test", policy, "--on", job, "--save", saved).code == 0
     assert sftriage("policy", "test", policy, "--on", job, "--expect", saved).code == 0
-    # WHEN the policy changes so that it captures no more
+    # WHEN the policy changes and no longer captures
     policy.write_text(POLICY.replace("[data]", "[forward]"), encoding="utf-8")
     outcome = sftriage("policy", "test", policy, "--on", job, "--expect", saved)
-    # THEN that is a failure, with a unified diff
+    # THEN the command fails with a unified diff
     assert outcome.code == 1
     assert outcome.out.startswith("--- expected\n+++ replayed\n@@")
     assert "\n-| capture | 1 | rule slow-input (1) |\n" in outcome.out
     assert "\n+| capture | 0 |  |\n" in outcome.out
 
 
-def test_the_outcome_is_the_same_wherever_the_files_lie(sftriage, policy, job, tmp_path, monkeypatch):
+def test_the_outcome_does_not_depend_on_place_width_or_time_zone(sftriage, policy, job, tmp_path, monkeypatch):
     first = sftriage("policy", "test", policy, "--on", job).out
     (elsewhere := tmp_path / "elsewhere").mkdir()
     for path in (policy, job):
@@ -57,14 +55,14 @@ def test_the_outcome_is_the_same_wherever_the_files_lie(sftriage, policy, job, t
     assert sftriage("policy", "test", "mine.yaml", "--on", "job.npz").out == first
 
 
-def test_the_clock_starts_when_it_is_told_to(sftriage, policy, job):
+def test_the_clock_starts_at_start(sftriage, policy, job):
     policy.write_text(POLICY + "  active: {cron: '* 20 * * *'}\n", encoding="utf-8")
     outcome = sftriage("policy", "test", policy, "--on", job, "--start", "2026-07-01T08:00:00")
     assert "active: captures are not allowed until 2026-07-01T20:00:00Z" in outcome.out
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_what_is_shown_is_a_policy_again_with_nothing_left_to_fill_in(sftriage, tmp_path, name):
+def test_show_prints_a_complete_policy(sftriage, tmp_path, name):
     shown = sftriage("policy", "show", name).out
     again = parse(shown, "shown.yaml").policy
     assert again.filled() == yaml.safe_load(shown)

@@ -109,9 +109,8 @@ def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):
 
     before = answers()
     run.catalogue.unlink()
-    outcome = sftriage("traces", "reindex", "--run", run.path, "--json")
-    found = json.loads(outcome.out)
-    assert (outcome.code, found["captures"], found["problems"]) == (0, 3, [])
+    found = sftriage("traces", "reindex", "--run", run.path, "--json").json
+    assert (found["captures"], found["problems"]) == (3, [])
     assert found["catalogue"] == str(run.catalogue)
     assert answers() == before
 
@@ -240,8 +239,7 @@ def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(sft
     assert ("one" in table, "two" in table) == (True, True)
     # WHEN one run is selected THEN only its captures are listed
     assert len(sftriage("traces", "list", *store, "--run-id", "two", "--json").json) == 1
-    outcome = sftriage("traces", "show", "resnet/two/w-1", *store, "--json")
-    assert json.loads(outcome.out)["run"] == "two"
+    assert sftriage("traces", "show", "resnet/two/w-1", *store, "--json").json["run"] == "two"
     assert "2 captures match w-1" in sftriage("traces", "get", "w-1", *store).err
     # AND a step is found in both runs, without decisions: a store has none
     found = sftriage("traces", "for-step", 162, *store, "--json").json
@@ -290,8 +288,8 @@ def test_the_catalogues_url_comes_from_the_environment_or_a_file_and_is_not_repe
 
 def test_a_pinned_capture_stays_and_what_goes_goes_from_the_catalogue_too(sftriage, run):
     assert sftriage("traces", "pin", "w9", "--run", run.path).out == f"{SECOND} is pinned\n"
-    outcome = sftriage("traces", "prune", "--run", run.path, "--bytes", "0Ki", "--json")
-    assert [one["capture_id"] for one in json.loads(outcome.out)["captures"]] == [FIRST, THIRD]
+    pruned = sftriage("traces", "prune", "--run", run.path, "--bytes", "0Ki", "--json").json["captures"]
+    assert [row["capture_id"] for row in pruned] == [FIRST, THIRD]
     rows = sftriage("traces", "list", "--run", run.path, "--json").json
     assert [row["capture_id"] for row in rows] == [SECOND]
 
