@@ -17,6 +17,7 @@ from sftriage.reports.watch import FollowedRun, RunNews, closing, opening, pictu
 from sftriage.reports.watch_lines import Screen, picture_lines
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.source import View
+from sftriage.runs.summary import RunSummary
 
 POLL_S = 0.5
 TERMINATED = 128 + 15
@@ -45,7 +46,7 @@ def watch(
         find_run(run)
         view = watched.look()
         if as_json:
-            print_json(picture_values(watched.summary(view), watched.place))
+            print_json(picture_values(RunSummary(view), watched.place))
         else:
             _print(results(), watched, view)
         return

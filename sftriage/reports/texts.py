@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -20,6 +20,7 @@ from sftriage.model.captures import Decision, Outcome
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
+from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
@@ -64,19 +65,21 @@ def frontier_table(verdict: Verdict) -> Table:
     return table
 
 
-def windows_table(judged: Iterable[Verdict]) -> Table:
+def windows_table(judged: Sequence[Verdict]) -> Table:
     """One row per window."""
-    verdicts_ = list(judged)
-    again = any(verdict.attempt for verdict in verdicts_)
-    table = titled("Windows", ["attempt"] * again + ["steps", "verdict", "a step", "suspect", "gain", "how often"])
+    again = any(verdict.attempt for verdict in judged)
+    table = titled(
+        "Windows", ["attempt"] * again + ["steps", "verdict", "a step", "suspect", "since", "gain", "how often"]
+    )
     for column in table.columns:
-        column.justify = "right" if column.header in ("a step", "gain", "how often") else "left"
-    for verdict in verdicts_:
+        column.justify = "right" if column.header in ("a step", "since", "gain", "how often") else "left"
+    for verdict in judged:
         label, suspected = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons)))), list[str]()
         for suspect in verdict.suspects[:1]:
             how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
             named = f"{subject(suspect)}, {slow_stage(suspect)}{'' if verdict.named else ' (candidate)'}"
-            suspected = [named, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
+            since = "" if suspect.onset_step is None else str(suspect.onset_step)
+            suspected = [named, since, f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})", how_often]
         table.add_row(
             *[str(verdict.attempt + 1)] * again,
             numbers(verdict.first_step, verdict.last_step),
@@ -107,61 +110,54 @@ def decisions_table(decided: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-_Cell = Callable[["CaptureRow"], str]
 _FOLDED = {"job": 12, "cause": 32}
 _DISPENSABLE = frozenset({"host", "reproduced", "size", "because of window", "created (UTC)"})
 
 
 def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[StoreCondition | None], width: int) -> Table:
-    """One row per capture, with its run if there are several, and its host if it is not this one.
+    """One row per capture, with its run if there are several, its host if it is not this one, its state if damaged.
 
-    Users copy ids of captures and runs, so none is ever wrapped.
-
-    Args:
-        rows: the captures.
-        conditions: whether each is in the store unchanged; the column appears if one is not.
-        width: characters in a line; `sftriage traces show` has the columns that do not fit.
+    Users copy ids of captures and runs, so none is ever wrapped. `sftriage traces show` has the columns that do not
+    fit.
     """
-    states = {
-        (row.store, row.reference): condition.state if condition else ""
-        for row, condition in zip(rows, conditions, strict=True)
-    }
+    states = [condition.state if condition else "" for condition in conditions]
     several = len({(row.job, row.run) for row in rows}) > 1
-    columns: dict[str, _Cell] = {
-        **({"job": lambda row: row.job, "run": lambda row: row.run} if several else {}),
-        "capture": lambda row: row.capture_id,
-        **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
-        "rank": lambda row: str(row.rank),
-        **({"host": lambda row: row.host} if {row.host for row in rows} - {socket.gethostname()} else {}),
-        "suspect stage": _stage_of,
-        **({"cause": lambda row: row.why_slow.short if row.why_slow else ""} if any(row.cause for row in rows) else {}),
-        "captured steps": lambda row: numbers(row.first_step, row.last_step),
-        "reproduced": lambda row: "" if row.role == "control" else row.reproduced or "",
-        "size": lambda row: size(row.size_bytes),
-        "because of window": lambda row: (
+    cells = {
+        "job": [row.job for row in rows] if several else [],
+        "run": [row.run for row in rows] if several else [],
+        "capture": [row.capture_id for row in rows],
+        "state": states if set(states) - {"", "whole"} else [],
+        "rank": [str(row.rank) for row in rows],
+        "host": [row.host for row in rows] if {row.host for row in rows} - {socket.gethostname()} else [],
+        "suspect stage": list(map(_stage_of, rows)),
+        "cause": [row.why_slow.short if row.why_slow else "" for row in rows] if any(row.cause for row in rows) else [],
+        "captured steps": [numbers(row.first_step, row.last_step) for row in rows],
+        "reproduced": ["" if row.role == "control" else row.reproduced or "" for row in rows],
+        "size": [size(row.size_bytes) for row in rows],
+        "because of window": [
             "(requested)" if row.label == "asked" else numbers(row.window_first_step, row.window_last_step)
-        ),
-        "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
+            for row in rows
+        ],
+        "created (UTC)": [row.created_at[:19].replace("T", " ") for row in rows],
     }
     # Every cell has a space on either side, and a line.
-    left, widths = width - 1, {name: _width(name, map(cell, rows)) for name, cell in columns.items()}
+    left, widths = width - 1, {name: _width(name, texts) for name, texts in cells.items() if texts}
     if left < sum(needed + 3 for name, needed in widths.items() if name not in _DISPENSABLE):
-        return _captures_list(rows, columns)
-    for name in columns:
-        if name in _DISPENSABLE and widths[name] + 3 > left:
+        return _captures_list({name: cells[name] for name in widths})
+    for name, needed in list(widths.items()):
+        if name in _DISPENSABLE and needed + 3 > left:
             del widths[name]
         else:
-            left -= widths[name] + 3
+            left -= needed + 3
     table = titled("Captures", ())
     for name, needed in widths.items():
         # The remaining width goes to names that would otherwise take two lines.
-        more = max(0, len(name) - needed)
-        more = more if more <= left else 0
+        more = len(name) - needed if needed < len(name) <= needed + left else 0
         left -= more
         justify: JustifyMethod = "right" if name in ("rank", "size") else "left"
         table.add_column(name, justify=justify, overflow="fold", width=needed + more)
-    for row in rows:
-        table.add_row(*(columns[name](row) for name in widths))
+    for texts in zip(*(cells[name] for name in widths), strict=True):
+        table.add_row(*texts)
     return table
 
 
@@ -171,19 +167,19 @@ def _stage_of(row: CaptureRow) -> str:
     return decisions.stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
 
 
-def _width(name: str, cells: Iterable[str]) -> int:
-    widest = max(map(cell_len, cells), default=0)
+def _width(name: str, texts: Sequence[str]) -> int:
+    widest = max(map(cell_len, texts))
     return max(min(widest, _FOLDED.get(name, widest)), *map(len, name.split()))
 
 
-def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Table:
+def _captures_list(cells: Mapping[str, Sequence[str]]) -> Table:
     """The captures if a table does not fit: several lines per capture, none truncated."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column("name")
     table.add_column("value", overflow="fold")
-    for row in rows:
-        for name, cell in columns.items():
-            if text := cell(row):
+    for texts in zip(*cells.values(), strict=True):
+        for name, text in zip(cells, texts, strict=True):
+            if text:
                 table.add_row(name, text)
         table.add_section()
         table.add_row()
@@ -314,20 +310,15 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
     if advice := resolves(verdict, decision):
         yield f"What would resolve it: {advice}"
     yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
-    if remedies:
-        from sftriage.words.run import event_sentence
-
-        yield from (f"Remedy: {event_sentence(remedy)}" for remedy in remedies)
-
-
-_TIMES = {"run": "recording"}
+    yield from (f"Remedy: {event_sentence(remedy)}" for remedy in remedies)
 
 
 def manifest_lines(manifest: Manifest) -> list[str]:
     """What triggered a capture, what it holds, what it cost, and what its reduced trace showed."""
     trigger, capture = manifest.trigger, manifest.capture
     timings = ", ".join(
-        f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
+        f"{'recording' if name == 'run' else name} {milliseconds(seconds)}"
+        for name, seconds in capture.timings_s.items()
     )
     chosen = decisions.choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen else ""
     once = capture.profiler == "stacks" and not manifest.sampled
@@ -340,7 +331,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"capture     {manifest.capture_id}",
         f"job, run    {manifest.job}, {manifest.run}",
         f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
-        f"because     {trigger.why or _why(manifest)}",
+        f"because     {trigger.why or 'unknown'}",
         f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
         f"with {program}" + (f" ({capture.detail})" if capture.detail else ""),
@@ -364,23 +355,10 @@ def _reproduced(manifest: Manifest) -> str:
         return "unknown whether the fault was there"
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
-    presence = (
-        f"{found.answer}: {whose} was in {found.steps_with} of {verdicts.counted(found.steps, 'captured step')}{due}"
-    )
-    before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
+    steps = f"{found.steps_with} of {verdicts.counted(found.steps, 'captured step')}{due}"
     over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
-    return f"{presence}; the suspect took {over} than its peers ({before})"
-
-
-def _why(manifest: Manifest) -> str:
-    trigger = manifest.trigger
-    if trigger.label == "asked":
-        return "requested by hand"
-    ranks, stage = verdicts.some_ranks(trigger.ranks), decisions.stage_suspected(trigger.label, trigger.stage)
-    return (
-        f"{ranks} in {stage} cost {milliseconds(trigger.gain_s)} a step "
-        f"({trigger.share:.0%}), in {span(trigger.window.first_step, trigger.window.last_step)}"
-    )
+    before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
+    return f"{found.answer}: {whose} was in {steps}; the suspect took {over} than its peers ({before})"
 
 
 def _found(manifest: Manifest) -> list[str]:
@@ -443,9 +421,6 @@ def whatif_tables(shown: WhatIf) -> Iterator[Table]:
     yield table
 
 
-OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
-
-
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
     """A replay of policies on a recording, by their names: every window and every stall, in order.
@@ -471,8 +446,7 @@ class ReplayReport:
             "policies": list(self.policies),
             "recording": self.recording,
             "outcomes": self._counts(),
-            "captures": self._captures,
-            "notifications": self._messages,
+            **dict(zip(("captures", "notifications"), self._totals(), strict=True)),
             "windows": [
                 {
                     "time_s": window.time_s,
@@ -487,17 +461,13 @@ class ReplayReport:
             ],
         }
 
-    @property
-    def _captures(self) -> int:
-        return sum(len(window.decision.requests) for window in self.replayed)
-
-    @property
-    def _messages(self) -> int:
-        return sum(len(window.decision.notify) for window in self.replayed)
+    def _totals(self) -> tuple[int, int]:
+        taken = [window.decision for window in self.replayed]
+        return sum(len(decision.requests) for decision in taken), sum(len(decision.notify) for decision in taken)
 
     def _counts(self) -> dict[Outcome, int]:
         counted = Counter(window.decision.outcome for window in self.replayed)
-        return {outcome: counted[outcome] for outcome in OUTCOMES}
+        return {outcome: counted[outcome] for outcome in get_args(Outcome)}
 
     def _lines(self, group: list[ReplayedDecision]) -> Iterable[tuple[str, ...]]:
         first, last = group[0].decision, group[-1].decision
@@ -525,10 +495,11 @@ class ReplayReport:
             yield "No window: the recording is shorter than the warm-up and one window."
             return
         lasted = _elapsed(max(window.time_s for window in self.replayed) - self.start_s)
-        made = [verdicts.counted(self._captures, "capture")]
-        if self._messages:
-            made.append(verdicts.counted(self._messages, "notification"))
-        yield f"{verdicts.counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(made)}."
+        captures, messages = self._totals()
+        made = verdicts.counted(captures, "capture") + (
+            f", {verdicts.counted(messages, 'notification')}" * bool(messages)
+        )
+        yield f"{verdicts.counted(len(self.replayed), 'decision')} in {lasted}; {made}."
         yield ""
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"

@@ -15,7 +15,7 @@ from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
-from sftriage.runs.source import RunSource, View
+from sftriage.runs.source import RunSource, TimeColumns, View
 from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, decisive_row
 from sftriage.words.decisions import ended_sentence
 from sftriage.words.news import RecentLines
@@ -70,14 +70,17 @@ def window_values(row: WindowRow) -> dict[str, Any]:
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": [
-                picked(request, *_REQUEST_FIELDS) | {"trigger": row.triggers.get(request.capture_id)}
+                picked(request, "capture_id", "rank", "role", "profiler", "steps", "warmup_steps")
+                | picked(request, "max_seconds", "max_bytes")
+                | {"trigger": row.triggers.get(request.capture_id)}
                 for request in row.requests
             ],
         },
     }
 
 
-_REQUEST_FIELDS = ("capture_id", "rank", "role", "profiler", "steps", "warmup_steps", "max_seconds", "max_bytes")
+MAX_COLUMNS, PATIENCE_S = 128, (10.0, 0.5)
+"""Columns of step times, and how long the view of a run that has ended, or goes on, waits for them."""
 
 
 class FollowedRun:
@@ -87,6 +90,7 @@ class FollowedRun:
         self._run = run
         self._source = RunSource(lambda: run_so_far(run))
         self._summary: RunSummary | None = None
+        self._times: TimeColumns | None = None
 
     @property
     def place(self) -> str:
@@ -111,9 +115,12 @@ class FollowedRun:
         return view
 
     def summary(self, view: View) -> RunSummary:
-        """The state of the run; recomputed only if something has changed."""
+        """The state of the run, with its step times; recomputed only if something has changed."""
         if self._summary is None or self._summary.view is not view:
-            self._summary = RunSummary(view)
+            times = self._source.step_times(view, MAX_COLUMNS, PATIENCE_S[view.going])
+            if times is None and self._times is not None and view.rows and view.rows[-1].attempt == self._times.attempt:
+                times = self._times  # the last ones, until the new ones have been read
+            self._times, self._summary = times, RunSummary(view, times)
         return self._summary
 
 
@@ -134,14 +141,12 @@ def closing(view: View) -> str:
 
 
 class RunNews:
-    """News of a run since the last poll, as lines for people or as values for programs.
+    """News of a run since the last poll or since a ``view``, as lines for people or as values for programs.
 
-    Attributes:
-        ended: the captures that have ended.
+    The newest window of that view counts as printed. ``ended`` are the captures that have ended.
     """
 
     def __init__(self, view: View | None = None) -> None:
-        """Nothing in a ``view`` is news; the newest of its windows counts as printed."""
         self.ended: set[str] = set()
         self._windows = self._requests = self._notes = self._attempt = 0
         self._failing, self._lines = False, RecentLines()

@@ -13,7 +13,7 @@ import textwrap
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import floor, isfinite, nan
 from types import FrameType
 
 from rich.cells import cell_len, set_cell_size
@@ -135,7 +135,7 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
     if shown.state == "waiting":
         return parts
     if shown.frontier is not None:
-        parts.append(_frontier(shown.frontier, _named_stage(shown.decisive), width, blocks))
+        parts.append(_frontier(shown.frontier, shown, width, blocks))
     if shown.decisive is not None:
         stalled = shown.decisive.label == "stalled"
         found, title, style = shown.decisive.suspects, "Suspects", "red"
@@ -145,28 +145,26 @@ def _parts(shown: RunSummary, place: str, width: int, blocks: bool, now_s: float
         if shown.stall is not None:
             parts.append(_stall(shown.stall, width, blocks))
         else:
-            parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
+            parts.append(_listed(title, suspects, len(suspects)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
-        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(view.windows, 'window')}"))
+        parts.append(_listed("Decisions", decided, 0, f"on {counted(view.windows, 'window')}"))
     if known := captures_of(view):
         captures = [_capture(capture) for capture in known[:MAX_CAPTURES]]
-        parts.append(_listed("Captures", captures, lambda count: _left(len(known) - count)))
+        parts.append(_listed("Captures", captures, len(known)))
     telemetry = _telemetry(shown, now_s)
     parts.append(_Part(len(telemetry), 1, lambda _: telemetry))
     return parts
 
 
-def _listed(title: str, lines: list[Text], remark: Callable[[int], str]) -> _Part:
+def _listed(title: str, lines: list[Text], total: int, remark: str = "") -> _Part:
+    """A titled list. Of ``total`` entries, those that are not shown are counted."""
+
     def build(count: int) -> list[Text]:
-        text = remark(count - 1)
-        return [Text(title, style="bold") + Text(f"  {text}" if text else "", style="dim"), *lines]
+        more = f"{total - count + 1} more" if total > count - 1 else remark
+        return [Text(title, style="bold") + Text(f"  {more}" if more else "", style="dim"), *lines]
 
     return _Part(1 + len(lines), 2, build)
-
-
-def _left(count: int) -> str:
-    return f"{count} more" if count > 0 else ""
 
 
 def _shortened(paragraphs: Sequence[list[Text]], count: int, width: int) -> list[Text]:
@@ -228,20 +226,20 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
     return paragraphs
 
 
-def _named_stage(telling: WindowRow | None) -> str | None:
-    if telling is None or telling.label == "healthy":
+def _named_stage(row: WindowRow | None) -> str | None:
+    if row is None or row.label == "healthy":
         return None
-    if telling.suspects:
-        return telling.suspects[0].stage
-    return next(iter(telling.regression.stages), None) if telling.regression is not None else None
+    stages = [suspect.stage for suspect in row.suspects] or (row.regression.stages if row.regression else ())
+    return next(iter(stages), None)
 
 
-def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -> _Part:
+def _frontier(frontier: Frontier, shown: RunSummary, width: int, blocks: bool) -> _Part:
     """One bar per stage. Bars, times and shares each sum to the step's; if lines lack, small stages are merged."""
+    named = _named_stage(shown.decisive)
 
     def build(count: int) -> list[Text]:
         trend = count >= 5
-        stages = together(frontier.advances_s, max(1, count - 1 - trend), named)
+        stages = together(frontier.advances_s, max(1, count - 1 - 2 * trend), named)
         values_s = list(stages.values())
         spans = f"{frontier.windows} windows, " if frontier.windows > 1 else ""
         steps = f"  {spans}{span(frontier.first_step, frontier.last_step)}"
@@ -258,13 +256,38 @@ def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -
             line.append(f" {milliseconds(tenths[n] / 1e4):>11} {shares[n] / 10:5.1f}%")
             lines.append(line)
         if trend:
-            line = Text(f"  {set_cell_size('step time', name_width)} ", style="dim")
-            line.append(set_cell_size(_trend(frontier.trend_s[-bar_width:], blocks), bar_width), style="dim")
-            line.append(f" {milliseconds(sum(tenths) / 1e4):>11} 100.0%")
-            lines.append(line)
+            bars_line, steps_line = _trend(shown, frontier, bar_width, blocks)
+            line = Text(f"  {set_cell_size('step time', name_width)} ", style="dim").append(bars_line)
+            line.append(f" {milliseconds(sum(tenths) / 1e4):>11} 100.0%", style="dim")
+            lines += [line, Text(" " * (name_width + 3)).append(steps_line, style="dim")]
         return lines
 
-    return _Part(2 + len(frontier.advances_s), 3, build)
+    return _Part(3 + len(frontier.advances_s), 3, build)
+
+
+def _trend(shown: RunSummary, frontier: Frontier, width: int, blocks: bool) -> tuple[Text, str]:
+    """What each step took, red from the onset of a fault, and the numbers of steps under it.
+
+    Without step times, windows are drawn instead. They overlap, so they have no onset and no steps.
+    """
+    times = shown.step_times
+    if times is None or not blocks:
+        return Text(set_cell_size(_levels(frontier.trend_s[-width:], blocks), width), "dim"), ""
+    each = -(-len(times.mean_s) // width)
+    known = [
+        [value for value in times.mean_s[n : n + each] if isfinite(value)] for n in range(0, len(times.mean_s), each)
+    ]
+    mean_s = [sum(values) / len(values) if values else nan for values in known]
+    bars, at = Text(set_cell_size(_levels(mean_s, blocks), width), "dim"), -1
+    if shown.health != "healthy" and shown.since_step is not None and shown.until_step in (None, shown.since_step):
+        at = (shown.since_step - times.first_step) // (times.column_steps * each)
+        bars.stylize("not dim red", max(0, at), len(mean_s))
+    line, last = " " * width, str(times.last_step)
+    for position, label in ((at, f"^{shown.since_step}"), (0, str(times.first_step)), (len(mean_s) - len(last), last)):
+        end = position + len(label)
+        if position >= 0 and end <= width and not line[max(0, position - 1) : end + 1].strip():
+            line = line[:position] + label + line[end:]
+    return bars, line.rstrip()
 
 
 def together(advances_s: Mapping[str, float], most: int, named: str | None = None) -> dict[str, float]:
@@ -282,11 +305,12 @@ def together(advances_s: Mapping[str, float], most: int, named: str | None = Non
     }
 
 
-def _trend(values_s: Sequence[float], blocks: bool) -> str:
-    top = max(values_s, default=0.0)
+def _levels(values_s: Sequence[float], blocks: bool) -> str:
+    known = sorted(value for value in values_s if isfinite(value))
+    top = known[int(0.95 * (len(known) - 1))] if known else 0.0  # a few outliers do not flatten the others
     if top <= 0.0 or not blocks:
         return ""
-    return "".join(_LEVELS[min(7, floor(value / top * 8))] for value in values_s)
+    return "".join(_LEVELS[min(7, floor(value / top * 8))] if isfinite(value) else " " for value in values_s)
 
 
 def _suspect(suspect: NamedSuspect, stalled: bool, style: str) -> Text:
@@ -326,11 +350,7 @@ def _stall(stall: Stall, width: int, blocks: bool) -> _Part:
             line.append(marks[not blocks] * (each - 1) + " ", style=style)
         lines.append(line.append(f" {text}", style="bold red" if row.state == "missing" else "dim"))
     remark = f"step {stall.step:,}, no rank had moved for {stall.still_s:.0f} s"
-
-    def title(count: int) -> str:
-        return ", ".join(filter(None, (remark, _left(len(lines) - count))))
-
-    return _listed("Where each rank is", lines, title)
+    return _listed("Where each rank is", lines, len(lines), remark)
 
 
 def _decision(entry: DecisionGroup, width: int) -> Text:

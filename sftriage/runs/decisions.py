@@ -337,10 +337,6 @@ class DecisionGroup:
     row: WindowRow
     captures: tuple[CaptureStatus, ...] = ()
 
-    @property
-    def time_s(self) -> float:
-        return self.row.time_s
-
 
 @dataclass(frozen=True, slots=True)
 class Noted:
@@ -350,17 +346,10 @@ class Noted:
     kind: str
     captures: tuple[CaptureStatus, ...] = ()
 
-    @property
-    def time_s(self) -> float:
-        return self.note.time_s
-
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """One page of the list, newest first. ``number`` counts from 1.
-
-    ``counts`` are windows and requested captures by outcome, and other events by kind.
-    """
+    """One page of the list, newest first. ``number`` counts from 1, ``counts`` are by outcome and kind of event."""
 
     entries: tuple[DecisionGroup | Noted, ...]
     number: int
@@ -391,7 +380,7 @@ def log_of(
             entries.append(_noted(note, results, attempts))
     if notes:
         # (at the same time, the window comes first: requests and findings resulted from it)
-        entries.sort(key=lambda entry: entry.time_s)
+        entries.sort(key=lambda entry: (entry.row if isinstance(entry, DecisionGroup) else entry.note).time_s)
     pages = max(1, -(-len(entries) // size))
     number = min(max(number, 1), pages)
     end = len(entries) - (number - 1) * size

@@ -33,10 +33,8 @@ RESERVE_BYTES = 16 << 10
 class Journal:
     """Appends events to ``decisions.jsonl``, as whole lines only. A write by ``do`` is on disk before it returns.
 
-    Args:
-        path: the file, which need not exist.
-        do: runs the writes; by default `append` writes itself, and raises OSError if the event is not on disk.
-        max_bytes: the size at which the file is replaced by a shorter one.
+    By default `append` writes itself, and raises OSError if the event is not on disk. At ``max_bytes`` the file is
+    replaced by a shorter one.
 
     Raises:
         OSError: the file cannot be opened.
@@ -207,13 +205,10 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Eve
 
 
 class Appended:
-    """Follows a journal, reading each whole line once.
+    """Follows a journal, which need not exist yet, and passes each whole line to ``take`` once.
 
-    Args:
-        path: the file, which need not exist yet.
-        take: gets each line.
-        restart: called if the file shrank or was replaced, and is read from its beginning.
-        skip: skip the existing lines.
+    ``restart`` is called if the file shrank or was replaced, and is read from its beginning. ``skip``: skip the
+    existing lines.
     """
 
     def __init__(

@@ -120,22 +120,29 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeColumns:
+    """The mean step time of each column of ``column_steps``, oldest first, in seconds; NaN without a complete step."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+    column_steps: int
+    mean_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class View(JournalRecord):
-    """A snapshot of a run: the contents of its journal and its state.
+    """A snapshot of a run: the contents of its journal and its state. ``version`` changes whenever a page changes.
 
     Attributes:
-        version: changes whenever something on the page changes.
-        info: the run's record, or None before there is a run.
-        problem: why an existing run cannot be shown.
+        problem: why an existing run cannot be shown, or "".
         going: the run has not ended.
-        unwatched: no process watches it, although it has not recorded its end, so its state is unknown;
-            ``rings_there``: its rings, with the ranks' last steps, still exist.
-        captures: the stored ones, newest first.
-        uploads: the upload state of each capture; ``uploading``: a process uploads captures now.
-        disk: why the run directory cannot be written now, or "".
-        failing: why triage does not work now, or "".
+        unwatched: no process watches it, although it has not recorded its end: its state is unknown.
+        rings_there: its rings, with the ranks' last steps, still exist.
+        captures: the stored ones, newest first; ``uploading``: a process uploads them now.
+        disk: why the run directory cannot be written now, or ""; ``failing``: why triage does not work now, or "".
         hosts: the hosts of the ranks named last.
-        directory: where the run is, for commands shown to the user.
+        directory: the run's path, for commands shown to the user.
     """
 
     version: str
@@ -199,13 +206,9 @@ class _Opened:
 
 
 class RunSource:
-    """A run that may not exist yet.
+    """A run that may not exist yet: ``find`` returns its directory once it does, and ``waits_for`` says so until then.
 
     Its methods may be called from any thread; one thread at a time reads.
-
-    Args:
-        find: returns the run directory, or None as long as there is none. Not called again once it is found.
-        waits_for: what the source is waiting for until then, in words.
     """
 
     def __init__(self, find: Callable[[], RunDirectory | None], waits_for: str = "") -> None:
@@ -259,6 +262,18 @@ class RunSource:
             # (dropped for newer requests)
             return Drawing()
 
+    def step_times(self, view: View, columns: int, patience_s: float) -> TimeColumns | None:
+        """The recorded step times of a view's newest attempt; None if there are none, or not within ``patience_s``."""
+        rows = [row for row in view.rows if row.attempt == view.rows[-1].attempt and row.advances_s]
+        if not rows:
+            return None
+        first, last = rows[0].first_step, rows[-1].last_step
+        each = 1 << max(0, (last - first) // columns).bit_length()
+        found = self.heat(rows[0].attempt, first, last, each, rows[-1].clock, patience_s)
+        if not isinstance(found, HeatMap):
+            return None
+        return TimeColumns(rows[0].attempt, found.first_step, last, each, tuple(found.advances_CS.sum(axis=1).tolist()))
+
     def _drawn(self, _: futures.Future[HeatMap | None]) -> None:
         with self._lock:
             self._late_maps += 1
@@ -269,11 +284,7 @@ class RunSource:
 
     @property
     def store(self) -> LocalStore:
-        """The store in the run directory.
-
-        Raises:
-            InputError: there is no run yet.
-        """
+        """The store in the run directory; InputError if there is no run yet."""
         if self._opened is None:
             raise InputError("there is no run yet")
         return LocalStore(self._opened.run.path)

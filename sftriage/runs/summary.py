@@ -30,7 +30,7 @@ from sftriage.runs.decisions import (
     picked,
     statuses,
 )
-from sftriage.runs.source import Damaged, View
+from sftriage.runs.source import Damaged, TimeColumns, View
 from sftriage.runs.stalls import Stall, stall_of
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
@@ -83,21 +83,20 @@ class RunSummary:
     """The state of a run, the answers in the order of their questions, and the next steps, the most useful first.
 
     Attributes:
-        view: the run as its source read it.
         decisive: the window that determines the job's state (see `decisive_row`); None before any is judged.
         health: the job's state in one word; ``sentence`` is that of the newest informative verdict.
-        since_step: the step at which that state began, or the earliest possible one of those up to ``until_step``;
-            first judged at ``since_s`` (seconds since the epoch).
+        since_step: the step at which that state began, or the earliest of those up to ``until_step``; first judged at
+            ``since_s`` (seconds since the epoch).
         named: the suspect of a trouble and its stage; "" if none is named.
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
-        captures: those that the trouble has led to, newest first.
-        disturbed: a capture disturbed the newest window.
+        captures: those that the trouble has led to, newest first; ``disturbed``: one disturbed the newest window.
         lost_s: the time that the trouble has cost every rank; None if there is no trouble, or the cost is unknown.
         cause: why the job is slow, if a capture of the suspect has shown it.
+        step_times: what each step took, if the caller has read that.
     """
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, step_times: TimeColumns | None = None) -> None:
+        self.view, self.step_times = view, step_times
         self.decisive: WindowRow | None = None
         self.since_step: int | None = None
         self.until_step: int | None = None

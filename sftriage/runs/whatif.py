@@ -1,6 +1,6 @@
 """What-if replays of recordings: their stages as operations, and the results as JSON, sentences and timelines.
 
-`sftriage whatif`, the page and assistants use it. The replay itself is in `sftriage.whatif`.
+`sftriage whatif`, the page and assistants use it. The replay itself is in `sftriage.stragglers`.
 """
 
 from __future__ import annotations

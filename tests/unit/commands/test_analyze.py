@@ -358,7 +358,7 @@ def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_pa
 def test_more_than_fits_in_memory_is_refused_with_its_size_and_the_bound(sftriage, traced, monkeypatch, bound):
     # GIVEN a trace that says it holds more than is read
     path = traced(Job(stages=2, dps=2, steps=1))
-    monkeypatch.setattr(f"sftriage.whatif.pipeline.{bound}", 7)
+    monkeypatch.setattr(f"sftriage.stragglers.pipeline.{bound}", 7)
     err = sftriage("whatif", path).refusal
     assert re.fullmatch(rf"sftriage: {path}: [0-9,]+ operations, [0-9,]+ bytes unpacked; the limits are .*7.*\n", err)
 

@@ -1,4 +1,4 @@
-"""What `sftriage watch` shows of a run: exact, within the terminal, and text whatever a file says."""
+"""`sftriage watch`: exact figures that fit the terminal, and nothing but text from any file."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from sftriage.model.captures import CaptureResult
 from sftriage.model.events import CauseFound, Place, RemedyChanged
-from sftriage.reports.watch import RunNews, closing, opening
+from sftriage.reports.watch import FollowedRun, RunNews, closing, opening
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
@@ -31,16 +31,13 @@ def text(of: RunSummary, width: int = 100, height: int | None = None, *, place: 
     return "\n".join(line.plain for line in picture_lines(of, place, NOW_S, width, height, **options))
 
 
-# Exact
-
-
 ADVANCES = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=4), st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=12
 )
 
 
 @given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40), st.integers(0, 10_000))
-def test_shares_add_up_and_none_is_off_by_one(values, total):
+def test_shares_add_up_and_none_is_off_by_more_than_one(values, total):
     shares = apportion(values, total)
     whole = sum(values)
     assert sum(shares) == (total if whole > 0 else 0)
@@ -51,7 +48,7 @@ def test_shares_add_up_and_none_is_off_by_one(values, total):
 
 
 @given(ADVANCES, st.integers(1, 14), st.booleans())
-def test_stages_put_together_keep_their_time_and_the_one_that_is_named(advances_s, most, has_name):
+def test_merged_stages_keep_their_time_and_the_named_stage_its_own(advances_s, most, has_name):
     named = min(advances_s, key=lambda stage: advances_s[stage]) if has_name else None
     found = together(advances_s, most, named)
     assert len(found) <= most
@@ -75,7 +72,7 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
     assert frontier is not None
     # THEN its stages sum to the step
     assert sum(frontier.advances_s.values()) == pytest.approx(frontier.exposed_s, rel=1e-12, abs=1e-12)
-    # AND so does what is written of them, to the last digit
+    # AND so do the printed figures, to the last digit
     lines = text(shown(run), width, height).splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("Frontier"))
     rows = [line for line in lines[start + 1 :][:4] if line.endswith("%")]
@@ -87,11 +84,29 @@ def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, widt
         assert sum(shares) == 1000
 
 
-# Within the terminal
+def test_a_fault_is_drawn_from_the_step_in_which_it_began(run):
+    # GIVEN four ranks, one of them slow from step 60 on, and windows that overlap, the first of which begins before
+    run.record(4, range(100), lambda rank, step: {"data": 50.0 if rank == 2 and step >= 60 else 10.0, "backward": 30.0})
+    for first in (0, 20, 40, 50):
+        slow = first + 49 > 60
+        run.decide(verdict(first, "suspect" if slow else "healthy", onset=60 if slow else None), "hold", "pending")
+    followed = FollowedRun(run.directory.path)
+    for width, column_steps in ((200, 1), (60, 4)):
+        # WHEN it is drawn, with a column a step or several
+        lines = text(followed.summary(followed.look()), width).splitlines()
+        at = next(n for n, line in enumerate(lines) if line.lstrip().startswith("step time"))
+        bars, steps = (line[lines[at + 1].index("0") :] for line in lines[at : at + 2])
+        # THEN step times rise in the step of the onset, which is marked, and in no earlier one
+        onset = 60 // column_steps
+        assert (steps.index("^60"), len(steps.rstrip())) == (onset, 100 // column_steps)
+        assert set(bars[:onset]) == {"▅"}
+        assert set(bars[onset : 100 // column_steps]) == {"█"}
+    # AND without step logs, windows are drawn, without an onset
+    assert "^" not in text(shown(run))
 
 
 @given(st.integers(1, 140), st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.booleans())
-def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
+def test_it_fits_any_terminal(busy, width, height, blocks, footer):
     lines = picture_lines(
         busy, "runs/next", NOW_S, width, height, blocks=blocks, footer="Ctrl-C ends this" if footer else ""
     )
@@ -103,7 +118,7 @@ def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory) -> RunSummary:
-    """A run with much to show, of which some has double width."""
+    """A run with much to show, some of it of double width."""
     run = run_at(tmp_path_factory.mktemp("busy") / "run")
     advances = {f"stage-{n}-\u65e5\u672c\u8a9e": 0.001 * n for n in range(30)}
     for n in range(40):
@@ -115,21 +130,18 @@ def busy(tmp_path_factory) -> RunSummary:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
-def test_on_a_small_terminal_every_part_has_a_face(busy, run, width, height):
+def test_on_a_small_terminal_every_part_is_visible(busy, run, width, height):
     waiting = " ".join(text(RunSummary(View("none")), width, height).split())
     assert waiting.endswith("Waiting for a run Watching starts when the run begins: runs/next")
     written = text(busy, width, height, footer="Ctrl-C")
     for title in ("Slow, captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
         assert title in written
-    # AND what does not fit is counted, or put together
+    # AND the rest is counted or merged
     assert "others" in written
     assert "more" in written
-    # AND what would resolve a hold-off is there
+    # AND the resolution of a hold-off is visible
     run.decide(verdict(20, "needs_evidence", reasons=("co_critical",)), "hold", "captures_left")
     assert "Next: Request fewer" in text(shown(run), width, 12)
-
-
-# Hostile
 
 
 @pytest.mark.parametrize(
@@ -144,21 +156,18 @@ def test_names_are_text(run, nasty, harmless):
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
     written = text(RunSummary(view), 2000, place=nasty)
-    told = "\n".join([opening(view, nasty), *RunNews().lines(view, NOW_S)])
-    for said in (written.replace("\n", ""), told.replace("\n", "")):
-        # THEN nothing in it is more than text, and what is harmless is there as it was
-        assert clean(said) == said
-        said.encode()
-        assert harmless in said
+    lines = "\n".join([opening(view, nasty), *RunNews().lines(view, NOW_S)])
+    for shown_text in (written.replace("\n", ""), lines.replace("\n", "")):
+        # THEN everything in it is text, and harmless text is unchanged
+        assert clean(shown_text) == shown_text
+        shown_text.encode()
+        assert harmless in shown_text
 
 
-# What has changed
-
-
-def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_of_each(run):
-    # GIVEN a run of which all so far has been told
+def test_a_window_that_differs_gets_a_line_and_every_window_an_event(run):
+    # GIVEN a run whose news have all been read
     run.decide(verdict(20))
-    told, listed = RunNews(run.source.view()), RunNews()
+    news, listed = RunNews(run.source.view()), RunNews()
     assert [(value["type"], value["first_step"]) for value in listed.values(run.source.view())] == [("window", 20)]
     # WHEN windows come in
     run.decide(verdict(30))
@@ -167,8 +176,8 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_
     run.decide(verdict(60, "suspect"), "throttle", "captures_left")
     run.decide(verdict(70, "suspect", rank=3), "throttle", "captures_left")
     run.ended(CaptureResult("c-1", 2, "failed", "no space"))
-    lines = told.lines(run.source.view(), NOW_S)
-    # THEN each that is another is said, and each that is the same is not
+    lines = news.lines(run.source.view(), NOW_S)
+    # THEN there is a line for each that differs
     assert [line[21:].partition(":")[0] for line in lines] == [
         "Rank 2 is slow in data",
         "Rank 2 is slow in data",
@@ -183,33 +192,30 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before_and_an_event_
     assert [value["type"] for value in values] == ["window"] * 5 + ["capture"]
     assert values[1]["decision"]["captures"][0]["capture_id"] == "c-1"
     assert (values[-1]["state"], values[-1]["detail"]) == ("failed", "no space")
-    # AND nothing is said twice
-    assert told.lines(run.source.view(), NOW_S) == listed.values(run.source.view()) == []
+    # AND nothing is repeated
+    assert news.lines(run.source.view(), NOW_S) == listed.values(run.source.view()) == []
     assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captures stored."
-    # AND a journal that began anew is told anew
+    # AND a restarted journal is read again
     run.directory.decisions.unlink()
     run.decide(verdict(20, "suspect"), "hold", "pending")
-    assert len(told.lines(run.source.view(), NOW_S)) == 1
+    assert len(news.lines(run.source.view(), NOW_S)) == 1
 
 
-def test_what_is_done_and_why_are_values_too(run):
-    # GIVEN a run of which all so far has been told, a remedy that is tried, and causes, of which one is not known
-    told = RunNews(run.source.view())
+def test_remedies_and_causes_are_values(run):
+    # GIVEN a run whose news have all been read, a remedy on trial, and causes, one of them unknown
+    news = RunNews(run.source.view())
     of = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": "rank 2", "where": "data", "time_s": NOW_S}
     run.record_events(
         RemedyChanged(**of, step=69, state="trying", reason="worthwhile", numbers={"expected_s": 0.05}),
         CauseFound(NOW_S, "c-1", 2, "unknown", True, "It is not known why."),
         CauseFound(NOW_S, "c-1", 2, "sleep", False, "It sleeps.", Place("load", "/job/data.py", 57), 3, "Look there."),
     )
-    # WHEN programs ask THEN there are all of them, once
-    remedy, *causes = told.values(run.source.view())
+    # WHEN programs read them THEN each is there once
+    remedy, *causes = news.values(run.source.view())
     assert (remedy["state"], [one["code"] for one in causes]) == ("trying", ["unknown", "sleep"])
     assert causes[1]["place"] == {"function": "load", "file": "/job/data.py", "line": 57}
     assert (causes[1]["capture_id"], causes[1]["next_step"]) == ("c-1", "Look there.")
-    assert told.values(run.source.view()) == []
-
-
-# The command
+    assert news.values(run.source.view()) == []
 
 
 def test_once_shows_a_run_that_has_ended(sftriage, tmp_path):
@@ -220,13 +226,13 @@ def test_once_shows_a_run_that_has_ended(sftriage, tmp_path):
     assert "Healthy" in out
     values = sftriage("watch", "--run", run.directory.path, "--once", "--json").json
     assert (values["state"], values["windows"]) == ("ended", 1)
-    # AND without a terminal and without --once, a run that has ended is shown, and that is all
+    # AND without a terminal and without --once, the state of an ended run is all
     assert "the run has ended" in sftriage("watch", "--run", run.directory.path).out
     lines = sftriage("watch", "--run", run.directory.path, "--json").out.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["window", "ended"]
 
 
-def test_what_is_no_run_is_an_error(sftriage, tmp_path):
+def test_a_directory_without_a_run_is_an_error(sftriage, tmp_path):
     assert sftriage("watch", "--run", tmp_path / "none", "--once").code == 2
     assert sftriage("watch", "--once").code == 2
     (tmp_path / "run.json").write_text('{"version": 99}')
@@ -234,7 +240,7 @@ def test_what_is_no_run_is_an_error(sftriage, tmp_path):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "newer" in err
     assert "not a directory" in sftriage("watch", "--run", tmp_path / "run.json").err
-    # AND what is something else is not waited for
+    # AND watch does not wait for a directory that holds something else
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     assert "not a run directory" in sftriage("watch", "--run", tmp_path / "other").err

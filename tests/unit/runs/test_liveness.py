@@ -18,9 +18,6 @@ NOBODY = 2**22 + 1
 """No process: pids end before."""
 
 
-# Who watches.
-
-
 @pytest.fixture
 def rings(run):
     return run.directory.path / "rings"
@@ -70,9 +67,6 @@ def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
     for now_s in (0.0, 1.0, 1.9, 2.1, 3.0, 4.2):
         look.at(now_s, rings)
     assert len(looked) == 3
-
-
-# Who is heard of.
 
 
 @pytest.mark.parametrize(
