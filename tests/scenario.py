@@ -214,9 +214,9 @@ class Run:
             log.close()
 
     def get(self, target: str = "/", **options: Any) -> Any:
-        from tests.unit.web.asking import ask
+        from tests.unit.web.client import fetch
 
-        return ask(self.app, target, **options)
+        return fetch(self.app, target, **options)
 
 
 def run_at(path: Path) -> Run:

@@ -229,7 +229,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     from sftriage.web.run_page import RunPage
     from sftriage.web.serving import Access
     from tests.golden.runs import NOW_S
-    from tests.unit.web.asking import ask, readable
+    from tests.unit.web.client import fetch, readable
     from tests.unit.web.stored import shelf_at
 
     access = Access.to("127.0.0.1", None, "")
@@ -237,7 +237,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     run_page.HEAT_PATIENCE_S = 60.0
 
     def html(app: Any, target: str) -> str:
-        text = re.sub(r"((?:\?|&amp;)v=|data-version=\")[\w-]+", r"\1$VERSION", ask(app, target).text)
+        text = re.sub(r"((?:\?|&amp;)v=|data-version=\")[\w-]+", r"\1$VERSION", fetch(app, target).text)
         text = re.sub(r"\s*\n\s*", "\n", text)
         # (what a script draws: its beginning will do)
         text = re.sub(r'(="\[[^"]{300})[^"]*', r"\1...", text)

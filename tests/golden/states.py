@@ -42,7 +42,7 @@ from sftriage.web import page
 from sftriage.windows.steplog import StepLog
 from tests.scenario import NOW_S, Run, decision, held, info_of, request_of, run_at, verdict
 from tests.unit.conftest import asked_for, manifest_of
-from tests.unit.web.asking import readable
+from tests.unit.web.client import readable
 from tests.unit.web.conftest import Compiled
 from tests.unit.web.stored import shelf_at
 from tests.unit.web.test_charts import findings

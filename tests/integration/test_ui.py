@@ -56,20 +56,20 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
     live(page, serve("--run", recorded)[1])
-    # THEN one look answers: not healthy, since when, who and where, what it cost, and what was done
+    # THEN it answers at a glance: not healthy, since when, which rank and stage, the cost, and what was done
     answers = page.inner_text(".answers")
     assert page.inner_text("#headline") == "Slow, captured"
     assert re.search(r"step (\d+)", page.inner_text("#answer-since dd"))[1] in onsets_of(recorded)
     for words in ("rank 2 in data", "on host ", "rank-hours (4 ranks)", "Capture of rank 2 done"):
         assert words in answers
-    # AND what to do next: the first thing is to open the trace
+    # AND what to do next: first, open the trace
     command = f"sftriage traces open {manifest.capture_id} --run {recorded}"
     assert page.inner_text(".next li >> nth=0 >> code") == command
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(".next li >> nth=0 >> button")
     expect(page.locator(".next li button").first).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == command
-    # WHEN one goes from the capture's mark on the timeline to its page
+    # WHEN the user follows the capture's mark on the timeline to its page
     page.click(f'.marks a[href="/captures/{manifest.capture_id}"]', force=True)
     page.wait_for_selector("#tracks")
     assert page.inner_text("#capture-title") == (
@@ -82,7 +82,7 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     ] * 2
     # AND downloads the trace
     path = downloaded(page, tmp_path)
-    # THEN it is the one that the manifest and the page speak of, whole
+    # THEN it is the trace of the manifest and of the page, complete
     artefact = manifest.artefacts[0]
     assert path.name == f"{manifest.capture_id}-{artefact.name}"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == artefact.sha256 == page.inner_text("[data-sha256]")
@@ -116,7 +116,7 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     run.joinpath("decisions.jsonl").write_bytes(lines[0])
     live(page, serve("--run", run)[1])
     assert page.inner_text("#headline") != "Slow, captured"
-    # AND somebody has opened the table, and is about to type
+    # AND a user who has opened the table and typed a step
     page.click("#timeline-table summary")
     page.fill("input[name=from]", "17")
     page.evaluate("window.same = true")
@@ -128,15 +128,15 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     expect(page.locator("#headline")).to_have_text("Slow, captured")
     expect(page).to_have_title("Slow, captured: demo - sftriage")
     assert page.evaluate("window.same")
-    # AND to whoever listens rather than looks
+    # AND so does a screen reader
     expect(page.locator("#spoken")).to_have_text("Slow, captured")
     # AND what was open is open, and what was typed is there
     assert page.evaluate("document.getElementById('timeline-table').open")
     assert page.input_value("input[name=from]") == "17"
 
 
-def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
-    # GIVEN the page about a run of which nothing changes any more
+def test_ages_go_on_without_a_reload(page, serve, recorded):
+    # GIVEN the page about a run that has ended
     page.clock.install()
     page.goto(serve("--run", recorded)[1])
     ago = page.locator("#outlook .ago").last
@@ -169,7 +169,7 @@ def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, reco
 def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     browser, start, recorded, tmp_path, environment, width
 ):
-    # GIVEN the page, and no run of which anybody knows
+    # GIVEN the page of a machine without runs
     process = start("ui")
     url = process.stdout.readline().strip()
     page = browser.new_page(viewport={"width": width, "height": 800})
@@ -186,7 +186,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
         expect(page.locator("#run .quiet")).to_have_text(name)
     # AND says that it has gone on to another
     expect(page.locator("#newer")).to_contain_text("This run began after demo, first, which was shown here")
-    # WHEN somebody chooses the first with the keyboard THEN they stay with it, wherever they go on to
+    # WHEN a user chooses the first with the keyboard THEN all pages stay with it
     page.focus("#runs-list summary")
     page.keyboard.press("Enter")
     links = page.locator("#runs-list a")
@@ -208,7 +208,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
     ]
 
 
-def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_path, environment):
+def test_an_unwatched_job_is_unknown_until_it_is_taken_over(page, serve, tmp_path, environment):
     # GIVEN a job under watch, and its page
     with jobs(tmp_path, environment) as start_job:
         running = start_job()
@@ -220,18 +220,18 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
         running.process.wait(DEADLINE_S)
         expect(state).to_have_text("not watched")
         assert f"sftriage attach --run {running.directory.path}" in page.inner_text("#outlook .next")
-        # AND how the job stands is not known, whatever it was
+        # AND the job's state is unknown, whatever it was
         expect(page.locator("#headline")).to_have_text(re.compile("Unknown"))
         assert "face-unknown" in page.get_attribute("#outlook", "class")
-        # AND once somebody has taken the job over, that they have
+        # AND when another sftriage takes the job over, the page says so
         successor = attached(running, environment)
         expect(state).to_have_text("running, taken over")
-        assert f"process {successor.pid} watches it now" in page.inner_text("#outlook")
+        assert f"Process {successor.pid} took over this job" in page.inner_text("#outlook")
         # AND that it has ended
         running.release.touch()
         successor.communicate(timeout=DEADLINE_S)
         expect(state).to_have_text("ended")
-        # AND a run that was seen to its end keeps its last word
+        # AND a run that was watched to its end keeps its last verdict
         assert "Unknown" not in page.inner_text("#headline")
 
 
@@ -239,7 +239,7 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     judged = verdicts(recorded)
     first_step, last_step = judged[0]["first_step"], judged[-1]["last_step"]
     live(page, serve("--run", recorded)[1])
-    # GIVEN a person who has a keyboard alone: the first stop leads past the head of the page
+    # GIVEN a user with a keyboard only: the first stop leads past the head of the page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
@@ -250,7 +250,7 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     page.keyboard.press("Home")
     first = page.inner_text("#timeline-readout")
     page.keyboard.press("ArrowRight")
-    # THEN it is read out, column by column, to whoever looks and to whoever listens
+    # THEN it reads out column by column, on the screen and to a screen reader
     assert first.startswith(f"step {first_step}: ")
     assert page.get_attribute("#timeline-cursor", "aria-valuenow") == "1"
     for _ in range(3):
@@ -258,7 +258,7 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     second = page.inner_text("#timeline-readout")
     assert second.startswith(f"step {first_step + 61}: ")
     assert page.get_attribute("#timeline-cursor", "aria-valuetext") == second
-    # AND where the timeline is looked at, so is the map: both are on one axis, and at the same step
+    # AND the map's cursor moves along: both have one axis, and show the same step
     expect(page.locator("#heat-readout")).to_have_text(re.compile(f"step {first_step + 61}, rank 2: "))
     assert page.get_attribute("#heat-cursor", "aria-valuenow") == "61"
     assert side(page, "timeline") == pytest.approx(side(page, "heat"), abs=1.0)
@@ -284,8 +284,8 @@ def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded)
     page.hover("#timeline-cursor", position={"x": mark["x"] + mark["width"] / 2 - chart["x"], "y": 40})
     # THEN that is one of the steps that it recorded, on the timeline as on the map
     expect(page.locator("#heat-readout")).to_have_text(re.compile("step "))
-    said = re.match(r"step (\d+), ", page.inner_text("#heat-readout"))
-    assert manifest.capture.first_step <= int(said[1]) <= manifest.capture.last_step
+    step = int(re.match(r"step (\d+), ", page.inner_text("#heat-readout"))[1])
+    assert manifest.capture.first_step <= step <= manifest.capture.last_step
     # AND every rank is named beside the map
     assert page.locator(".y-ranks text").all_text_contents() == [f"rank {rank}" for rank in range(4)]
 
@@ -295,13 +295,13 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
     (manifest,) = LocalStore(recorded).manifests().manifests
     url = f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}"
     live(page, url)
-    # THEN the cause is said, and where it is, is framed
+    # THEN it names the cause, and frames its box
     place = manifest.findings.cause.place
     expect(page.locator("#capture")).to_contain_text(manifest.findings.cause.sentence)
     boxes = page.locator("#flame-graph svg a")
     where = boxes.filter(has=page.locator(".marked"))
     expect(where).to_contain_text(place.function)
-    # WHEN one points at it THEN it is said in words, and with a click it is as wide as the drawing
+    # WHEN the user points at it THEN it is named, and a click makes it as wide as the drawing
     where.hover()
     expect(page.locator("#flames-readout")).to_contain_text(f"{place.function} (")
     where.click()
@@ -318,7 +318,7 @@ def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_
     page.keyboard.press("ArrowDown")
     expect(boxes.first).not_to_be_focused()
     assert page.evaluate("document.activeElement.closest('#flame-graph') !== null")
-    # AND whoever runs no script has links
+    # AND without scripts there are links
     still = browser.new_page(java_script_enabled=False)
     still.goto(url)
     still.locator("#flame-graph svg a", has_text=place.function).first.click()
@@ -352,19 +352,19 @@ def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     _, url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token")
-    # WHEN somebody comes without the token THEN they are asked for it, and see nothing
+    # WHEN a client has no token THEN it must give one, and gets nothing
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, timeout=DEADLINE_S)
     assert caught.value.code == 401
-    # AND with it a browser shows the page, and what the page asks for on its own
+    # AND with it a browser shows the page, and the page's own requests succeed
     page = browser.new_page(http_credentials={"username": "any", "password": TOKEN})
     live(page, url)
     page.wait_for_function(PAINTED)
     page.close()
 
 
-def test_it_ends_when_it_is_told_to_though_somebody_listens(serve, recorded, environment):
-    # GIVEN a page with the token from the environment, and somebody who listens to its events
+def test_it_ends_on_a_signal_though_a_client_listens(serve, recorded, environment):
+    # GIVEN a page with the token from the environment, and a client that listens to its events
     environment["SFTRIAGE_UI_TOKEN"] = TOKEN
     process, url = serve("--run", recorded)
     credentials = base64.b64encode(f":{TOKEN}".encode()).decode()

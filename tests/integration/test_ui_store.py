@@ -56,7 +56,7 @@ def test_from_the_list_to_the_downloaded_file(page, through, put, serve, tmp_pat
     page.goto(url)
     expect(page.locator("table.list tbody tr")).to_have_count(9)
     live(page)
-    # WHEN a person asks for one job's captures, with the keyboard alone
+    # WHEN a user filters by job, with the keyboard only
     page.focus("input[name=job]")
     page.keyboard.type("<b>bert</b>")
     page.keyboard.press("Enter")
@@ -101,7 +101,7 @@ def test_a_store_that_is_away_and_there_again(page, through, put, serve):
 
 @pytest.mark.parametrize("what", ["changed", "cut"])
 def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, put, serve, moto, what, tmp_path):
-    # GIVEN an artefact of several pieces, that somebody has changed at its end, or that the network cuts
+    # GIVEN an artefact of several pieces that was changed at its end, or that the network cuts
     content = os.urandom(5 * 2**20)
     manifest = put("c-1", content=content)
     key = f"shared/{CaptureKey.of(manifest).key}/trace.json.gz"
@@ -115,7 +115,7 @@ def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, pu
     with page.expect_download() as download:
         page.click("text=Download trace.json.gz")
     assert download.value.failure() is not None
-    # AND the server goes on, and has said why
+    # AND the server goes on, and logs why
     assert "Captures" in page.inner_text("nav")
     # (a page that is still open would say that its server has gone)
     page.close()
@@ -153,7 +153,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     _, url = serve("--store", URL)
     page = browser.new_page(**PHONE, color_scheme=scheme)
     page.goto(url)
-    # THEN which rank and stage, what it costs, and whether the fault was there, are seen without scrolling sideways
+    # THEN rank, stage, cost and whether the fault was there are visible without scrolling sideways
     row = page.locator("table.list tbody tr")
     for cell, words in enumerate(("rank 2", "data", "20.0 ms", "unknown")):
         box = row.locator("th, td").nth(cell).bounding_box()
@@ -168,7 +168,7 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
 
 
 def test_without_scripts_it_is_all_there(browser, through, put, serve):
-    # GIVEN a browser that runs nothing
+    # GIVEN a browser without scripts
     put("c-1")
     _, url = serve("--store", URL)
     page = browser.new_page(java_script_enabled=False)
@@ -201,14 +201,14 @@ def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, mo
         # WHEN the page about the catalogue is opened
         process, url = serve("--catalogue", at)
         page.goto(url)
-        # THEN the capture is listed, and has its page, though nobody said where it is
+        # THEN the capture is listed and has its page, without a --store
         expect(page.locator("table.list tbody tr")).to_have_count(1)
         page.click("table.list tbody a")
         page.wait_for_selector("#manifest")
         with page.expect_download() as download:
             page.click("text=Download trace.json.gz")
         assert Path(download.value.path()).read_bytes() == CONTENT
-        # AND while the catalogue is away, that is said
+        # AND the page says when the catalogue is unreachable
         page.goto(url)
         server.kill()
         expect(page.locator("#headline")).to_have_text("The store is unreachable")

@@ -13,7 +13,7 @@ from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.web import serving
 from sftriage.web.serving import ServedTrace, has_browser
 from tests.scenario import run_at
-from tests.unit.web.asking import ask
+from tests.unit.web.client import fetch
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,9 @@ NOWHERE, FORBIDDEN = HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN
 
 def status_of(method, path, hosts, origins, modes=()) -> int:
     named = (("host", hosts), ("origin", origins), ("sec-fetch-mode", modes))
-    return ask(SERVED.app(), path, method=method, headers=[(name, one) for name, all_ in named for one in all_]).status
+    return fetch(
+        SERVED.app(), path, method=method, headers=[(name, one) for name, all_ in named for one in all_]
+    ).status
 
 
 @pytest.mark.parametrize(

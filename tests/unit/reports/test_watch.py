@@ -16,7 +16,7 @@ from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.runs.summary import RunSummary
 from tests.scenario import NOW_S, Run, request_of, run_at, verdict
-from tests.unit.web.asking import NASTY
+from tests.unit.web.client import NASTY
 
 RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300

@@ -49,7 +49,7 @@ UNSYNCED = StageSchema(("data", "forward", "backward", "other"))
         # Time inside the sync is no lateness, and without a sync stage it is the end of the step.
         ((slice(None), 3, 2), -0.02, None, {}),
         ((1, 3, 2), 0.02, (1, 3), {"schema": UNSYNCED}),
-        # A missing step is unknown, as is where it would have begun the next one, and hides nobody else.
+        # A missing step is unknown, as is where it would have begun the next one, and hides no other rank.
         ((1, 0), np.nan, (slice(1, 3), 0), {}),
         # Ranks are compared with their own cohort.
         ((slice(None), slice(3, 5), 0), 0.5, None, {"cohorts": ("a", "a", "a", "b", "b")}),
@@ -85,7 +85,7 @@ def test_a_map_has_a_bounded_number_of_rows_and_loses_no_late_rank(n_ranks):
 
 @pytest.mark.parametrize("late_columns", [4, 200, 400])
 def test_one_late_rank_stands_out_among_many_that_jitter(late_columns):
-    # GIVEN a thousand ranks that jitter by a millisecond, and one that is 20 ms late, be it since a moment ago
+    # GIVEN a thousand ranks that jitter by a millisecond, and one that is 20 ms late, if only in the last columns
     late_CR = np.random.default_rng(7).normal(0.0, 0.001, (400, 1000)).astype(np.float32)
     late_CR[-late_columns:, 700] = 0.02
     map_ = heat_map(late_CR, list(range(400)), 1, 1, 399, infos(1000))
@@ -97,12 +97,12 @@ def test_one_late_rank_stands_out_among_many_that_jitter(late_columns):
     assert np.quantile(others_GC, 0.99) < 254 / 2
 
 
-def test_what_nobody_knows_has_a_colour_of_its_own():
+def test_unknown_cells_have_a_colour_of_their_own():
     late_CR = np.array([[0.0, np.nan], [0.0, 0.01]], dtype=np.float32)
     map_ = heat_map(late_CR, [0, 1], 1, 1, 1, infos(2))
     assert map_.levels_GC.tolist() == [[0, 0], [UNKNOWN, 254]]
     assert [one.rank for one in map_.latest] == [1, 0]
-    # AND of nothing known all is
+    # AND without any data all cells are unknown
     map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, infos(3))
     assert ((map_.levels_GC == UNKNOWN).all(), map_.latest) == (True, ())
 
@@ -159,7 +159,7 @@ def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
     source = HeatSource(StepLogs(run.directory.steps))
     source.map(0, 0, 999, 16)
     before = source.read
-    # WHEN the same is asked for again THEN hardly anything is read
+    # WHEN it is requested again THEN hardly anything is read
     source.map(0, 0, 999, 16)
     again = source.read - before
     assert again < before / 20
@@ -266,7 +266,7 @@ def test_a_manifest_that_claims_otherwise_is_refused(make_manifest):
     recorded = recorded_of([("captured", info_of(2), [record()]), ("control", info_of(0), [record()])])
     whole = json.loads(make_manifest("c-1").model_copy(update={"recorded": recorded}).to_json())
     assert Manifest.from_json(json.dumps(whole).encode(), "x").recorded == recorded
-    # WHEN somebody has changed them THEN they are refused before they are drawn
+    # WHEN they were tampered with THEN they are refused before they are drawn
     for path, value in (
         (("stages",), ["data"]),
         (("stages",), ["<script>", "forward", "backward", "other"]),

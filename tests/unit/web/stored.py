@@ -1,4 +1,4 @@
-"""A store of many jobs, as it lies in a shared directory, and the page about it."""
+"""A store of several jobs in a shared directory, and its page."""
 
 import gzip
 import hashlib
@@ -14,7 +14,7 @@ from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource, StoreView
 from tests.integration.processes import wait_until
 from tests.unit.conftest import manifest_of
-from tests.unit.web.asking import Answer, ask
+from tests.unit.web.client import Answer, fetch
 
 NOW = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
 CONTENT = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
@@ -55,17 +55,17 @@ class Shelf:
         return self.root / CaptureKey.of(manifest).key
 
     def look(self) -> StoreView:
-        """The store as it is now, once it has been read."""
+        """Have the source read the store again; its view."""
         before = self.source.view()
         self.source._due_s = float("-inf")
         self.source.view()
         wait_until(lambda: not self.source._busy)
-        seen = self.source._view
-        assert seen is not before
-        return seen
+        view = self.source._view
+        assert view is not before
+        return view
 
     def get(self, target: str = "/", **options: Any) -> Answer:
-        return ask(self.app, target, **options)
+        return fetch(self.app, target, **options)
 
 
 def shelf_at(path: Path, catalogue: Path) -> Shelf:

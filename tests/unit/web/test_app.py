@@ -31,50 +31,50 @@ from sftriage.web.run_page import RunPage, RunsPage
 from sftriage.web.serving import Access
 from tests.integration.processes import wait_until
 from tests.scenario import NOW_S, Recorder, decision, request_of, slow_loader, verdict
-from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
+from tests.unit.web.client import NASTY, SHORT_NASTY, Tags, fetch, harmless, text_of
 from tests.unit.web.test_charts import findings
 
 
 def version(answer) -> str:
-    return next(attributes["data-version"] for tag, attributes in Seen(answer.text).tags if tag == "body")
+    return next(attributes["data-version"] for tag, attributes in Tags(answer.text).tags if tag == "body")
 
 
 def test_no_run_yet_then_one(tmp_path, run):
     # GIVEN a page that waits for a run
     there = []
     app = RunPage(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, "")).app
-    assert "No run yet" in text_of(ask(app, "/"))
-    assert ask(app, "/decisions").status == 200
-    assert ask(app, "/captures/c-1").status == 404
-    assert ask(app, "/heat.bin").status == 404
+    assert "No run yet" in text_of(fetch(app, "/"))
+    assert fetch(app, "/decisions").status == 200
+    assert fetch(app, "/captures/c-1").status == 404
+    assert fetch(app, "/heat.bin").status == 404
     # WHEN one begins THEN the page shows it
     there.append(run.directory)
-    assert "Warming up" in text_of(ask(app, "/"))
+    assert "Warming up" in text_of(fetch(app, "/"))
 
 
 # The pages.
 
 
-def test_the_overview_can_be_read_without_seeing_it(captured):
+def test_the_overview_is_accessible(captured):
     # GIVEN the overview
     answer = captured.get()
-    seen = Seen(answer.text)
-    names = [tag for tag, _ in seen.tags]
+    page = Tags(answer.text)
+    names = [tag for tag, _ in page.tags]
     # THEN it has its landmarks, one main heading, and a language
     assert {"header", "nav", "main", "footer"} <= set(names)
     assert (names.count("h1"), names.count("main")) == (1, 1)
-    assert dict(seen.tags)["html"]["lang"] == "en"
-    # AND every picture has words for it or is passed over, every field a label, every chart a table
-    assert all("alt" in attributes for tag, attributes in seen.tags if tag == "img")
-    assert all("aria-label" in a or "aria-hidden" in a for tag, a in seen.tags if tag == "svg")
+    assert dict(page.tags)["html"]["lang"] == "en"
+    # AND every picture has a label or is hidden, every chart has a table
+    assert all("alt" in attributes for tag, attributes in page.tags if tag == "img")
+    assert all("aria-label" in a or "aria-hidden" in a for tag, a in page.tags if tag == "svg")
     assert names.count("figure") == names.count("table") == 2
-    assert all(a.get("aria-labelledby") in answer.text for tag, a in seen.tags if tag == "section")
+    assert all(a.get("aria-labelledby") in answer.text for tag, a in page.tags if tag == "section")
     # AND no two parts have one name
-    ids = [a["id"] for _, a in seen.tags if "id" in a]
+    ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
 
 
-def test_the_pages_own_files_ask_nobody_else_but_perfetto(captured):
+def test_static_files_name_no_other_host_but_perfettos(captured):
     addresses = set()
     for path in re.findall(r'"(/static/[^"]+)"', captured.get("/captures/c-1").text):
         addresses |= set(re.findall(r"(?:https?:)?//[a-z][a-z0-9.-]+\.[a-z]+", captured.get(path).text))
@@ -133,7 +133,7 @@ def test_a_span_without_windows_says_so(captured):
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "problems"),
     [
         ("from=abc", ["from must be the number of a step"]),
         ("from=abc&to=-1", ["from must be the number of a step", "to must be the number of a step"]),
@@ -146,22 +146,22 @@ def test_a_span_without_windows_says_so(captured):
         ("last=1000&from=", []),
     ],
 )
-def test_a_span_that_means_nothing_is_passed_over_and_said(captured, query, said):
+def test_an_invalid_span_is_ignored_with_a_reason(captured, query, problems):
     answer = captured.get(f"/?{query}")
     assert answer.status == 200
-    assert re.findall(r"Ignored: ([^<]*)<", answer.text) == said
-    # AND the map, which the page asks for by the same words, is there
+    assert re.findall(r"Ignored: ([^<]*)<", answer.text) == problems
+    # AND the map, whose address has the same query, is there
     assert captured.get(f"/heat.bin?{query}").status == 200
 
 
 def test_the_heat_map_is_served_as_numbers_and_its_table_without_a_script(captured):
     page = captured.get()
-    (canvas,) = [attributes for tag, attributes in Seen(page.text).tags if tag == "canvas"]
-    (address,) = [attributes["data-heat"] for _, attributes in Seen(page.text).tags if "data-heat" in attributes]
+    (canvas,) = [attributes for tag, attributes in Tags(page.text).tags if tag == "canvas"]
+    (address,) = [attributes["data-heat"] for _, attributes in Tags(page.text).tags if "data-heat" in attributes]
     assert len(captured.get(address).body) == int(canvas["width"]) * int(canvas["height"])
     # AND where no script draws it, the page says so, and has the latest ranks in a table that is open
     assert "Without it, the table below shows" in text_of(page)
-    assert [a for tag, a in Seen(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
+    assert [a for tag, a in Tags(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
 
 
 def test_the_pages_own_files_may_be_kept(run):
@@ -182,23 +182,23 @@ def test_a_job_judged_by_the_devices_clock_is_drawn_by_device_times(run, kinds, 
     assert ("Where single steps are not known" not in text_of(answer)) == stepwise
 
 
-def test_there_are_only_so_many_listeners(run):
-    # GIVEN as many pages as may listen
+def test_event_streams_are_limited(run):
+    # GIVEN the maximum of open pages
     routes = run.app._app.routes
     page = routes[[route.path for route in routes].index("/events")].endpoint.__self__
     page._streams = MAX_STREAMS
-    # WHEN one more comes THEN it is told to come again
+    # WHEN another page connects THEN it must try again later
     answer = run.get("/events")
     assert (answer.status, answer.headers["retry-after"]) == (503, "30")
     assert run.get("/events", method="HEAD").status == 200
 
 
 def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypatch):
-    # GIVEN a map that takes its time
+    # GIVEN a slow map
     go_on, plain_map = threading.Event(), HeatSource.map
     monkeypatch.setattr(HeatSource, "map", lambda *of: go_on.wait(60) and plain_map(*of))
     monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 0.001)
-    # WHEN the page is asked for THEN it is there without
+    # WHEN the page is requested THEN it comes without the map
     before = captured.get()
     assert "is being drawn" in text_of(before)
     # AND once the map is there, the page has changed, and shows it
@@ -245,7 +245,7 @@ def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
     nasty = verdict(110, "suspect", stage=NASTY, advances={NASTY: 0.1, "'\"><script>": 0.2})
     captured.decide(nasty, "throttle", NASTY, rule=NASTY)
     captured.decide(verdict(120, "needs_evidence", reasons=(NASTY,)), "hold", NASTY)
-    # AND what people asked for, and what else is on record, is no better
+    # AND so are requests and all other events
     requests = (request_of("a-1"),)
     remedy = {"attempt": 0, "remedy": "stragglar", "rank": 2, "who": f"rank 2 {NASTY}", "where": NASTY, "time_s": NOW_S}
     captured.record_events(
@@ -266,8 +266,8 @@ def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
     for target in ("/", "/decisions", "/captures/a-1"):
         assert "&lt;img src=x" in captured.get(target).text
     assert "&lt;b onclick" in captured.get("/captures/c-2").text
-    # AND what the charts are told is what was recorded
-    figure = next(a for tag, a in Seen(captured.get().text).tags if "data-stages" in a)
+    # AND the charts' data are as recorded
+    figure = next(a for tag, a in Tags(captured.get().text).tags if "data-stages" in a)
     assert NASTY in json.loads(figure["data-stages"])
 
 
@@ -310,7 +310,7 @@ def test_a_trace_that_is_only_elsewhere_is_fetched_from_there(captured, store, t
     # WHEN it is downloaded THEN it comes from there
     answer = captured.get("/captures/c-1/files/trace.json.gz")
     assert answer.body == (there / "trace.json.gz").read_bytes()
-    # AND where that is gone too, it is said
+    # AND if the copy is gone too, the page says so
     (there / "trace.json.gz").unlink()
     assert captured.get("/captures/c-1/files/trace.json.gz").status == 422
     LocalStore(captured.directory.path).note_upload("c-1", note.model_copy(update={"url": "file:///nowhere/at/all"}))
@@ -361,7 +361,7 @@ def test_every_link_stays_with_its_run(runs_app, begin):
     begin("run 2/ü")
     for page, root in (("/", "/runs/run%202%2F%C3%BC/"), ("/runs/run-1/", "/runs/run-1/")):
         kept = ("/static/", "/runs/", "#")
-        for tag, attributes in Seen(ask(runs_app, page).text).tags:
+        for tag, attributes in Tags(fetch(runs_app, page).text).tags:
             for name in ("href", "action", "data-heat"):
                 value = attributes.get(name)
                 # THEN a link leads to one of them, and none to the newest, but for those that say so
@@ -373,27 +373,27 @@ def test_every_link_stays_with_its_run(runs_app, begin):
 def test_the_runs_are_there_to_choose_from(runs_app, begin):
     begin("run-1", NASTY, going=False)
     begin("run-2", "bert")
-    answer = ask(runs_app, "/")
+    answer = fetch(runs_app, "/")
     harmless(answer)
     links = {
         attributes["href"]: attributes.get("aria-current")
-        for tag, attributes in Seen(answer.text.partition('id="runs"')[2].partition("</details>")[0]).tags
+        for tag, attributes in Tags(answer.text.partition('id="runs"')[2].partition("</details>")[0]).tags
         if tag == "a"
     }
     assert links == {"/": None, "/runs/run-2/": "true", "/runs/run-1/": None}
     assert "run-1 ended" in text_of(answer)
-    assert ask(runs_app, "/runs/run-1/static/page.css").status == 200
+    assert fetch(runs_app, "/runs/run-1/static/page.css").status == 200
     for nowhere in ("/runs/run-3/", "/runs/", "/decisions", "/runs/run-1/captures/c-1", "/runs/../run-1/"):
-        assert ask(runs_app, nowhere).status == 404
+        assert fetch(runs_app, nowhere).status == 404
 
 
 def test_a_run_that_was_begun_anew_in_its_place_is_another(runs_app, begin, tmp_path):
     run = begin("run-1")
-    assert "resnet run-1" in text_of(ask(runs_app, "/"))
+    assert "resnet run-1" in text_of(fetch(runs_app, "/"))
     info = json.loads(run.info_file.read_text())
     run.info_file.unlink()
     run.info_file.write_text(json.dumps(info | {"run_id": "run-1b", "job": "bert"}))
-    assert "bert run-1b" in text_of(ask(runs_app, "/"))
+    assert "bert run-1b" in text_of(fetch(runs_app, "/"))
 
 
 def test_few_runs_are_kept_in_memory(monkeypatch, begin):
@@ -402,7 +402,7 @@ def test_few_runs_are_kept_in_memory(monkeypatch, begin):
     for number in range(4):
         begin(f"run-{number}")
     for number in (0, 1, 2, 3, 0):
-        assert f"resnet run-{number}" in text_of(ask(page.app, f"/runs/run-{number}/"))
+        assert f"resnet run-{number}" in text_of(fetch(page.app, f"/runs/run-{number}/"))
     assert (page._opened.cache_info().currsize, page._opened.cache_info().misses) == (2, 5)
 
 

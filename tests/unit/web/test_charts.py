@@ -53,7 +53,7 @@ def test_the_stack_is_the_step_time(windows, max_columns):
     rows = [row(20 + 10 * n, advances=one) for n, one in enumerate(windows)]
     # WHEN they are drawn in fewer columns than there are windows
     chart = drawn(rows, max_columns)
-    # THEN no more columns are drawn than there is room for
+    # THEN the columns are few enough
     assert chart.axis.columns <= max_columns
     # AND each stack is as high as the mean step time of its windows, exactly, and none is higher than the chart
     for column in chart.columns:
@@ -81,7 +81,7 @@ def test_an_area_is_drawn_where_its_numbers_are():
     assert ends[2][1] == pytest.approx(HEIGHT - 0.1 * scale, abs=0.06)
 
 
-def test_a_column_bears_the_gravest_label_of_its_windows():
+def test_a_column_has_the_gravest_label_of_its_windows():
     rows = [row(0), row(10, "suspect"), row(14, "needs_evidence"), row(64), row(70), row(78)]
     chart = drawn(rows, 2)
     assert [(one.label, one.named) for one in chart.columns] == [("suspect", "rank 2 in data"), ("healthy", "")]
@@ -136,11 +136,11 @@ def test_a_stall_is_in_the_label_and_not_in_the_stack():
 
 def test_captures_are_marked_at_their_steps_and_restarts_where_they_are():
     # GIVEN a window of steps 30 to 79 that led to a capture, another one that is under way, and a job that starts again
-    asked = request_of("c-1"), request_of("c-2")
-    rows = [row(20), row(30, "suspect", asked), row(90), row(0, attempt=1), row(20, attempt=1)]
+    requests = request_of("c-1"), request_of("c-2")
+    rows = [row(20), row(30, "suspect", requests), row(90), row(0, attempt=1), row(20, attempt=1)]
     became = {"c-1": CaptureResult("c-1", 2, "stored", first_step=120, last_step=124)}
     chart = timeline(rows, axis_of(rows, 0, 10**9), became)
-    # THEN the capture is drawn where it recorded, and not where it was asked for; the other where it was asked for
+    # THEN the capture is drawn at its steps, and the other at the window that requested it
     assert chart.axis.columns == 120 + 70
     middle = (120 - 20 + 2.5) * WIDTH / chart.axis.columns
     assert [(one.capture_id, one.first_step) for one in chart.markers] == [("c-1", 120), ("c-2", 79)]
@@ -150,7 +150,7 @@ def test_captures_are_marked_at_their_steps_and_restarts_where_they_are():
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8))
-def test_named_steps_have_room(found):
+def test_ticks_keep_their_distance(found):
     axis = Axis.of([Stretch(n, first, first + more) for n, (first, more) in enumerate(found)])
     ticks = ticks_of(axis)
     assert (ticks[0].at, ticks[0].step) == (0.0, found[0][0])
@@ -229,7 +229,7 @@ ANY = st.floats(allow_nan=False, allow_infinity=False)
 
 
 @given(*[ANY] * 6)
-def test_whatever_a_manifest_says_the_drawing_holds_it(a, b, c, d, e, f):
+def test_any_numbers_of_a_manifest_fit_the_drawing(a, b, c, d, e, f):
     sides = side(working_s=a, waiting_s=b, unseen_s=c), side(0, working_s=d, waiting_s=e, unseen_s=f)
     for bar in bars_of(findings(*sides)):
         assert all(0 <= part.x <= WIDTH + 0.1 and 0 <= part.width <= WIDTH for part in bar.parts)
@@ -243,7 +243,7 @@ stretches = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), mi
 @given(stretches)
 def test_every_step_is_in_one_column_and_later_ones_are_never_before(stretches):
     axis = Axis.of(stretches)
-    # GIVEN any attempts of a job THEN there are no more columns than there is room for, of a power of two of steps
+    # GIVEN any attempts of a job THEN the columns are few enough, each a power of two of steps
     assert axis.columns <= MAX_COLUMNS
     assert axis.column_steps & (axis.column_steps - 1) == 0
     # AND the attempts follow one another, each from its first step to its last one, without a gap
@@ -326,8 +326,8 @@ def test_every_attempt_is_drawn_by_its_steps():
     assert [column.exposed_s for column in partly.columns] == pytest.approx([0.1] * 50 + [0.3] * 50)
 
 
-def test_steps_that_no_window_has_are_a_gap():
-    # GIVEN a job that nobody watched from step 70 to 199
+def test_steps_without_a_window_are_a_gap():
+    # GIVEN a job that was not watched from step 70 to 199
     rows = [row(20), row(200)]
     axis = axis_of(rows, 0, 10**9)
     columns = columns_of(rows, ("data", "forward", "backward", "other"), axis)

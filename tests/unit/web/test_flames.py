@@ -15,7 +15,7 @@ from sftriage.traces.store import FileToStore
 from sftriage.web.flames import LEAST_WIDTH, MAX_BOXES, MAX_ROWS, Sampled, flame_graph
 from tests.unit.conftest import manifest_of
 from tests.unit.reduce.test_samples import DECODE, GET, LOOP, OPEN, samples
-from tests.unit.web.asking import NASTY, Seen, harmless, text_of
+from tests.unit.web.client import NASTY, Tags, harmless, text_of
 from tests.unit.web.test_charts import findings, side
 
 PLACE = PlaceInfo(function=GET.function, file=GET.file, line=GET.line)
@@ -63,7 +63,7 @@ def test_a_capture_of_a_fault_that_comes_and_goes_is_compared_with_its_other_ste
 def test_alone_it_has_no_colours_and_says_how_long_it_took():
     graph = flame_graph(BOTH[0], None, {})
     assert (graph.compared, len(graph.sides), {box.level for box in graph.sides[0].boxes}) == (None, 1, {0})
-    # (what calls nothing else is said above it)
+    # (a caller of one function only is listed above the drawing)
     assert [name for _, name in graph.callers] == ["", "main"]
     assert drawn(graph)["Images.__getitem__"].label == "Images.__getitem__ 40.0 ms"
 
@@ -148,12 +148,12 @@ def test_a_capture_s_page_has_it_and_can_be_read_without_a_script(captured, put_
     # GIVEN a suspect and a control with stacks
     page = put_sampled(SUSPECT, json.dumps(document(SLEEPS)))
     control = put_sampled(CONTROL, json.dumps(document(READS)))
-    # WHEN the page is asked for THEN both are drawn, with links to every function, and a table of the lines
+    # WHEN the page is requested THEN both are drawn, with links to every function, and a table of the lines
     answer = captured.get(page)
     assert answer.status == 200
-    said = text_of(answer)
-    assert "longer on rank 2" in said
-    assert "57: time.sleep(0.04) 36.0 ms (+36.0 ms)" in said
+    text = text_of(answer)
+    assert "longer on rank 2" in text
+    assert "57: time.sleep(0.04) 36.0 ms (+36.0 ms)" in text
     links = [a["href"] for tag, a in harmless(answer) if tag == "a" and "frame=" in a["href"]]
     assert links
     # AND each leads to the same page, with that function in full width
@@ -187,7 +187,7 @@ def test_stacks_that_are_none_leave_the_rest_of_the_page(captured, put_sampled, 
 def test_a_capture_without_stacks_has_no_drawing(captured):
     assert "flame-graph" not in captured.get("/captures/c-1").text
     assert captured.get("/captures/c-1/stacks.folded").status == 404
-    assert not [a for tag, a in Seen(captured.get("/captures/c-1").text).tags if "folded" in a.get("href", "")]
+    assert not [a for tag, a in Tags(captured.get("/captures/c-1").text).tags if "folded" in a.get("href", "")]
 
 
 def test_a_store_s_page_and_a_report_draw_it_too(shelf, captured, put_sampled, sftriage):
@@ -208,7 +208,7 @@ def test_a_store_s_page_and_a_report_draw_it_too(shelf, captured, put_sampled, s
     # AND a report of it has it, without a link
     out = sftriage("report", SUSPECT.capture_id, "--run", captured.directory.path, "--format", "html").out
     assert line in out
-    assert "a" not in {tag for tag, _ in Seen(out).tags}
+    assert "a" not in {tag for tag, _ in Tags(out).tags}
 
 
 def test_what_a_worker_did_is_drawn_in_the_stage_that_waited_for_it():

@@ -1,4 +1,4 @@
-"""What the page about a run and that about a store have in common: only what a manifest names leaves, and unchanged."""
+"""The pages of runs and of stores: they serve only what a manifest names, and only if it is unchanged."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.web.asking import FORGED, UPWARDS, harmless, text_of
+from tests.unit.web.client import FORGED, UPWARDS, harmless, text_of
 from tests.unit.web.stored import shelf_at
 
 TRACE = "trace.json.gz"
@@ -45,7 +45,7 @@ def site(request, tmp_path) -> Site:
     return Site(shelf.get, "/captures/resnet/run-1", shelf.directory(made), others)
 
 
-def test_pages_hold_nothing_that_runs_and_ask_nobody_else(site):
+def test_pages_run_only_their_own_scripts_and_load_nothing_else(site):
     for target in ("/", site.capture, "/nowhere", site.others[0]):
         names = [tag for tag, _ in harmless(site.get(target))]
         assert (names.count("h1"), names.count("main")) == (1, 1)
@@ -89,7 +89,7 @@ def test_what_is_downloaded_is_what_is_stored(site):
     # AND it is never taken for anything that could run here
     assert answer.headers["content-type"] == "application/octet-stream"
     assert "content-encoding" not in answer.headers
-    # AND asking only for the headers gives them alone
+    # AND HEAD returns the headers only
     head = site.get(f"{site.capture}/files/{TRACE}", method="HEAD")
     assert (head.body, head.headers["content-length"]) == (b"", str(len(stored)))
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_what_it_was_is_not_served(site, becomes):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "problem"),
     [
         (lambda text: "not JSON", "not a manifest"),
         (lambda text: "[" * 100_000, "not a manifest"),
@@ -123,11 +123,11 @@ def test_a_file_that_is_not_what_it_was_is_not_served(site, becomes):
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), "schema_version 99"),
     ],
 )
-def test_a_hostile_manifest_is_refused_in_words(site, change, said):
-    # GIVEN a manifest that somebody has laid hands on WHEN its page, its file and the overview are asked for
+def test_a_hostile_manifest_is_refused_with_a_reason(site, change, problem):
+    # GIVEN a manifest that was tampered with WHEN its page, its file and the overview are requested
     path = site.directory / "manifest.json"
     path.write_text(change(path.read_text()), errors="surrogateescape")
     page, file, overview = (site.get(one) for one in (site.capture, f"{site.capture}/files/{TRACE}", "/"))
     # THEN it is not shown and not served, the page says why, and everything else goes on
     assert (page.status, file.status, overview.status) == (422, 422, 200)
-    assert re.search(said, text_of(page))
+    assert re.search(problem, text_of(page))

@@ -1,4 +1,4 @@
-"""`sftriage report`: one file to hand on, which says what was found, and nothing that is nobody's business."""
+"""`sftriage report`: one file to share, with the findings and without private paths."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 from sftriage.runs.lateness import UNKNOWN, HeatMap
 from sftriage.web.report import SHADES, shades_of
 from tests.scenario import verdict
-from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen
+from tests.unit.web.client import NASTY, SHORT_NASTY, Tags
 from tests.unit.web.test_charts import findings
 
 
@@ -22,24 +22,24 @@ def reported(sftriage):
     return report
 
 
-def test_a_file_of_html_needs_nothing_but_itself(captured, store, reported, tmp_path):
-    # GIVEN a report of a capture that was looked into WHEN it is looked through
+def test_an_html_report_is_self_contained(captured, store, reported, tmp_path):
+    # GIVEN the report of a reduced capture
     store.note("c-1", findings())
     out = tmp_path / "report.html"
     assert reported(str(captured.directory.path), "-o", str(out)).strip().endswith("report.html")
     page = out.read_text()
-    seen = Seen(page)
-    # THEN there is no script, no link, no form, nothing to fetch, and a browser is told not to
-    assert {tag for tag, _ in seen.tags} & {"script", "link", "img", "form", "a", "iframe", "object"} == set()
+    tags = Tags(page).tags
+    # THEN it has no script, no link, no form and nothing to fetch, and a policy that forbids it
+    assert {tag for tag, _ in tags} & {"script", "link", "img", "form", "a", "iframe", "object"} == set()
     assert not re.search(r"url\(|@import|\son\w+=|https?://", page)
     assert "default-src 'none'" in page
     assert len(page) < 2 * 2**20
     # AND no path, no process and no command line of the machine that it ran on
-    for said in (page, reported("c-1", "--run", str(captured.directory.path), "--format", "md")):
-        assert str(captured.directory.path.parent) not in said
-        assert "rings" not in said
-    # AND what there is to see is drawn
-    assert {"stack", "shades", "blocks"} <= {a.get("class") for tag, a in seen.tags if tag == "svg"}
+    for text in (page, reported("c-1", "--run", str(captured.directory.path), "--format", "md")):
+        assert str(captured.directory.path.parent) not in text
+        assert "rings" not in text
+    # AND it has the charts
+    assert {"stack", "shades", "blocks"} <= {a.get("class") for tag, a in tags if tag == "svg"}
 
 
 def test_names_are_text_whatever_they_are(captured, reported, store, trace, make_manifest):
@@ -48,18 +48,18 @@ def test_names_are_text_whatever_they_are(captured, reported, store, trace, make
     store.put("c-2", trace, lambda artefact: make_manifest("c-2", artefact, stage=SHORT_NASTY, rule=NASTY))
     where = str(captured.directory.path)
     # WHEN they are reported THEN they do nothing, in HTML as in Markdown
-    page = Seen(reported(where, "--format", "html"))
+    page = Tags(reported(where, "--format", "html"))
     assert all("onclick" not in a and "onerror" not in a for _, a in page.tags)
     assert "script" not in {tag for tag, _ in page.tags}
     assert "<img" not in reported(where, "--format", "md").replace("\\<", "")
 
 
-def test_a_run_that_nobody_has_judged_has_a_report_too(run, reported):
+def test_a_run_without_a_judged_window_has_a_report_too(run, reported):
     assert "Warming up" in reported(str(run.directory.path))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("nothing-of-that-name", "--run", "{run}"), "nothing-of-that-name"),
         (("{run}", "--run", "{run}"), "give the run directory only once"),
@@ -68,11 +68,11 @@ def test_a_run_that_nobody_has_judged_has_a_report_too(run, reported):
         (("--store", "{run}"), "give a capture"),
     ],
 )
-def test_a_mistake_is_one_line(captured, sftriage, arguments, said):
+def test_a_mistake_is_one_line(captured, sftriage, arguments, problem):
     where = str(captured.directory.path)
     code, out, problems = sftriage("report", *(one.replace("{run}", where) for one in arguments))
     assert (code, out, problems.count("\n")) == (2, "", 1)
-    assert said in problems
+    assert problem in problems
 
 
 def test_the_picture_of_lateness_has_every_cell_once():

@@ -1,4 +1,4 @@
-"""Who may read what listens, what is answered to whom, and limits in number and time."""
+"""Access control of the servers, their responses, and their limits in number and time."""
 
 import base64
 import contextlib
@@ -33,7 +33,7 @@ from sftriage.web.serving import (
     token_of,
     tunnel,
 )
-from tests.unit.web.asking import LOCAL, ask
+from tests.unit.web.client import LOCAL, fetch
 
 TOKEN = "correct-horse-battery-staple"
 DEADLINE_S = 30.0
@@ -85,18 +85,18 @@ def test_a_token_file_that_nobody_else_can_use_or_replace_is_taken(token, file, 
 
 
 @pytest.mark.parametrize(
-    ("file", "directory", "said"),
+    ("file", "directory", "problem"),
     [
         *((mode, 0o700, f"mode {mode:04o}") for mode in (0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666)),
         *((0o600, mode, "others can replace this token") for mode in (0o720, 0o702, 0o777)),
     ],
 )
-def test_a_token_file_that_others_can_use_or_replace_is_refused_with_what_mends_it(token, file, directory, said):
+def test_a_token_file_that_others_can_use_or_replace_is_refused_with_the_fix(token, file, directory, problem):
     token.chmod(file)
     token.parent.chmod(directory)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=problem) as caught:
         token_of(token, "")
-    # WHEN a person does what they are told THEN it is taken
+    # WHEN the user applies the fix THEN the token is accepted
     subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
     assert token_of(token, "") == "0123456789abcdef"
 
@@ -131,7 +131,7 @@ class TestOfAnotherUser:
 
     @pytest.mark.parametrize(("mode", "warned"), [(0o440, False), (0o644, True)])
     def test_one_that_root_shares_is_taken(self, token, mode, warned, caplog, monkeypatch):
-        # GIVEN a secret as it is mounted into a pod: root's, and read by its group, or by everybody
+        # GIVEN a secret as mounted into a pod: owned by root, and readable by its group or by everyone
         token.chmod(mode)
         monkeypatch.setattr(serving.os, "getuid", lambda: 4321)
         # THEN it is taken, with a warning if everybody can read it
@@ -140,7 +140,7 @@ class TestOfAnotherUser:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         *((("--run", "RUN", "--host", host), "token is required") for host in ("0.0.0.0", "192.0.2.1", "example.org")),
         (("--run", "RUN", "--token-file", "nowhere"), "No such file"),
@@ -154,21 +154,21 @@ class TestOfAnotherUser:
         (("--catalogue", "postgresql://u:secret@h/d"), "everyone on this machine can read a command line"),
     ],
 )
-def test_what_cannot_be_shown_is_said_in_a_line_before_anything_listens(sftriage, run, token, arguments, said):
+def test_a_mistake_is_one_line_before_anything_listens(sftriage, run, token, arguments, problem):
     token.write_bytes(b"\xff" * 20)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"RUN": run.directory.path, "TOKEN": token, "TAKEN": taken.getsockname()[1]}
         code, _, err = sftriage("ui", *(names.get(one, one) for one in arguments))
     assert (code, err.count("\n")) == (2, 1)
-    assert said.replace("TAKEN", str(names["TAKEN"])) in err
+    assert problem.replace("TAKEN", str(names["TAKEN"])) in err
     assert "secret" not in err
 
 
 def test_an_easy_token_from_the_environment_is_refused_and_not_repeated(sftriage, run, monkeypatch):
     monkeypatch.setenv("SFTRIAGE_UI_TOKEN", "hunter2")
-    said = sftriage("ui", "--run", run.directory.path, "--host", "0.0.0.0").refusal
-    assert "at least 16" in said
-    assert "hunter2" not in said
+    refusal = sftriage("ui", "--run", run.directory.path, "--host", "0.0.0.0").refusal
+    assert "at least 16" in refusal
+    assert "hunter2" not in refusal
 
 
 # The gate.
@@ -207,13 +207,13 @@ def test_a_name_that_was_made_to_point_here_is_refused_and_a_request_names_one_h
     ("host", "status"),
     [
         *((host, 200) for host in ("triage.example.org", "TRIAGE.example.org:443", "10.1.2.3:8080")),
-        # An address is nobody's to point elsewhere.
+        # An address cannot be pointed elsewhere.
         *((host, 200) for host in ("192.168.0.7", "[fe80::1]")),
         *((host, 421) for host in ("evil.example.org", "localhost")),
     ],
 )
 def test_a_page_for_others_goes_by_its_names_and_by_addresses(guarded, host, status):
-    assert ask(guarded, "/", headers=[("host", host), basic(TOKEN)]).status == status
+    assert fetch(guarded, "/", headers=[("host", host), basic(TOKEN)]).status == status
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_page_for_others_goes_by_its_names_and_by_addresses(guarded, host, sta
 def test_without_the_token_there_is_nothing_to_be_seen(guarded, target, authorization, status):
     headers = [("host", "10.1.2.3"), *authorization]
     # (an event stream does not end: its headers will do)
-    answer = ask(guarded, target, headers=headers, method="HEAD" if target == "/events" else "GET")
+    answer = fetch(guarded, target, headers=headers, method="HEAD" if target == "/events" else "GET")
     if status == 401:
         assert (answer.status, answer.headers["www-authenticate"][:5]) == (401, "Basic")
         assert TOKEN.encode() not in answer.body
@@ -244,16 +244,14 @@ def test_without_the_token_there_is_nothing_to_be_seen(guarded, target, authoriz
 
 
 def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
-    # GIVEN a look at what is compared
-    seen = []
-    monkeypatch.setattr(
-        "sftriage.web.serving.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False
-    )
-    # WHEN tokens of any length come THEN digests of one length are compared, by the one comparison there is
+    # GIVEN a record of all comparisons
+    compared = []
+    monkeypatch.setattr("sftriage.web.serving.hmac.compare_digest", lambda *both: compared.append(both) or False)
+    # WHEN tokens of any length come THEN digests of equal length are compared
     for password in ("", "x", TOKEN, "y" * 10_000):
-        assert ask(guarded, "/", headers=[("host", "10.1.2.3"), basic(password)]).status == 401
-    assert len(seen) == 4
-    assert {(len(one), len(other)) for one, other in seen} == {(32, 32)}
+        assert fetch(guarded, "/", headers=[("host", "10.1.2.3"), basic(password)]).status == 401
+    assert len(compared) == 4
+    assert {tuple(map(len, both)) for both in compared} == {(32, 32)}
 
 
 @pytest.mark.parametrize("host", ["localhost", "evil.example.org"])
@@ -281,10 +279,10 @@ def registry() -> CollectorRegistry:
 
 def test_the_format_is_the_one_that_is_asked_for(registry):
     app = metrics_app(registry, Access.to("127.0.0.1", None, ""))
-    plain = ask(app, "/metrics")
+    plain = fetch(app, "/metrics")
     assert (plain.status, plain.headers["content-type"].partition(";")[0]) == (200, "text/plain")
     assert "something 7.0" in plain.text
-    answer = ask(app, "/metrics", headers=[*LOCAL, ("accept", "application/openmetrics-text; version=1.0.0")])
+    answer = fetch(app, "/metrics", headers=[*LOCAL, ("accept", "application/openmetrics-text; version=1.0.0")])
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert [family.name for family in parse_openmetrics(answer.text)] == ["something"]
     assert answer.headers["cache-control"] == "no-store"
@@ -304,7 +302,7 @@ def test_the_format_is_the_one_that_is_asked_for(registry):
 def test_who_is_answered(registry, token, request_, status):
     app = metrics_app(registry, Access.to("127.0.0.1", token, "give one"))
     headers = {"host": "127.0.0.1:9400", **request_}
-    answer = ask(app, headers.pop("path", "/metrics"), headers=list(headers.items()))
+    answer = fetch(app, headers.pop("path", "/metrics"), headers=list(headers.items()))
     assert answer.status == status
     # AND who is refused learns nothing
     assert ("something" in answer.text) is (status == 200)
@@ -316,7 +314,7 @@ def test_many_metrics_are_compressed_for_who_takes_them_so(registry):
     for number in range(100):
         Gauge(f"other_{number}", "Another.", registry=registry)
     app = metrics_app(registry, Access.to("127.0.0.1", None, ""))
-    plain, packed = (ask(app, "/metrics", headers=[*LOCAL, *more]) for more in ([], [("accept-encoding", "gzip")]))
+    plain, packed = (fetch(app, "/metrics", headers=[*LOCAL, *more]) for more in ([], [("accept-encoding", "gzip")]))
     assert packed.headers["content-encoding"] == "gzip"
     assert gzip.decompress(packed.body) == plain.body
 
@@ -346,7 +344,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
     ],
 )
 def test_what_is_printed_can_be_opened_and_is_let_in(host, begins):
-    # GIVEN what listens on an address
+    # GIVEN a server on an address
     listening = listen(host, 0)
     app = application([Route("/", lambda _: PlainTextResponse("here"))], Access.to(host, TOKEN, ""))
     with BackgroundServer(app, listening):
@@ -379,7 +377,7 @@ def test_a_machine_without_a_network_opens_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("host", "environment", "said"),
+    ("host", "environment", "advice"),
     [
         ("127.0.0.1", {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.5 22"}, "ssh -L 8080:127.0.0.1:8080 10.0.0.5,"),
         ("::1", {"SSH_CONNECTION": "fe80::2 50000 fe80::1 22"}, "ssh -L 8080:[::1]:8080 fe80::1,"),
@@ -387,8 +385,8 @@ def test_a_machine_without_a_network_opens_its_own(monkeypatch):
         ("127.0.0.1", {"SSH_CONNECTION": "nonsense"}, f"ssh -L 8080:127.0.0.1:8080 {socket.gethostname()},"),
     ],
 )
-def test_how_another_machine_gets_there_is_said(host, environment, said):
-    assert said in tunnel(host, 8080, environment)
+def test_a_tunnel_from_another_machine_is_advised(host, environment, advice):
+    assert advice in tunnel(host, 8080, environment)
 
 
 def test_what_cannot_be_listened_on_is_said_with_the_option_that_names_it():

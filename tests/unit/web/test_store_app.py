@@ -16,7 +16,7 @@ from sftriage.traces.store import LocalStore
 from sftriage.web.serving import Access
 from sftriage.web.store_page import StorePage, StoreSource
 from tests.unit.traces.faulty import FaultyObjects
-from tests.unit.web.asking import NASTY, SHORT_NASTY, Seen, ask, harmless, text_of
+from tests.unit.web.client import NASTY, SHORT_NASTY, Tags, fetch, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf
 from tests.unit.web.test_charts import findings
 
@@ -27,19 +27,19 @@ def stocked(shelf) -> Shelf:
 
 
 def links(answer) -> list[str]:
-    return [a["href"] for tag, a in Seen(answer.text).tags if tag == "a" and a["href"].startswith("/captures/")]
+    return [a["href"] for tag, a in Tags(answer.text).tags if tag == "a" and a["href"].startswith("/captures/")]
 
 
 def test_a_store_is_read_beside_the_page(shelf):
-    # GIVEN a store that nobody has looked at yet
+    # GIVEN a store that was not read yet
     shelf.put("c-1")
-    # WHEN the page is asked for THEN it is there at once, and says that it is being read
+    # WHEN the page is requested THEN it comes at once, and says that the store is being read
     assert "is being read" in text_of(shelf.get())
-    # AND once it has been, its captures are there, and whoever listens is told
-    seen = shelf.look()
-    assert (len(seen.rows), seen.known, seen.away) == (1, True, "")
+    # AND once it was read, its captures are there, and the version changes
+    view = shelf.look()
+    assert (len(view.rows), view.known, view.away) == (1, True, "")
     assert links(shelf.get()) == ["/captures/resnet/run-1/c-1"]
-    before = seen.version
+    before = view.version
     shelf.put("c-2")
     assert shelf.look().version != before
 
@@ -48,11 +48,11 @@ def test_a_long_list_has_pages_that_keep_the_filter(shelf):
     for n in range(120):
         shelf.put(f"c-{n:03}", second=n % 60)
     shelf.look()
-    seen: list[str] = []
+    found: list[str] = []
     for number in (1, 2, 3):
         answer = shelf.get(f"/?job=resnet&page={number}")
-        seen += links(answer)
-    assert len(seen) == len(set(seen)) == 120
+        found += links(answer)
+    assert len(found) == len(set(found)) == 120
     assert 'href="/?job=resnet&amp;page=2"' in answer.text
     for page in ("0", "-1", "x", "99", "9" * 30):
         assert shelf.get(f"/?page={page}").status == 200
@@ -61,20 +61,20 @@ def test_a_long_list_has_pages_that_keep_the_filter(shelf):
 def test_every_field_has_a_label_and_every_table_a_head(stocked):
     text = stocked.get().text
     assert text.count("<label>") == len(re.findall("<(?:input|select) ", text)) == 7
-    assert all(a.get("scope") in ("col", "row") for tag, a in Seen(text).tags if tag == "th")
+    assert all(a.get("scope") in ("col", "row") for tag, a in Tags(text).tags if tag == "th")
 
 
 def test_a_store_that_is_away_has_a_face(tmp_path):
-    # GIVEN a store that cannot be reached, and that nobody has seen
+    # GIVEN an unreachable store that was never read
     objects = FaultyObjects()
     objects.fails.add("any")
     store = RemoteStore(objects)
     source = StoreSource(Catalogue(tmp_path / "c.db", store), store, lambda row: store)
     shelf = Shelf(tmp_path, source, StorePage(source, Access.to("127.0.0.1", None, "")).app)
     assert shelf.look().away
-    seen = text_of(shelf.get())
-    assert "The store cannot be reached" in seen
-    assert "s3://bucket: cannot list" in seen
+    text = text_of(shelf.get())
+    assert "The store cannot be reached" in text
+    assert "s3://bucket: cannot list" in text
     # AND a capture's page says that it is away, rather than that there is none
     answer = shelf.get("/captures/resnet/run-1/c-1")
     assert (answer.status, answer.headers["retry-after"]) == (503, "10")
@@ -85,16 +85,16 @@ def test_a_store_that_is_away_has_a_face(tmp_path):
 
 
 def test_what_was_known_is_shown_while_the_store_is_away(stocked, monkeypatch):
-    # GIVEN a store that was read, and is away now
-    asked = (StoreError(f"s3://bucket: connection refused after {number}.5 ms") for number in range(1000))
-    monkeypatch.setattr(stocked.source._store._objects, "sizes", Mock(side_effect=asked))
+    # GIVEN a store that was read, and is unreachable now
+    errors = (StoreError(f"s3://bucket: connection refused after {number}.5 ms") for number in range(1000))
+    monkeypatch.setattr(stocked.source._store._objects, "sizes", Mock(side_effect=errors))
     version = stocked.look().version
-    seen = text_of(stocked.get())
-    # THEN its captures are listed as they were, and it is said
-    assert "The store is unreachable" in seen
-    assert "This page shows what its catalogue knew" in seen
+    text = text_of(stocked.get())
+    # THEN the page lists its captures as before, and says so
+    assert "The store is unreachable" in text
+    assert "This page shows what its catalogue knew" in text
     assert len(links(stocked.get())) == 4
-    # AND whoever listens is not told the same again each time
+    # AND the version does not change with each retry
     assert stocked.look().version == version
 
 
@@ -107,7 +107,7 @@ def test_a_catalogue_that_is_away_has_a_face_too(stocked, monkeypatch):
 
 
 def test_what_goes_wrong_unforeseen_is_tried_again(stocked, monkeypatch, caplog):
-    monkeypatch.setattr(stocked.source._catalogue, "refresh", lambda told: 1 / 0)
+    monkeypatch.setattr(stocked.source._catalogue, "refresh", lambda progress: 1 / 0)
     assert stocked.look().away == "it could not be read"
     assert "ZeroDivisionError" in caplog.text
     monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_findings_are_drawn_beside_a_control(shelf):
     shelf.look()
     answer = shelf.get("/captures/resnet/run-1/c-1")
     assert "What filled data" in text_of(answer)
-    assert sum(a.get("role") == "img" for tag, a in Seen(answer.text).tags if tag == "svg") == 2
+    assert sum(a.get("role") == "img" for tag, a in Tags(answer.text).tags if tag == "svg") == 2
 
 
 def test_the_store_shows_the_same_steps_as_the_run_did(shelf, captured, store):
@@ -170,7 +170,7 @@ def test_the_store_shows_the_same_steps_as_the_run_did(shelf, captured, store):
     assert of_run in captured.get("/captures/c-1").text
 
 
-# Somebody hostile.
+# Hostile stores.
 
 
 def test_markup_in_names_is_text(shelf):
@@ -213,12 +213,12 @@ def test_a_manifest_that_belongs_elsewhere_is_refused(stocked):
 
 @pytest.mark.parametrize("what", ["file", "capture", "run"])
 def test_a_link_in_a_shared_directory_does_not_lead_out(stocked, tmp_path, what):
-    # GIVEN somebody who may write into the store, and wants another file shown: of a size and a sum that they know
+    # GIVEN an attacker who can write to the store, and links a file outside whose size and checksum they know
     outside = tmp_path / "outside"
     secret = stocked.root / "resnet" / {"run": "run-1", "capture": "run-1/c-1", "file": "run-1/c-1/trace.json.gz"}[what]
     secret.rename(outside)
     secret.symlink_to(outside)
-    # WHEN it is asked for THEN it is not given
-    answer = ask(stocked.app, "/captures/resnet/run-1/c-1/files/trace.json.gz")
+    # WHEN it is requested THEN it is refused
+    answer = fetch(stocked.app, "/captures/resnet/run-1/c-1/files/trace.json.gz")
     assert answer.status in (404, 422)
     assert CONTENT not in answer.body

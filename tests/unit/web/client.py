@@ -1,4 +1,4 @@
-"""A browser's request, without a browser and without a network, and what a page says to a person and to a program."""
+"""Requests to an application without a network, and checks of the pages it returns."""
 
 import asyncio
 import re
@@ -25,12 +25,12 @@ class Answer:
         return self.body.decode()
 
 
-def ask(app: Any, target: str, *, method: str = "GET", headers: Sequence[Header] = LOCAL) -> Answer:
-    """Ask for something, as a server hands it to the application: the path is decoded, and may hold anything."""
-    return asyncio.run(_ask(app, target, method, headers))
+def fetch(app: Any, target: str, *, method: str = "GET", headers: Sequence[Header] = LOCAL) -> Answer:
+    """Send a request as a server hands it to the application: with the path decoded."""
+    return asyncio.run(_fetch(app, target, method, headers))
 
 
-async def _ask(app: Any, target: str, method: str, headers: Sequence[Header]) -> Answer:
+async def _fetch(app: Any, target: str, method: str, headers: Sequence[Header]) -> Answer:
     raw, _, query = target.partition("?")
     scope = {
         "type": "http",
@@ -49,11 +49,11 @@ async def _ask(app: Any, target: str, method: str, headers: Sequence[Header]) ->
     started: list[dict[str, Any]] = []
     body: list[bytes] = []
 
-    asked = iter([{"type": "http.request", "body": b"", "more_body": False}])
+    messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
     async def receive() -> dict[str, Any]:
-        # Whoever asks has nothing more to say, and stays until the answer is whole.
-        for message in asked:
+        # The client sends nothing more, and stays until the response is complete.
+        for message in messages:
             return message
         return await asyncio.get_running_loop().create_future()
 
@@ -74,11 +74,11 @@ UPWARDS = ("..", "%2e%2e", "..%2f..", "%2e%2e%2f", "..%5c..", "....//", "%252e%2
 UPWARDS += ("%2fetc%2fpasswd", "%252Fetc", "%00", "%E2%80%AE", ".x")
 FORGED = ("c-9", ".lock", ".tmp-c-1-abc", "C-1", "c-1%00", "c-1%0a", "c" * 101, "%3Cscript%3E", "c-1%20")
 FORGED += ("%F0%9F%92%A5", "manifest.json")
-"""Ways out of a directory, and names that no capture has."""
+"""Paths that would lead out of a directory, and names that no capture has."""
 
 
-class Seen(HTMLParser):
-    """The tags of a page, with their attributes."""
+class Tags(HTMLParser):
+    """Collects the tags of a page with their attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -90,12 +90,12 @@ class Seen(HTMLParser):
 
 
 def text_of(answer: Answer) -> str:
-    """What a person reads, in one line."""
+    """The visible text in one line."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", answer.text)))
 
 
 def readable(html: str) -> Iterator[str]:
-    """What a person reads on a page beside its charts, section by section."""
+    """The visible text of a page without its charts, section by section."""
     beside = r'<svg.*?</svg>|<details.*?</details>|<section id="(?:timeline|heat|tracks)".*?</section>'
     html = re.sub(beside, "", html, flags=re.DOTALL)
     yield from re.findall(r'<p class="run".*?(<span class="pill [^>]*>.*?)</span>', html)
@@ -105,8 +105,8 @@ def readable(html: str) -> Iterator[str]:
 
 
 def harmless(answer: Answer) -> list[tuple[str, dict[str, str | None]]]:
-    """The tags of a page, in which nothing runs but its own scripts, and which asks nobody else."""
-    tags = Seen(answer.text).tags
+    """The tags of a page that runs only its own scripts and loads nothing from elsewhere."""
+    tags = Tags(answer.text).tags
     for tag, attributes in tags:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
         assert tag not in ("b", "style", "iframe", "object", "embed", "base")
