@@ -131,9 +131,7 @@ NOWHERE, FORBIDDEN = HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN
 
 def status_of(method, path, hosts, origins, modes=()) -> int:
     named = (("host", hosts), ("origin", origins), ("sec-fetch-mode", modes))
-    return fetch(
-        SERVED.app(), path, method=method, headers=[(name, one) for name, all_ in named for one in all_]
-    ).status
+    return fetch(SERVED.app(), path, method=method, headers=[(key, text) for key, of in named for text in of]).status
 
 
 @pytest.mark.parametrize(
