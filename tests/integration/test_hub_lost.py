@@ -255,11 +255,11 @@ def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatc
         await message.respond(encode(GpuFindings(0.0)))
 
     async def listen():
-        return await told.agent.client.subscribe(PLACES.ask("host-0"), cb=answer)
+        return await told.agent.client.subscribe(PLACES.query("host-0"), cb=answer)
 
     listening = told.agent.call(listen(), 10.0)
-    heard_s = told.fleet._hosts["host-0"].seen_s
-    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].seen_s > heard_s + 1.0, 20.0)
+    heard_s = told.fleet._hosts["host-0"].heard_s
+    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
     assert not told.fleet.over
     told.agent.call(listening.unsubscribe(), 10.0)
     wait_until(lambda: told.fleet.over, 20.0)
@@ -268,8 +268,8 @@ def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatc
     told.tell(1)
     wait_until(lambda: told.heard() and not told.fleet.over, 20.0)
     told.agent.call(listen(), 10.0)
-    heard_s = told.fleet._hosts["host-0"].seen_s
-    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].seen_s > heard_s + 1.0, 20.0)
+    heard_s = told.fleet._hosts["host-0"].heard_s
+    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
     assert not told.fleet.over
 
 

@@ -104,7 +104,7 @@ class TheirJob:
         self.ack = one.reply
         if not self.heard:
             for host in ("host-0", "host-1"):
-                for subject in (B.up(host), B.down(host), B.ask(host), f"{B.inbox(host)}.*"):
+                for subject in (B.up(host), B.down(host), B.query(host), f"{B.inbox(host)}.*"):
                     await client.subscribe(subject, cb=partial(self._hear, subject))
             await client.flush()
             self.heard.append(("the first", b""))
@@ -114,7 +114,7 @@ class TheirJob:
         for host in ("host-0", "host-1"):
             await js.publish(B.up(host), SECRET)
             await (await js.key_value(B.want)).put(host, SECRET)
-            for subject in (B.ask(host), f"{B.inbox(host)}.1", f"{B.lead}.1", "_INBOX.x", "$JS.ACK.x"):
+            for subject in (B.query(host), f"{B.inbox(host)}.1", f"{B.lead}.1", "_INBOX.x", "$JS.ACK.x"):
                 await client.publish(subject, SECRET)
         await (await js.key_value(B.lease)).put("leader", SECRET)
         await (await js.object_store(B.traces)).put("c-1/trace", SECRET)
@@ -225,13 +225,13 @@ async def answering(who, job):
     async def answer(message):
         await message.respond(SECRET)
 
-    await who.nc.subscribe(B.ask("host-0"), cb=answer)
+    await who.nc.subscribe(B.query("host-0"), cb=answer)
     await who.nc.flush()
     end_s = time.monotonic() + (LONG_S if who.own else SOON_S)
     while time.monotonic() < end_s:
         # (a server promises of a question that it comes once at most)
         with contextlib.suppress(nats.errors.TimeoutError):
-            return (await job(lambda its: its.hub.client.request(B.ask("host-0"), b"", timeout=SOON_S))).data
+            return (await job(lambda its: its.hub.client.request(B.query("host-0"), b"", timeout=SOON_S))).data
     return b""
 
 
@@ -246,8 +246,8 @@ async def system(who, _):
 
 KV, OBJ = f"KV_{B.want}", f"OBJ_{B.traces}"
 READS = {
-    **{f"subscribe {subject}": reading(subject) for subject in (B.up("host-1"), B.down("host-1"), B.ask("host-1"))},
-    "subscribe own": reading(B.down("host-0"), B.ask("host-0"), f"{B.inbox('host-0')}.>"),
+    **{f"subscribe {subject}": reading(subject) for subject in (B.up("host-1"), B.down("host-1"), B.query("host-1"))},
+    "subscribe own": reading(B.down("host-0"), B.query("host-0"), f"{B.inbox('host-0')}.>"),
     **{f"subscribe {one}": reading(one) for one in ("sft.>", ">", f"{B.inbox('host-1')}.>", f"{B.lead}.>")},
     **{f"subscribe {one}": reading(one) for one in ("_INBOX.>", f"$KV.{B.want}.>", f"$O.{B.traces}.>", "$JS.>")},
     "answer": answering,
@@ -274,7 +274,7 @@ READS = {
 }
 NOBODYS = {"events of the server", "servers", "account of the server"}
 CHANGES = {
-    **{f"publish {one}": telling(one) for one in (B.up("host-1"), B.down("host-1"), B.ask("host-1"))},
+    **{f"publish {one}": telling(one) for one in (B.up("host-1"), B.down("host-1"), B.query("host-1"))},
     "publish own": telling(B.up("host-0")),
     **{f"publish {one}": telling(one) for one in (B.down("host-0"), f"{B.inbox('host-1')}.1")},
     "key-value put": telling(f"$KV.{B.want}.host-1"),
