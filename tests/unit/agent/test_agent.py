@@ -32,7 +32,7 @@ def wanted(rank: int, **about: object) -> WantedCapture:
     return WantedCapture(request(rank), WHY, **about)
 
 
-def told(agent: Agent) -> list[tuple[str, str]]:
+def reported(agent: Agent) -> list[tuple[str, str]]:
     return [(one.result.state, one.result.detail) for one in agent.reports()]
 
 
@@ -47,7 +47,7 @@ def request(rank: int) -> CaptureRequest:
     return CaptureRequest(f"w0-3-r{rank}-x-1", rank, "torch", steps=1, warmup_steps=0, max_seconds=5, max_bytes=10**6)
 
 
-def test_every_step_is_told_once_and_kept(agent, monitor, places):
+def test_every_step_is_returned_once_and_logged(agent, monitor, places):
     assert (agent.rows(), agent.statuses()) == ([], None)
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=6)
@@ -59,7 +59,7 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
     # WHEN nothing has come since THEN it says that the ranks are there, further on in its stream
     (again,) = agent.rows()
     assert (len(again.steps), again.position > rows.position) == (0, True)
-    # AND WHEN the last steps are to be told again THEN they are, with those that have come since
+    # AND WHEN the last steps are to be returned again THEN they are, with newer ones
     agent.rewind(2)
     train(*ranks, steps=1)
     (rows,) = agent.rows()
@@ -70,7 +70,7 @@ def test_every_step_is_told_once_and_kept(agent, monitor, places):
         assert kept.step_B.tolist() == list(range(7))
 
 
-def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):
+def test_rows_have_times_that_any_host_can_read(agent, monitor):
     before_ns = time.time_ns()
     train(monitor(0), monitor(1), steps=1)
     (rows,) = agent.rows()
@@ -91,7 +91,7 @@ def test_a_full_disk_costs_what_is_kept_and_not_the_triage(agent, monitor, monke
     first = agent.rows()
     train(*ranks, steps=4)
     (last,) = agent.rows()
-    # THEN both are told all the same, and it is said once a rank
+    # THEN both have their steps returned, with one warning per rank
     assert [len(rows.steps) for rows in (*first, last)] == [8, 8]
     assert last.steps.counted_BC is not None
     assert caplog.text.count("No space left") == 2
@@ -128,48 +128,48 @@ def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, mo
 def test_what_cannot_be_begun_is_not(agent, monitor, rank, about, outcome):
     train(monitor(0), steps=1)
     agent.want([wanted(rank, **about)])
-    assert told(agent) == [outcome]
+    assert reported(agent) == [outcome]
 
 
-def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, monkeypatch):
+def test_an_order_begins_once_however_often_it_is_repeated(agent, monitor, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     rank = monitor(0, world_size=1)
     train(rank, steps=1)
     # WHEN a rank that has not imported torch is wanted a capture of, and takes its next step
     for _ in range(3):
         agent.want([wanted(0)])
-    assert [state for state, _ in told(agent)] == ["accepted", "armed"]
+    assert [state for state, _ in reported(agent)] == ["accepted", "armed"]
     train(rank, steps=1)
-    assert told(agent) == [("refused", "torch is not imported in this process")]
+    assert reported(agent) == [("refused", "torch is not imported in this process")]
     agent.want([wanted(0)])
-    assert told(agent) == []
+    assert reported(agent) == []
 
 
-def test_what_is_wanted_no_more_is_called_off(agent, monitor, monkeypatch):
+def test_a_withdrawn_order_is_cancelled(agent, monitor, monkeypatch):
     cuda = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     rank = monitor(0, world_size=1)
     train(rank, steps=1)
     agent.want([wanted(0)])
-    told(agent)
+    reported(agent)
     agent.want([])
     train(rank, steps=1)
-    assert told(agent) == [("refused", "cancelled")]
+    assert reported(agent) == [("refused", "cancelled")]
 
 
-def test_a_capture_that_is_not_answered_is_given_up_and_the_rank_is_said_to_hang(agent, monitor, clock):
+def test_an_unanswered_capture_is_given_up_and_reported_as_hanging(agent, monitor, clock):
     only = monitor(0, world_size=1)
     train(only, steps=1)
     agent.want([wanted(0)])
-    told(agent)
+    reported(agent)
     # WHEN its time-box and the time to answer are over
     clock.now_s = request(0).max_seconds + ANSWER_GRACE_S["torch"]
     (report,) = agent.reports()
     assert (report.result.state, report.result.detail) == ("expired", "no answer long after its time-box")
     assert report.hangs
-    # AND once its rank answers after all, nobody takes that for a result
+    # AND a late answer of its rank is not a result
     train(only, steps=2)
-    assert told(agent) == []
+    assert reported(agent) == []
 
 
 def test_a_capture_of_a_process_that_has_ended_has_failed_though_its_rank_is_there_again(agent, monitor, places):
@@ -179,17 +179,17 @@ def test_a_capture_of_a_process_that_has_ended_has_failed_though_its_rank_is_the
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as trainer:
         trainer.stdout.readline()
         agent.want([wanted(0)])
-        assert [state for state, _ in told(agent)] == ["accepted", "armed"]
+        assert [state for state, _ in reported(agent)] == ["accepted", "armed"]
         trainer.kill()
     # WHEN its number is another process's
     again = monitor(0, world_size=1)
     assert again.info.attempt == 1
     agent.want([wanted(0)])
-    assert told(agent) == [("failed", "the trainer ended during the capture")]
+    assert reported(agent) == [("failed", "the trainer ended during the capture")]
 
 
 def test_what_is_in_the_store_already_is_not_made_again(agent, monitor, tmp_path, make_manifest, trace):
-    # GIVEN a capture that was stored by somebody who was killed before saying so
+    # GIVEN a capture that was stored by an agent that was killed before its report
     train(monitor(0), steps=1)
     capture_id = request(0).capture_id
     store = LocalStore(tmp_path)
@@ -206,13 +206,13 @@ def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, cl
     train(monitor(0, world_size=1), steps=1)
     agent.want([wanted(0)])
     clock.now_s = 1000.0
-    told(agent)
+    reported(agent)
     before = len(list(Path("/proc/self/fd").iterdir()))
     # WHEN it is to be captured again and again
     for number in range(5):
         again = replace(wanted(0), request=replace(request(rank=0), capture_id=f"again-{number}"))
         agent.want([again])
-        ((state, detail),) = told(agent)
+        ((state, detail),) = reported(agent)
         assert (state, "has not answered" in detail) == ("failed", True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -243,7 +243,7 @@ def test_what_a_rank_declares_and_joins_late_is_in_what_is_kept(places, tmp_path
     # THEN the logs go on with the stages that they have, and no rank is missing
     assert (rows.schema.stages, sorted(rows.ranks)) == (("data", "backward", "other"), [0, 1])
     assert one.telemetry().problems == {}
-    # AND their steps are of these stages, with all of their time, which is said once
+    # AND their steps are of these stages, with all of their time, with one warning
     assert (rows.steps.durations_ns_BS[rows.steps.rank_B == 1, 2] > 0).all()
     assert rows.ranks[1].cohort == "stage-1"
     assert caplog.text.count("declared exchange after it had begun recording") == 1
@@ -268,20 +268,20 @@ DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize("full_from_the_start", [True, False])
-def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path, monkeypatch, full_from_the_start):
+def test_steps_on_a_full_disk_are_returned_at_once_and_logged_late(tmp_path, monkeypatch, full_from_the_start):
     monkeypatch.setattr(module, "RETRY_S", 0.005)
     (rings := tmp_path / "rings").mkdir()
     with small_disk(tmp_path / "disk") as small, Monitor(rings=rings, world_size=1) as monitor:
         disk = Disk()
         (steps := small.path / "steps").mkdir()
         agent = Agent(rings, small.path, LocalStore(tmp_path), job="job", run="run-1", do=disk.do)
-        told = []
+        reported = []
 
         def go_on(steps: int) -> None:
             for _ in range(steps):
                 with monitor.step():
                     pass
-            told.extend(step for rows in agent.rows() for step in rows.steps.step_B.tolist())
+            reported.extend(step for rows in agent.rows() for step in rows.steps.step_B.tolist())
 
         # GIVEN a job that goes on for longer than its disk has room
         if full_from_the_start:
@@ -290,7 +290,7 @@ def test_steps_that_a_full_disk_refuses_are_told_at_once_and_kept_late(tmp_path,
         disk.settle()
         small.fill()
         go_on(300)
-        assert (told, agent.telemetry().problems) == (list(range(320)), {})
+        assert (reported, agent.telemetry().problems) == (list(range(320)), {})
         disk.settle()
         assert not disk.well
         # AND of a log that could not be begun there is nothing
@@ -342,22 +342,22 @@ def test_only_the_newest_attempt_counts(agent, monitor):
     assert [one.rank for one in agent.statuses().ranks] == [0, 1]
 
 
-def test_groups_are_found_as_they_come_and_asked_once_for_what_is_wanted(tmp_path):
+def test_groups_are_found_as_they_appear_and_get_each_request_once(tmp_path):
     with closing(Switches(tmp_path, lambda *_: False)) as switches:
         # GIVEN a host on which there is no group yet, and then one, beside a file that is none
         assert switches.statuses() == []
         path = make_switch(tmp_path, (0, 1))
-        (tmp_path / "rank-7.0.switch").write_bytes(b"somebody else's")
+        (tmp_path / "rank-7.0.switch").write_bytes(b"foreign")
         ranks = [Switch(path, place) for place in range(2)]
         (status,) = switches.statuses()
         assert (status.name, status.ranks, status.value) == (path.name, (0, 1), 0)
-        # WHEN a value is wanted, again and again THEN it is asked for once
+        # WHEN a value is set repeatedly THEN it is requested once
         switches.want({path.name: Setting(2), "rank-9.0.switch": Setting(1)})
         with SwitchFile(path) as file:
-            asked = file.status().request
+            requested = file.status().request
         switches.want({path.name: Setting(2)})
-        assert switches.statuses()[0].request == asked
-        for _ in range(asked.round):
+        assert switches.statuses()[0].request == requested
+        for _ in range(requested.round):
             for rank in ranks:
                 rank.begin(step=5)
         assert switches.statuses()[0].value == 2
@@ -385,7 +385,7 @@ def test_groups_that_begin_with_the_same_rank_do_not_hide_one_another(tmp_path):
         # THEN all are found, each with a status of its own
         found = {one.ranks: one for one in switches.statuses()}
         assert {ranks: one.microbatches for ranks, one in found.items()} == mesh
-        # WHEN something is wanted of one of those that a rank is the first of THEN it alone is asked
+        # WHEN one of several groups with the same first rank is set THEN only that one gets a request
         switches.want({found[0, 2].name: Setting(2), found[0, 1].name: Setting()})
         assert {one.ranks: one.request.value for one in switches.statuses()} == dict.fromkeys(mesh, 0) | {(0, 2): 2}
         # WHEN ranks join one of them again THEN the new one is in its place, and the others are as they were
@@ -395,7 +395,7 @@ def test_groups_that_begin_with_the_same_rank_do_not_hide_one_another(tmp_path):
         }
 
 
-def test_groups_of_ranks_that_have_ended_are_not_told_of_and_those_in_their_place_are(tmp_path):
+def test_groups_of_ended_ranks_are_replaced_by_new_ones(tmp_path):
     with closing(Switches(tmp_path, lambda *_: False)) as switches:
         # GIVEN groups of a first rank that has ended, one of which is there no more
         made_by_another(tmp_path, ((0, 1), 4), ((0, 2), 0), ((0, 2), 0))
@@ -407,7 +407,7 @@ def test_groups_of_ranks_that_have_ended_are_not_told_of_and_those_in_their_plac
 
 
 def test_a_file_in_the_place_of_one_that_was_open_is_found(tmp_path):
-    # GIVEN a group that was seen while its first rank was there, as far as was known
+    # GIVEN a group that was found while its first rank seemed alive
     alive = True
     with closing(Switches(tmp_path, lambda *_: alive)) as switches:
         made_by_another(tmp_path, ((0, 1), 0))
@@ -417,5 +417,5 @@ def test_a_file_in_the_place_of_one_that_was_open_is_found(tmp_path):
         path = make_switch(tmp_path, (0, 1, 2))
         assert path.name == before.name
         switches.statuses()
-        # THEN it is told of, once it is seen that the first rank's process is another one
+        # THEN it is reported once the first rank has another process
         assert [one.ranks for one in switches.statuses()] == [(0, 1, 2)]

@@ -25,7 +25,7 @@ def request(profiler, rank=0, capture_id="c-1"):
 
 
 @pytest.mark.parametrize(
-    ("asked", "running", "may"),
+    ("wanted", "running", "may"),
     [
         (("torch", 0), [], True),
         (("torch", 0), [("torch", 1), ("nsys", 2)], True),
@@ -39,7 +39,7 @@ def request(profiler, rank=0, capture_id="c-1"):
         (("stacks", 0), [("stacks", 1)], True),
         (("stacks", 0), [("stacks", 0)], False),
         (("nsys", 0), [("stacks", 0), ("torch", 0)], False),
-        # A trainer samples, or runs a profiler; from outside it is looked at meanwhile
+        # A trainer samples, or runs a profiler; stacks from outside may be taken meanwhile
         (("sampled", 0), [("torch", 0)], False),
         (("nsys", 0), [("sampled", 0)], False),
         (("sampled", 0), [("stacks", 0)], True),
@@ -47,11 +47,11 @@ def request(profiler, rank=0, capture_id="c-1"):
         (("sampled", 0), [("sampled", 1)], True),
     ],
 )
-def test_the_gpus_tracing_has_one_owner_on_a_rank(asked, running, may):
+def test_the_gpus_tracing_has_one_owner_on_a_rank(wanted, running, may):
     others = [request(profiler, rank, f"c-{number}") for number, (profiler, rank) in enumerate(running)]
-    reason = overlap(request(*asked), others)
+    reason = overlap(request(*wanted), others)
     assert (reason is None) == may
-    assert reason is None or f"of rank {asked[1]} is under way" in reason
+    assert reason is None or f"of rank {wanted[1]} is under way" in reason
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_rank_without_a_mailbox_cannot_be_reached(executor, tmp_path, profiler
 @pytest.mark.parametrize(
     ("trace", "detail"),
     [
-        (None, "no trace: the disk is full"),  # (the trainer has said why)
+        (None, "no trace: the disk is full"),  # (the trainer's reason)
         (b'{"traceEvents": [', "no trace: the trace is not Kineto JSON: c-1.json: cut short: it ends at byte 17"),
     ],
 )
@@ -88,8 +88,8 @@ def test_stacks_are_kept_where_the_trace_beside_them_is_lost(executor, tmp_path,
     (tmp_path / f"c-1.{SAMPLES_NAME}").write_text('{"sftriage": {"step": [5, 5]}}')
     if trace is not None:
         (tmp_path / "c-1.json").write_bytes(trace)
-    said = "" if trace is not None else "no trace: the disk is full"
-    result = CaptureResult("c-1", 0, "stored", said, first_step=5, last_step=5)
+    message = "" if trace is not None else "no trace: the disk is full"
+    result = CaptureResult("c-1", 0, "stored", message, first_step=5, last_step=5)
     with closing(executor("torch")) as found:
         # WHEN it is verified THEN it is stored with the stacks alone, and says why
         assert found.verify(result).detail.startswith(detail)
@@ -157,7 +157,7 @@ NOT_KINETO = ["[]", "{}", '{"traceEvents": 3}', "null", ""]
     ],
     ids=["a step is missing", "cut short by a full disk", "another rank's", "too large", "no events", *NOT_KINETO],
 )
-def test_a_trace_that_is_not_the_one_asked_for_is_refused(tmp_path, content, reason):
+def test_a_trace_other_than_the_requested_one_is_refused(tmp_path, content, reason):
     with pytest.raises(CaptureError, match=reason):
         verified(tmp_path, content)
 

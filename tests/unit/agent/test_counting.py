@@ -65,7 +65,7 @@ SNMP = b"Ip: Forwarding\nIp: 1\nTcp: InSegs OutSegs RetransSegs InErrs\nTcp: 9 8
         (partial(stat, True), STAT, [100, 3, 25 * TICK_NS, 4 * TICK_NS, 1]),
         # What waits for disks take is not counted by every kernel, which writes zeros then.
         (partial(stat, False), STAT.replace(b" T ", b" D "), [100, 3, 25 * TICK_NS, -1, 0]),
-        # One that is traced is looked at, and goes on at once.
+        # A traced thread is stopped for a moment, and continues at once.
         (partial(stat, True), STAT.replace(b" T ", b" t "), [100, 3, 25 * TICK_NS, 4 * TICK_NS, 0]),
         (partial(stat, True), b"41 (python) S 1", [-1] * 5),
         (transfers, IO, [4096, 512]),
@@ -97,7 +97,7 @@ counted = pytest.mark.skipif(
 
 
 def run(monitor, agent, turns=3, steps=4):
-    """Steps of two ranks, read in several turns, in which the thread is seen to run; the steps of each."""
+    """Steps of two ranks, read in several turns, in which the thread runs; the steps of each."""
     ranks = monitor(0), monitor(1)
     found = []
     for _ in range(turns):
@@ -110,9 +110,9 @@ def run(monitor, agent, turns=3, steps=4):
 
 
 @counted
-def test_steps_come_with_what_their_thread_waited_once_it_has_been_looked_at_before(agent, monitor):
+def test_steps_have_wait_times_after_the_first_reading_of_their_thread(agent, monitor):
     first, *later = run(monitor, agent)
-    # GIVEN nobody had looked before the first steps THEN nothing is known of them
+    # GIVEN no reading before the first steps THEN nothing is known of them
     assert first.counted_BC is None
     # AND of those after a look it is
     for steps in later:
@@ -138,7 +138,7 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
             assert file.checked_header(COUNTERS_MAGIC).info == ring.info
 
 
-def test_a_kernel_that_counts_nothing_is_said_once_and_no_thread_is_known(agent, monitor, monkeypatch, caplog):
+def test_a_kernel_that_counts_nothing_is_reported_once(agent, monitor, monkeypatch, caplog):
     monkeypatch.setattr(counting, "schedstat", lambda _: ())
     *_, last = run(monitor, agent)
     # THEN what became of the process is known all the same
@@ -148,16 +148,16 @@ def test_a_kernel_that_counts_nothing_is_said_once_and_no_thread_is_known(agent,
     assert [record.message.count("not known") for record in caplog.records] == [1]
 
 
-def test_threads_that_are_not_to_be_seen_are_said_once(agent, monitor, monkeypatch, caplog):
-    def unseen(pid):
+def test_hidden_threads_are_reported_once(agent, monitor, monkeypatch, caplog):
+    def unobserved(pid):
         raise FileNotFoundError(pid)
 
     # GIVEN a trainer in another namespace of processes
-    monkeypatch.setattr(counting, "_of_thread", unseen)
+    monkeypatch.setattr(counting, "_of_thread", unobserved)
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=2)
     agent.rows()
-    # THEN as long as it may have ended nothing is said
+    # THEN there is no warning while it may have ended
     assert not caplog.records
     # WHEN it goes on THEN it is, once
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_a_thread_is_known_by_when_its_process_started(monitor, places):
     assert thread.read()[1 + PLACE["run_s"]] > 0
     thread.close()
     thread.close()
-    # GIVEN a pid that another process has by now, or nobody, THEN it is not taken for the trainer
+    # GIVEN a pid of another process, or of none, THEN it is not taken for the trainer
     for other in (replace(info, pid_start_ticks=info.pid_start_ticks - 1), replace(info, pid=2**22 + 1)):
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(OSError, match=r"not the recording one|No such file"):
@@ -243,19 +243,19 @@ CGROUPS = {
 }
 
 
-@pytest.mark.parametrize(("said_there", "mounted", "found"), CGROUPS.values(), ids=CGROUPS)
-def test_the_cgroup_of_a_process_is_found(tmp_path, said_there, mounted, found):
+@pytest.mark.parametrize(("content", "mounted", "found"), CGROUPS.values(), ids=CGROUPS)
+def test_the_cgroup_of_a_process_is_found(tmp_path, content, mounted, found):
     process, top = tmp_path / "proc", tmp_path / "cgroup"
     process.mkdir()
-    (process / "cgroup").write_text(said_there)
+    (process / "cgroup").write_text(content)
     for folder in mounted:
         (top / folder).mkdir(parents=True, exist_ok=True)
         (top / folder / "cpu.stat").write_bytes(V1)
     assert [str(one.relative_to(top)) for one in cgroups(process, top)] == found
 
 
-def test_of_a_process_in_another_namespace_of_cgroups_its_own_view_is_asked(tmp_path):
-    # GIVEN a trainer in another container: seen from here its cgroup is outside, and in its own view it is the top
+def test_a_process_in_another_cgroup_namespace_is_read_in_its_own_view(tmp_path):
+    # GIVEN a trainer in another container: from here its cgroup is outside, and in its own view it is the root
     process, top = tmp_path / "proc", tmp_path / "cgroup"
     own = process / "root" / str(top).lstrip("/")
     for folder in (top, own):
@@ -286,14 +286,14 @@ def since(before, after, name):
     return (after[1 + PLACE[name]] - before[1 + PLACE[name]]) * 1e-9
 
 
-def test_a_process_that_is_stopped_is_seen_to_be(spinning):
+def test_a_stopped_process_is_detected(spinning):
     process, info = spinning
     counters = RankCounters(info)
     before, after = reads_until(counters, lambda one, other: since(one, other, "run_s") > 0)
     assert since(before, after, "stopped_s") == 0.0
     process.send_signal(signal.SIGSTOP)
     before, after = reads_until(counters, lambda one, other: since(one, other, "stopped_s") > 0)
-    # THEN it stands still for as long as it is looked at
+    # THEN it counts as stopped during all readings
     before, after = after, reads_until(counters, lambda *_: True)[1]
     assert since(before, after, "stopped_s") == pytest.approx((after[0] - before[0]) * 1e-9)
     process.send_signal(signal.SIGCONT)
@@ -320,11 +320,11 @@ def limited():
         time.sleep(0.01)
 
 
-def test_a_process_that_its_cgroup_keeps_from_running_is_seen_to_be(limited, spinning, monkeypatch):
+def test_a_throttled_process_is_detected(limited, spinning, monkeypatch):
     process, info = spinning
     counters = RankCounters(info)
     counters.read()
-    # WHEN it is put under a limit, and some time later it is looked at again
+    # WHEN it is put under a limit, and some time later read again
     (limited / "cgroup.procs").write_text(str(process.pid))
     monkeypatch.setattr(counting, "monotonic_ns", lambda: time.monotonic_ns() + SLOWLY_NS)
     # (at that moment nothing is known of the cgroup that it is in now)

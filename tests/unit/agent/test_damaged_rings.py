@@ -1,4 +1,4 @@
-"""What one rank's damaged ring costs: that rank, on record, and nobody else."""
+"""A damaged ring costs its own rank, with a record of it, and no other rank."""
 
 import json
 import struct
@@ -85,7 +85,7 @@ PLACES = st.one_of(
     cut=st.none() | st.integers(0, LOG_AT + 9600),
     before=st.booleans(),
 )
-def test_whatever_is_in_one_ring_the_steps_of_the_others_go_on(written, place, flips, cut, before):
+def test_a_damaged_ring_does_not_stop_the_steps_of_others(written, place, flips, cut, before):
     # GIVEN three rings that are read, one of them damaged before or between two looks
     first, second = written
     name = f"rank-{DAMAGED}.0.ring"
@@ -101,17 +101,17 @@ def test_whatever_is_in_one_ring_the_steps_of_the_others_go_on(written, place, f
     rings, steps = place()
     put(rings, damaged(first) if before else first)
     reader = RankRings(rings, steps)
-    seen, statuses = [taken(reader)], [reader.statuses()]
+    observed, statuses = [taken(reader)], [reader.statuses()]
     put(rings, damaged(second))
-    seen += [taken(reader)]
+    observed += [taken(reader)]
     statuses += [reader.statuses()]
     reader.close()
     # THEN each look has all steps of the other two, and what these do now
     for rank in set(RANKS) - {DAMAGED}:
-        assert [one[rank] for one in seen] == [list(range(BEFORE)), list(range(BEFORE, AFTER))]
+        assert [one[rank] for one in observed] == [list(range(BEFORE)), list(range(BEFORE, AFTER))]
         assert all(rank in job.rank_R for job in statuses)
     # AND of the damaged one no more than its ring holds
-    assert len(seen[0][DAMAGED]) + len(seen[1][DAMAGED]) <= 2 * len(first[name]) // WORD_BYTES
+    assert len(observed[0][DAMAGED]) + len(observed[1][DAMAGED]) <= 2 * len(first[name]) // WORD_BYTES
     assert set(reader.telemetry().problems) <= {str(rings / name)}
 
 

@@ -80,7 +80,7 @@ def test_device_times_come_with_the_windows_and_are_kept(agent, device, monitor,
 
 
 def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypatch, run):
-    # GIVEN a job whose torch has not initialised CUDA, though device time is asked for
+    # GIVEN a job whose torch has not initialised CUDA, though device time is requested
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)))
     ranks = monitor(0), monitor(1)
     for _ in range(WINDOW):
@@ -92,18 +92,18 @@ def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypa
     assert not list(run.steps.glob("*.device-steps"))
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["by an agent", "by nobody"])
-def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device, monitor, run, seen):
+@pytest.mark.parametrize("observed", [True, False], ids=["with an agent", "without one"])
+def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device, monitor, run, observed):
     # GIVEN ranks on a GPU that record the host's times alone
     train(device, monitor(0, device_time=False), monitor(1, device_time=False), steps=WINDOW)
-    windows = agent.poll() if seen else []
+    windows = agent.poll() if observed else []
     agent.close()
     # THEN the window says what its times are worth, and so does what is kept of the run
     windows += load_recording(run.path).windows(SHAPE)
-    assert [(one.on_device, one.device_NRS) for one in windows] == [(True, None)] * (1 + seen)
+    assert [(one.on_device, one.device_NRS) for one in windows] == [(True, None)] * (1 + observed)
 
 
-def test_device_times_that_have_ended_are_waited_for_no_longer(agent, device, monitor):
+def test_windows_stop_waiting_for_device_times_that_have_ended(agent, device, monitor):
     # GIVEN ranks whose CUDA fails in the middle of a window
     ranks = monitor(0), monitor(1)
     train(device, *ranks, steps=4)
@@ -136,17 +136,17 @@ def test_a_host_far_ahead_of_its_gpu_misses_steps_and_none_is_filled_in(agent, d
 def test_a_run_read_from_disk_has_the_same_windows(agent, device, monitor, run):
     # GIVEN a run that has been followed to its end
     ranks = monitor(0), monitor(1)
-    seen = []
+    observed = []
     for _ in range(4):
         train(device, *ranks, steps=WINDOW)
-        seen += agent.poll()
+        observed += agent.poll()
     for one in ranks:
         one.close()
-    seen += agent.poll(ended=True)
+    observed += agent.poll(ended=True)
     agent.close()
     read = list(load_recording(run.path).windows(SHAPE))
-    assert [window.first_step for window in read] == [window.first_step for window in seen]
-    for one, other in zip(seen, read, strict=True):
+    assert [window.first_step for window in read] == [window.first_step for window in observed]
+    for one, other in zip(observed, read, strict=True):
         for name in ("durations_NRS", "device_NRS", "device_outside_NRG", "device_between_NR"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         assert one.on_device

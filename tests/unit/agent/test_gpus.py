@@ -52,7 +52,7 @@ def test_a_rank_has_the_gpu_that_cuda_would_give_it(visible, local_rank, expecte
     ("running", "visible", "local_rank", "expected"),
     [
         pytest.param({A}, None, 2, A, id="the script chose another than its local rank"),
-        pytest.param({A}, "2,3", 0, C, id="a GPU it cannot see: the pid is somebody else's"),
+        pytest.param({A}, "2,3", 0, C, id="a GPU it cannot see: the pid is of another process"),
         pytest.param({A, C}, None, 2, C, id="a context on several says nothing"),
     ],
 )
@@ -83,7 +83,7 @@ SILENT = (ALIKE[0], Gpu(1, "#1"))
         ({"CUDA_VISIBLE_DEVICES": C}, SILENT, None, None, "does not answer"),
     ],
 )
-def test_a_container_and_an_order_count_and_what_cannot_be_told_is_not_guessed(environment, gpus, container, gpu, why):
+def test_container_and_device_order_count_and_nothing_is_guessed(environment, gpus, container, gpu, why):
     found = located(environment, 0, gpus, container)
     assert (found.gpu, why in found.how) == (gpu, True)
 
@@ -117,7 +117,7 @@ BUSY = Gpu(
 OTHERS = [replace(BUSY, index=index, uuid=f"GPU-{index}") for index in range(3)]
 
 
-def said_of(change, others=OTHERS):
+def remarks_of(change, others=OTHERS):
     suspect = replace(BUSY, index=3, uuid="GPU-3", **change)
     return list(remarks([*others, suspect], {"GPU-3"}))
 
@@ -157,20 +157,20 @@ REMARKS = {
 @pytest.mark.parametrize("case", REMARKS)
 def test_remarks(case):
     change, expected = REMARKS[case]
-    assert said_of(change) == ([] if expected is None else [f"GPU 3{expected}"])
+    assert remarks_of(change) == ([] if expected is None else [f"GPU 3{expected}"])
 
 
 def test_what_all_gpus_of_the_host_share_is_measured_against_their_own_limits():
     # GIVEN a host whose GPUs are all slow and full, with corrected errors, and some reasons
     change = {"sm_clock_mhz": 900.0, "memory_used_bytes": 80 << 30, "ecc_corrected": 500, "ecc_uncorrected": 1}
-    assert said_of(change, [replace(other, **change) for other in OTHERS]) == ["GPU 3: ECC uncorrected errors: 1"]
+    assert remarks_of(change, [replace(other, **change) for other in OTHERS]) == ["GPU 3: ECC uncorrected errors: 1"]
 
 
 def test_another_model_is_no_measure():
-    assert said_of({"sm_clock_mhz": 1125.0}, [replace(other, name="T4") for other in OTHERS]) == []
+    assert remarks_of({"sm_clock_mhz": 1125.0}, [replace(other, name="T4") for other in OTHERS]) == []
 
 
-def test_only_those_asked_about_are_remarked_on():
+def test_remarks_are_only_about_the_requested_gpus():
     lost = replace(BUSY, uuid="GPU-9", problems=("GPU_IS_LOST",))
     assert remarks([BUSY, lost], {BUSY.uuid}) == ()
 
@@ -179,10 +179,10 @@ def test_only_those_asked_about_are_remarked_on():
 def test_what_a_gpu_does_not_say_is_never_remarked_on(unsaid):
     # GIVEN a GPU with everything amiss, some of which it does not say
     amiss = {"sm_clock_mhz": 900.0, "ecc_uncorrected": 2, "ecc_corrected": 500, "memory_used_bytes": 80 << 30}
-    whole = said_of(amiss)
+    whole = remarks_of(amiss)
     # THEN no remark comes of an absence: there are fewer, or they are worded with less
-    assert len(said_of(amiss | dict.fromkeys(unsaid))) <= len(whole)
-    assert said_of(dict.fromkeys(unsaid)) == []
+    assert len(remarks_of(amiss | dict.fromkeys(unsaid))) <= len(whole)
+    assert remarks_of(dict.fromkeys(unsaid)) == []
 
 
 HOT = {"clock_reasons": {"hw_thermal_slowdown": 1.0}, "sm_clock_mhz": 990.0}

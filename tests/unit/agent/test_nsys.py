@@ -1,4 +1,4 @@
-"""What nsys says and is told, what a rank is started with under it, and what must not be in its reports."""
+"""The output and flags of nsys, the start of a rank under it, and what must not be in its reports."""
 
 import json
 import os
@@ -37,7 +37,7 @@ from tests.integration.test_nsys_failing import make_export
         ({"sample": "cpu"}, ("--sample=process-tree", "--cpuctxsw=process-tree")),
     ],
 )
-def test_nothing_is_sampled_unless_asked_for(options, flags):
+def test_nothing_is_sampled_by_default(options, flags):
     assert start_flags(options) == flags
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_sampled_unless_asked_for(options, flags):
         (["sft-a-0.0", "sft-a-1.0"], 1, "sft-a-1.0"),
         (["sft-a-1.0", "sft-a-11.0"], 1, "sft-a-1.0"),
         (["sft-a-1.2", "sft-a-1.10", "sft-a-1.9"], 1, "sft-a-1.10"),
-        (["sft-ab-1.0", "sft-a-1.0", "somebody's own session"], 1, "sft-a-1.0"),
+        (["sft-ab-1.0", "sft-a-1.0", "a user's own session"], 1, "sft-a-1.0"),
         (["sft-b-1.0", "xsft-a-1.0", "sft-a-1"], 1, None),
         (["Connection refused"], 0, None),
         ([], 0, None),
@@ -64,7 +64,7 @@ def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen
 
 
 @pytest.mark.parametrize(
-    ("parse", "said", "found"),
+    ("parse", "text", "found"),
     [
         (parse_version, "NVIDIA Nsight Systems version 2022.4.2.1-df9881f\n", (2022, 4, 2)),
         (parse_version, "NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0", (2025, 3, 2)),
@@ -77,8 +77,8 @@ def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen
         (report_of, "", None),
     ],
 )
-def test_its_version_and_where_its_report_went_are_read(parse, said, found):
-    assert parse(said) == found
+def test_its_version_and_where_its_report_went_are_read(parse, text, found):
+    assert parse(text) == found
 
 
 OURS = {
@@ -160,7 +160,7 @@ def test_in_the_place_of_torchruns_python_it_finds_that_python():
     assert found.stdout.strip() == sys.executable
 
 
-def test_an_inner_half_that_nobody_wants_does_not_become_the_trainer():
+def test_an_abandoned_inner_half_does_not_become_the_trainer():
     read, write = nsys_rank._pair()
     command = [sys.executable, "-I", "-S", nsys_rank.__file__, nsys_rank.INNER, str(write)]
     process = subprocess.Popen(command, pass_fds=[write])
@@ -170,13 +170,13 @@ def test_an_inner_half_that_nobody_wants_does_not_become_the_trainer():
     assert process.wait(60) == nsys_rank.UNKNOWN_STATUS
 
 
-@pytest.mark.parametrize(("owner", "kept"), [("nobody", True), ("alive", True), ("dead", False)])
+@pytest.mark.parametrize(("owner", "kept"), [("none", True), ("alive", True), ("dead", False)])
 def test_a_session_registry_is_removed_only_if_a_dead_process_holds_its_lock(tmp_path, owner, kept):
     # GIVEN nsys's registry of this host, and who holds its lock
     ended = subprocess.Popen(["true"])
     ended.wait()
     registry = tmp_path / "NSys-2022.4.2.1"
-    pid = {"nobody": 0, "alive": os.getpid(), "dead": ended.pid}[owner]
+    pid = {"none": 0, "alive": os.getpid(), "dead": ended.pid}[owner]
     registry.write_bytes((1).to_bytes(8, "little") + pid.to_bytes(8, "little") + bytes(100))
     # WHEN nsys hung or failed THEN a dead owner's is gone, and a new one can be made
     nsys_rank.release_registry(tmp_path)
@@ -215,7 +215,7 @@ SEPARATORS = st.sampled_from(["=", ": ", " = ", ":"])
 
 
 @given(st.text(max_size=20), NAMES, SEPARATORS, st.text("abcXYZ019_-/+", min_size=8), st.sampled_from(["", " --lr 1"]))
-def test_what_follows_the_name_of_a_secret_is_gone_whatever_stands_before(before, name, separator, secret, after):
+def test_the_value_after_the_name_of_a_secret_is_removed(before, name, separator, secret, after):
     secret = f"s{secret}"
     assert secret not in scrubbed(f"{before} {name}{separator}{secret}{after}").replace(before, "")
 
@@ -258,7 +258,7 @@ def test_what_is_no_text_in_an_export_is_kept_as_it_is(tmp_path):
         rows = [(value,) for value in (raw, environment)]
         database.executemany("INSERT INTO META_DATA_CAPTURE VALUES ('x', CAST(? AS TEXT))", rows)
     database.close()
-    # WHEN it is examined THEN what is in it is told, they are what they were, and no environment is left
+    # WHEN it is examined THEN its contents are reported, other texts are unchanged, and no environment is left
     found = examine(path)
     assert (found.steps, found.kernels, found.environments) == ((3,), 1, 1)
     with sqlite3.connect(path) as database:
@@ -280,9 +280,9 @@ Saved report file to "b.nsys-rep"
 )
 def test_an_importer_that_is_older_than_cuda_says_what_it_does_not_know(output, complaint):
     assert complaint_of(Finished(3, output)) == complaint
-    with pytest.raises(CaptureError, match=r"no GPU kernel.*use an nsys as new as the job's CUDA") as told:
+    with pytest.raises(CaptureError, match=r"no GPU kernel.*use an nsys as new as the job's CUDA") as caught:
         check(contents(kernels=0), (3,), ("cuda",), complaint)
-    assert complaint in str(told.value)
+    assert complaint in str(caught.value)
     check(contents(), (3,), ("cuda",), complaint)
 
 
@@ -327,7 +327,7 @@ def test_a_report_is_checked_against_what_was_promised(found, promised, traces, 
         check(found, promised, traces)
 
 
-@pytest.mark.parametrize("said", ["", "Traceback", "{}", "[]", json.dumps({"steps": 1})])
-def test_what_the_program_did_not_print_is_a_reason(said):
+@pytest.mark.parametrize("text", ["", "Traceback", "{}", "[]", json.dumps({"steps": 1})])
+def test_what_the_program_did_not_print_is_a_reason(text):
     with pytest.raises(CaptureError, match="could not be examined"):
-        contents_of(said)
+        contents_of(text)

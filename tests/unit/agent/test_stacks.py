@@ -97,7 +97,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_native_frames_are_there_when_asked_for_or_it_says_why_not(process, tmp_path):
+def test_requested_native_frames_are_there_or_a_reason(process, tmp_path):
     capture = StacksCapture(request(options={"native": True}), info(process.pid), tmp_path, tmp_path, look)
     found = result(capture)
     assert found.state == "stored"
@@ -117,7 +117,7 @@ def test_a_process_that_is_gone_is_a_reason(process, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("output", "reason"),
     [
         ("Error: Permission Denied: Try running again with elevated permissions", "ptrace denied"),
         ("Error: Failed to attach: Operation not permitted (os error 1)", "ptrace denied"),
@@ -127,14 +127,14 @@ def test_a_process_that_is_gone_is_a_reason(process, tmp_path):
         ("", "py-spy: exit status 1"),
     ],
 )
-def test_what_py_spy_says_becomes_a_reason(said, reason):
-    assert reason in stacks.reason_of(Finished(1, said), os.getpid())
+def test_what_py_spy_says_becomes_a_reason(output, reason):
+    assert reason in stacks.reason_of(Finished(1, output), os.getpid())
 
 
-@pytest.mark.parametrize("said", ["", "[]", "{}", "Error", '[{"frames": ['])
-def test_what_is_no_stack_is_a_reason(said):
+@pytest.mark.parametrize("output", ["", "[]", "{}", "Error", '[{"frames": ['])
+def test_what_is_no_stack_is_a_reason(output):
     with pytest.raises(CaptureError, match=r"py-spy"):
-        stacks.threads_of(said)
+        stacks.threads_of(output)
 
 
 def test_py_spy_that_is_not_there_is_a_reason(monkeypatch, tmp_path):
@@ -221,7 +221,7 @@ def recorder(tmp_path):
     process.communicate(timeout=30)
 
 
-def test_a_dump_of_the_flight_recorder_is_asked_for_and_copied(recorder, tmp_path):
+def test_a_dump_of_the_flight_recorder_is_triggered_and_copied(recorder, tmp_path):
     # GIVEN a thread that waits on the pipe, as that of a process group does
     os.mkfifo(tmp_path / "pipe_1.pipe")
     ready = threading.Event()
@@ -249,14 +249,14 @@ def test_a_dump_of_the_flight_recorder_is_asked_for_and_copied(recorder, tmp_pat
         (os.mkfifo, "No such device or address"),
     ],
 )
-def test_without_anybody_at_the_pipe_there_is_no_dump_and_nobody_waits(recorder, tmp_path, prepare, reason):
+def test_without_a_reader_of_the_pipe_there_is_no_dump_and_no_wait(recorder, tmp_path, prepare, reason):
     prepare(tmp_path / "pipe_1.pipe")
-    said = taken(recorder, tmp_path)
-    assert said.startswith("none: ")
-    assert reason in said
+    output = taken(recorder, tmp_path)
+    assert output.startswith("none: ")
+    assert reason in output
 
 
-def test_a_dump_that_never_comes_is_not_waited_for_beyond_the_time_box(recorder, tmp_path):
+def test_a_dump_that_never_comes_ends_with_the_time_box(recorder, tmp_path):
     os.mkfifo(tmp_path / "pipe_1.pipe")
     descriptor = os.open(tmp_path / "pipe_1.pipe", os.O_RDWR)
     assert taken(recorder, tmp_path, 0.2).endswith("was not written")

@@ -34,7 +34,7 @@ def generations():
 
 
 def started(at_s, some):
-    """Rows whose processes began so long after the host."""
+    """Rows whose processes began this long after the host."""
     return replace(
         some, ranks={rank: replace(one, started_mono_ns=int(at_s * 1e9)) for rank, one in some.ranks.items()}
     )
@@ -83,7 +83,7 @@ def test_its_members_change_with_the_generations(generations):
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize(
-    ("told", "away"),
+    ("reported", "away"),
     [
         ({"status": status()}, []),
         ({"status": status_of(SCHEMA, 4, [replace(status().ranks[0], closed=True), status().ranks[1]])}, [0]),
@@ -92,8 +92,8 @@ def test_its_members_change_with_the_generations(generations):
         ({}, []),
     ],
 )
-def test_ranks_that_take_no_more_steps_are_away_and_all_of_a_silent_host(generations, told, away, silent):
-    host, _ = heard(generations, rows(), **told)
+def test_ranks_that_take_no_more_steps_are_away_and_all_of_a_silent_host(generations, reported, away, silent):
+    host, _ = heard(generations, rows(), **reported)
     host.silent = silent
     assert host.away() == ([0, 1] if silent else away)
 
@@ -118,7 +118,7 @@ def host(*, over=False, quiet_s=0.0):
 @pytest.mark.parametrize(
     ("hosts", "waiting", "expected"),
     [
-        # what is known of each host, of whom something waits to be read, and whether the job is over
+        # the state of each host, the hosts with waiting messages, and whether the job is over
         ({}, set(), False),
         ({"a": host()}, set(), False),
         ({"a": host(over=True)}, set(), True),
@@ -129,7 +129,7 @@ def host(*, over=False, quiet_s=0.0):
         # one that waits for the others says every second that it is over
         ({"a": host(over=True), "b": host(over=True)}, {"a"}, True),
         ({"a": host(over=True), "b": host(quiet_s=GONE_S + 1)}, {"a"}, True),
-        # who was quiet may have said something else, and so may somebody who was never heard of
+        # a quiet host may have sent something else, and so may an unknown host
         ({"a": host(over=True), "b": host(quiet_s=GONE_S + 1)}, {"b"}, False),
         ({"a": host(over=True)}, {"c"}, False),
     ],
@@ -189,7 +189,7 @@ ALONE = group(ranks=(0, 1), name="rank-0.0.switch")
 ON = Setting(3)
 
 
-class Told:
+class ReportedGroups:
     """Groups of a job whose hosts have two ranks each."""
 
     def __init__(self):
@@ -213,14 +213,14 @@ class Told:
 
 
 @pytest.fixture
-def told():
-    return Told()
+def reported():
+    return ReportedGroups()
 
 
 @pytest.mark.parametrize(
     ("values", "requests", "value", "request_", "written"),
     [
-        # what is in force on each host, and asked for; the same of the group; whether it is written down that it be on
+        # values in force and requests, of each host and of the group; and whether an order to switch it on is written
         ((0, 0), (0, 0), 0, Request(0, 0, 0), True),
         ((0, 0), (3, 0), 0, UNLIKE, True),
         ((0, 0), (3, 3), 0, Request(0, 0, 3), False),
@@ -233,68 +233,68 @@ def told():
         ((3, 3), (0, 0), 3, Request(0, 0, 0), True),
     ],
 )
-def test_a_group_is_asked_until_all_its_hosts_have_heard(told, values, requests, value, request_, written):
-    told.both(values, requests)
-    (whole,) = told.groups.statuses()
+def test_a_group_keeps_its_order_until_all_hosts_have_applied_it(reported, values, requests, value, request_, written):
+    reported.both(values, requests)
+    (whole,) = reported.groups.statuses()
     assert (whole.value, whole.request) == (value, request_)
-    assert told.wanted() == ({"host-0": {NAME: ON}, "host-1": {NAME: ON}} if written else {})
+    assert reported.wanted() == ({"host-0": {NAME: ON}, "host-1": {NAME: ON}} if written else {})
 
 
-def test_of_a_group_that_lacks_a_host_nothing_is_known_and_nothing_wanted(told):
-    told.says(0, group((0, 1)), ALONE)
+def test_of_a_group_that_lacks_a_host_nothing_is_known_and_nothing_wanted(reported):
+    reported.says(0, group((0, 1)), ALONE)
     # THEN of one that is on one host it is
-    assert [one.name for one in told.groups.statuses()] == [ALONE.name]
-    assert told.wanted() == {}
-    assert told.wanted(Setting(2), ALONE.name) == {"host-0": {ALONE.name: Setting(2)}}
+    assert [one.name for one in reported.groups.statuses()] == [ALONE.name]
+    assert reported.wanted() == {}
+    assert reported.wanted(Setting(2), ALONE.name) == {"host-0": {ALONE.name: Setting(2)}}
     # WHEN the other host tells of it too, and then no more, as of ranks that are gone
-    told.says(1, group((2, 3)))
-    assert {one.name for one in told.groups.statuses()} == {NAME, ALONE.name}
-    assert told.wanted().keys() == {"host-0", "host-1"}
-    told.says(1)
-    assert [one.name for one in told.groups.statuses()] == [ALONE.name]
-    assert told.wanted() == {}
+    reported.says(1, group((2, 3)))
+    assert {one.name for one in reported.groups.statuses()} == {NAME, ALONE.name}
+    assert reported.wanted().keys() == {"host-0", "host-1"}
+    reported.says(1)
+    assert [one.name for one in reported.groups.statuses()] == [ALONE.name]
+    assert reported.wanted() == {}
 
 
-def test_a_host_that_is_silent_has_not_switched(told):
-    # GIVEN a group of which one host says nothing any more WHEN it is asked for something
-    told.both()
-    told.silent = {"host-1"}
-    told.says(0, group((0, 1), request=3))
-    # THEN it is not there yet, and stays to be asked for: the trial will end by that
-    (whole,) = told.groups.statuses()
+def test_a_host_that_is_silent_has_not_switched(reported):
+    # GIVEN a group with a silent host WHEN it gets a request
+    reported.both()
+    reported.silent = {"host-1"}
+    reported.says(0, group((0, 1), request=3))
+    # THEN it is not in force yet, and stays requested: the trial will end
+    (whole,) = reported.groups.statuses()
     assert (whole.value, whole.next_request(3)) == (0, Request(0, 0, 3))
-    assert told.wanted() == {"host-0": {NAME: ON}, "host-1": {NAME: ON}}
-    # AND what is asked for instead takes its place, and is not taken for heard
-    told.says(0, group((0, 1), request=0))
-    assert told.wanted(Setting()) == {"host-0": {NAME: Setting()}, "host-1": {NAME: Setting()}}
+    assert reported.wanted() == {"host-0": {NAME: ON}, "host-1": {NAME: ON}}
+    # AND another request takes its place, and does not count as applied
+    reported.says(0, group((0, 1), request=0))
+    assert reported.wanted(Setting()) == {"host-0": {NAME: Setting()}, "host-1": {NAME: Setting()}}
     # WHEN it speaks again THEN that is known
-    told.silent = set()
-    assert told.wanted(Setting()) == {}
+    reported.silent = set()
+    assert reported.wanted(Setting()) == {}
 
 
-def test_of_a_group_on_a_host_that_is_silent_nothing_more_is_known(told):
-    told.says(0, ALONE)
-    assert told.wanted(Setting(), ALONE.name) == {}
-    told.silent = {"host-0"}
-    assert told.wanted(Setting(), ALONE.name) == {"host-0": {ALONE.name: Setting()}}
+def test_of_a_group_on_a_host_that_is_silent_nothing_more_is_known(reported):
+    reported.says(0, ALONE)
+    assert reported.wanted(Setting(), ALONE.name) == {}
+    reported.silent = {"host-0"}
+    assert reported.wanted(Setting(), ALONE.name) == {"host-0": {ALONE.name: Setting()}}
 
 
-def test_a_host_that_the_job_goes_on_without_tells_of_nothing(told):
+def test_a_host_that_left_the_job_reports_no_groups(reported):
     # GIVEN a host that was replaced by another one, on which the ranks have files of the same names
-    told.says(0, ALONE)
-    told.groups.heard("host-2", [replace(ALONE, value=2)], {0, 1})
-    assert told.groups.statuses() == []
-    told.gone.add("host-0")
-    # THEN these count, and are asked
-    assert told.groups.statuses() == [replace(ALONE, value=2)]
-    assert told.wanted(Setting(), ALONE.name) == {"host-2": {ALONE.name: Setting()}}
+    reported.says(0, ALONE)
+    reported.groups.heard("host-2", [replace(ALONE, value=2)], {0, 1})
+    assert reported.groups.statuses() == []
+    reported.gone.add("host-0")
+    # THEN these count, and get requests
+    assert reported.groups.statuses() == [replace(ALONE, value=2)]
+    assert reported.wanted(Setting(), ALONE.name) == {"host-2": {ALONE.name: Setting()}}
 
 
-def test_a_host_tells_of_its_own_ranks_alone(told):
+def test_a_host_reports_only_its_own_ranks(reported):
     # GIVEN hosts of which one says how another one's ranks stand
-    told.says(0, group((0, 1)), group((2, 3), value=3))
-    told.says(1, group((2, 3)), replace(ALONE, value=2))
-    (whole,) = told.groups.statuses()
+    reported.says(0, group((0, 1)), group((2, 3), value=3))
+    reported.says(1, group((2, 3)), replace(ALONE, value=2))
+    (whole,) = reported.groups.statuses()
     assert (whole.name, whole.value, list(whole.here)) == (NAME, 0, [0, 1, 2, 3])
 
 
@@ -332,7 +332,7 @@ def incarnations(host, ranks, *about):
     return [Incarnation.of(f"boot-{host}", process(host, rank, *about)) for rank in ranks]
 
 
-def test_who_begins_after_the_others_have_taken_steps_is_not_of_them():
+def test_a_rank_that_begins_after_the_others_took_steps_is_not_of_their_generation():
     # GIVEN a host that was never heard of before the job started again, and whose ranks' numbers are free therefore
     job = Job()
     job.take("a", (0, 1), 0.0)
@@ -352,7 +352,7 @@ def test_where_ranks_do_not_wait_for_each_other_one_may_begin_late():
 
 
 def test_a_start_that_no_others_are_known_of_is_of_no_generation():
-    # GIVEN a start that came to nothing between two generations, told of by one host long after
+    # GIVEN a failed start between two generations, reported by one host long after
     job = Job()
     job.take("a", (0, 1), 0.0)
     job.step("a", (0, 1), 2.0, began_s=0.0)
@@ -390,14 +390,14 @@ def test_a_host_whose_start_goes_on_takes_no_rank_of_another_host():
     assert job.of("a", (2,), 0.1) == {None}
     assert job.take("a", (2,), 30.0, start=1)
     assert job.of("a", (2,), 30.0, 1) == {1}
-    # AND a rank that nobody has may begin late
+    # AND a rank without a process may begin late
     late = Job()
     late.take("a", (0,), 0.0)
     late.step("a", (0,), 1.0, began_s=0.0)
     assert late.take("a", (1,), 30.0)
 
 
-def test_two_jobs_under_one_name_are_said_once(caplog):
+def test_two_jobs_under_one_name_are_reported_once(caplog):
     job = Job()
     job.take("a", (0, 1), 0.0)
     job.take("b", (0, 1), 1.0)
@@ -414,7 +414,7 @@ def test_a_controller_that_takes_over_knows_the_generations():
         job.take("a", (0, 1), 60.0 * start, start)
         job.step("a", (0, 1), 60.0 * start + 2.0, 60.0 * start, start=start)
     known = msgspec.json.decode(msgspec.json.encode(job.generations.known), type=Known)
-    # THEN the newest, and of the older ones so many as may still send something
+    # THEN the newest, and as many older ones as may still send something
     again = Job(known)
     oldest = 20 - KEPT_GENERATIONS
     assert (again.of("a", (0, 1), 1140.0, 19), again.of("a", (0,), 60.0 * oldest, oldest)) == ({19}, {oldest})
@@ -428,7 +428,7 @@ def test_a_controller_that_takes_over_knows_the_generations():
 @st.composite
 def starts(draw, replaced=True):
     """A job's starts: of each which hosts have which ranks, from when on; and what each host tells, in its order."""
-    told, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
+    reported, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
     always = draw(st.integers(1, 4))
     for number in range(draw(st.integers(1, 5))):
         hosts = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
@@ -436,28 +436,28 @@ def starts(draw, replaced=True):
             hosts = draw(st.permutations("abcd"[:always]))
         truth.append({})
         for place, host in enumerate(hosts):
-            # (nobody ends a first step before all have begun; not every start comes to a step)
+            # (no rank ends its first step before all have begun; some starts never take a step)
             began_s = 100.0 * number + draw(st.floats(0.0, 20.0))
             about = (place,), began_s, counts[host], len(hosts)
             truth[-1][host] = about
-            told[host].append(("take", host, *about))
+            reported[host].append(("take", host, *about))
             if draw(st.booleans()):
-                told[host].append(("step", host, *about, 100.0 * number + 25.0))
+                reported[host].append(("step", host, *about, 100.0 * number + 25.0))
             counts[host] += 1
-    return told, truth
+    return reported, truth
 
 
 ORDERS = st.lists(st.integers(0, 11), min_size=40, max_size=40).map(iter)
 """Whose turn it is to tell something, of four hosts at most that tell of two things a start."""
 
 
-def generations_of(told, truth, order, late_s=inf):
+def generations_of(reported, truth, order, late_s=inf):
     """The generations of each start, where what hosts tell comes in an order, none so late after what others tell."""
     found = Job()
-    while left := {host: some[0] for host, some in told.items() if some}:
+    while left := {host: some[0] for host, some in reported.items() if some}:
         earliest_s = min(began_s for _, _, _, began_s, *_ in left.values())
         heard = sorted(host for host, some in left.items() if some[3] < earliest_s + late_s)
-        what, host, ranks, began_s, start, world_size, *first_s = told[heard[next(order) % len(heard)]].pop(0)
+        what, host, ranks, began_s, start, world_size, *first_s = reported[heard[next(order) % len(heard)]].pop(0)
         if what == "take":
             found.take(host, ranks, began_s, start, world_size)
         else:
@@ -467,7 +467,7 @@ def generations_of(told, truth, order, late_s=inf):
 
 @settings(max_examples=200)
 @given(job=starts(replaced=False), order=ORDERS)
-def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, order):
+def test_generations_do_not_depend_on_the_order_of_messages(job, order):
     # GIVEN hosts whose ranks are numbered anew with each start, and that are heard of as early or late as may be
     found = generations_of(*job, order)
     # THEN each start is a generation

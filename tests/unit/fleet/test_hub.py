@@ -63,13 +63,13 @@ def test_of_a_directory_of_credentials_each_takes_its_own(tmp_path):
     address = HubAddress("nats://h", tmp_path)
     assert address.of("agent-a.nk", "agents.nk").credentials.name == "agent-a.nk"
     assert address.of("agent-b.nk", "agents.nk").credentials.name == "agents.nk"
-    # AND one that is not there is said when it is read, and a file is everybody's
+    # AND a missing one is reported when it is read, and a single file is for all
     with pytest.raises(UsageError, match=r"controller\.nk: .*No such file"):
         address.of("controller.nk").options()
     assert HubAddress("nats://h", tmp_path / "agents.nk").of("agent-a.nk").credentials.name == "agents.nk"
 
 
-def test_a_certificate_that_is_none_is_said(tmp_path):
+def test_an_invalid_certificate_is_reported(tmp_path):
     for text in (None, "no certificate"):
         if text is not None:
             (tmp_path / "ca.pem").write_text(text)
@@ -92,7 +92,7 @@ def test_where_the_hub_is(hub, server, url):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (("j1",), "--hub HEAD, or --nats URL"),
         (("j1", "a", "nats://b"), "give only one of them"),
@@ -101,8 +101,8 @@ def test_where_the_hub_is(hub, server, url):
         (("", None, "nats://b"), "--job-id is missing"),
     ],
 )
-def test_options_that_make_no_sense_say_so(given, said):
-    with pytest.raises(UsageError, match=said):
+def test_options_that_make_no_sense_say_so(given, message):
+    with pytest.raises(UsageError, match=message):
         HubOptions(*given)
 
 

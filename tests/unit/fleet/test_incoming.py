@@ -22,8 +22,8 @@ from tests.unit.fleet.shipments import info, rows, shipment, steps
 HOLD_S = 12.0
 
 
-def last_steps(told):
-    return {one.agent: int(one.steps.step_B.max()) for one in told if len(one.steps)}
+def last_steps(released):
+    return {one.agent: int(one.steps.step_B.max()) for one in released if len(one.steps)}
 
 
 def sent(agent, ranks, first, count, position, **more):
@@ -36,10 +36,10 @@ def test_what_one_host_is_ahead_waits_for_the_other():
     assert held.due(0.5) == []
     # WHEN the other host has come as far as step 79
     held.add(sent("b", (2, 3), 0, 80, 2), 0.6)
-    told = held.due(0.7)
-    # THEN both are told up to that step; nothing of a's message is settled by that
-    assert last_steps(told) == {"a": 79, "b": 79}
-    assert [one.position for one in told] == [0, 2]
+    released = held.due(0.7)
+    # THEN both are released up to that step, which does not settle a's message
+    assert last_steps(released) == {"a": 79, "b": 79}
+    assert [one.position for one in released] == [0, 2]
     assert held.holds("a", 1)
     # AND the rest once the other has come further
     held.add(sent("b", (2, 3), 80, 60, 3), 1.0)
@@ -48,7 +48,7 @@ def test_what_one_host_is_ahead_waits_for_the_other():
     assert held.holds("b", 3)
 
 
-def test_nobody_waits_for_ranks_that_are_away_nor_for_ever():
+def test_rows_do_not_wait_for_ranks_that_are_away_nor_for_ever():
     held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 10, 1), 0.0)
     assert last_steps(held.due(1.0, away=(2, 3))) == {"a": 9}
@@ -57,14 +57,14 @@ def test_nobody_waits_for_ranks_that_are_away_nor_for_ever():
     assert last_steps(held.due(1.0 + HOLD_S)) == {"a": 19}
 
 
-def test_a_generation_that_is_over_waits_for_nobody():
+def test_a_finished_generation_is_released_at_once():
     held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 10, 1), 0.0)
     held.add(sent("b", (2, 3), 0, 5, 2, generation=1), 0.0)
     assert last_steps(held.due(0.1)) == {"a": 9}
 
 
-def test_a_generation_is_not_told_of_before_all_of_its_ranks_have_come():
+def test_a_generation_is_released_once_all_of_its_ranks_have_appeared():
     # GIVEN a host whose ranks have started again, and have taken steps or none
     held = RowBuffer(HOLD_S)
     held.add(sent("a", (0, 1), 0, 0, 1, generation=1), 0.0)
@@ -79,8 +79,8 @@ def test_a_generation_is_not_told_of_before_all_of_its_ranks_have_come():
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_every_step_is_told_once_and_each_hosts_in_its_order(data):
-    held, told = RowBuffer(HOLD_S), []
+def test_every_step_is_released_once_and_in_the_order_of_its_host(data):
+    held, released = RowBuffer(HOLD_S), []
     came = {"a": 0, "b": 0}
     for position in range(1, data.draw(st.integers(1, 12))):
         agent = data.draw(st.sampled_from("ab"))
@@ -90,48 +90,49 @@ def test_every_step_is_told_once_and_each_hosts_in_its_order(data):
         held.add(replace(some, device_steps=some.steps if data.draw(st.booleans()) else None), 0.0)
         came[agent] += count
         if data.draw(st.booleans()):
-            told += held.due(0.0)
-            # THEN nobody is told of a step that another host has not come to
-            assert all(last <= min(came.values()) - 1 for last in last_steps(told).values())
-    told += held.due(HOLD_S)
+            released += held.due(0.0)
+            # THEN no step is released before all hosts have reached it
+            assert all(last <= min(came.values()) - 1 for last in last_steps(released).values())
+    released += held.due(HOLD_S)
     for agent, count in came.items():
-        lots = [one.steps.step_B[one.steps.rank_B == (0 if agent == "a" else 2)] for one in told if one.agent == agent]
+        mine, rank = [rows for rows in released if rows.agent == agent], 0 if agent == "a" else 2
+        lots = [rows.steps.step_B[rows.steps.rank_B == rank] for rows in mine]
         np.testing.assert_array_equal(np.concatenate([np.zeros(0, dtype=int), *lots]), np.arange(count))
-        positions = [one.position for one in told if one.agent == agent and len(one.steps)]
+        positions = [rows.position for rows in mine if len(rows.steps)]
         assert positions == sorted(positions)
 
 
 OF = {rank: Incarnation.of("boot-a", info(rank)) for rank in (0, 1)}
 
 
-def passed_on(seen, ranks, first, count):
-    return sorted(seen.new(steps(ranks, first, count), OF).step_B.tolist())
+def passed_on(dedup, ranks, first, count):
+    return sorted(dedup.new(steps(ranks, first, count), OF).step_B.tolist())
 
 
 def test_what_is_missing_between_two_messages_is_counted():
-    seen = Deduplicator()
+    dedup = Deduplicator()
     # GIVEN ranks that had taken steps before anybody listened
-    passed_on(seen, (0, 1), 100, 3)
-    assert seen.missed == 0
+    passed_on(dedup, (0, 1), 100, 3)
+    assert dedup.missed == 0
     # WHEN rank 1 comes back seven steps later
-    passed_on(seen, (1,), 110, 2)
-    assert (seen.steps, seen.missed) == (8, 7)
+    passed_on(dedup, (1,), 110, 2)
+    assert (dedup.steps, dedup.missed) == (8, 7)
 
 
 def test_ranks_that_are_of_no_known_process_are_left_out():
-    seen = Deduplicator()
-    assert seen.new(steps((0, 1), 0, 3), {1: OF[1]}).rank_B.tolist() == [1, 1, 1]
+    dedup = Deduplicator()
+    assert dedup.new(steps((0, 1), 0, 3), {1: OF[1]}).rank_B.tolist() == [1, 1, 1]
 
 
 @given(order=st.permutations(range(8)), split=st.integers(0, 8))
 def test_the_order_within_a_message_decides_nothing(order, split):
-    seen, whole = Deduplicator(), steps((0,), 0, 8)
-    seen.new(whole[:split], OF)
-    assert sorted(seen.new(whole[np.array(order)], OF).step_B.tolist()) == list(range(split, 8))
-    assert (seen.steps, seen.missed) == (8, 0)
+    dedup, whole = Deduplicator(), steps((0,), 0, 8)
+    dedup.new(whole[:split], OF)
+    assert sorted(dedup.new(whole[np.array(order)], OF).step_B.tolist()) == list(range(split, 8))
+    assert (dedup.steps, dedup.missed) == (8, 0)
 
 
-def test_a_flood_of_names_is_counted_and_said_a_few_times(caplog):
+def test_a_flood_of_names_is_counted_and_logged_a_few_times(caplog):
     refusals = Refusals()
     names = ["\x1b[31m", "", "a.b", "*", "\u202e", *(f"node-{number}" for number in range(1000))]
     for _ in range(10):
@@ -139,7 +140,7 @@ def test_a_flood_of_names_is_counted_and_said_a_few_times(caplog):
             refusals.note(name, "garbage")
     assert len(refusals.problems) == len(caplog.messages) <= MAX_NAMED + 1
     assert sum(int(how.split()[0]) for how in refusals.problems.values()) == 10 * len(names)
-    assert all(said.isprintable() for said in (*caplog.messages, *refusals.problems))
+    assert all(message.isprintable() for message in (*caplog.messages, *refusals.problems))
 
 
 RANKS, RANKS_PER_AGENT, STEPS = 6, 2, 40
@@ -149,11 +150,11 @@ RANKS, RANKS_PER_AGENT, STEPS = 6, 2, 40
     ("world_size", "wanted_s"),
     [(1, SHIP_S), (RANKS_A_SECOND, SHIP_S), (2 * RANKS_A_SECOND, 2 * SHIP_S), (100_000, LONGEST_SHIP_S)],
 )
-def test_only_in_a_very_large_job_it_is_told_less_often(world_size, wanted_s):
+def test_only_a_very_large_job_ships_less_often(world_size, wanted_s):
     assert ship_s(world_size) == wanted_s
 
 
-def told(job, ranks, first, last):
+def released(job, ranks, first, last):
     """Some steps of an agent's ranks as its message brings them."""
     infos = {rank: info(rank, world_size=RANKS, schema=SCHEMA) for rank in ranks}
     sent = shipment(Rows(0, SCHEMA, RANKS, infos, job.steps(ranks, first, last)))
@@ -161,13 +162,13 @@ def told(job, ranks, first, last):
 
 
 def verdicts(job, lengths):
-    """Verdicts and windows where each agent's messages hold so many steps, and the accounting of each window."""
+    """Verdicts and windows where each agent's messages hold that many steps, and the accounting of each window."""
     held, gathering, past, found = RowBuffer(60.0), WindowAssembly(Shape(20, 10, 2)), None, []
     sent = [0] * len(lengths)
     for second in range(1, STEPS + 1):
         for agent, length in enumerate(lengths):
             if second % length == 0 or second == STEPS:
-                held.add(told(job, job.shape.ranks_of(agent), sent[agent], second), 0.0)
+                held.add(released(job, job.shape.ranks_of(agent), sent[agent], second), 0.0)
                 sent[agent] = second
         for window in gathering.add(held.due(0.0), ended=second == STEPS):
             verdict, past = judge(window, past, Settings())

@@ -1,4 +1,4 @@
-"""A host's end of a fleet: what cannot be noted is not begun, and what has become of a capture is told until heard."""
+"""A host's end of a fleet: captures begin only once noted, and their ends are reported until the controller knows."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.unit.fleet.test_orders import WANTED, Nowhere
 
 
 class Agent:
-    """Has no ranks, and says of captures what it is told to."""
+    """Has no ranks, and returns the reports in `due`."""
 
     infos = ()
 
@@ -26,14 +26,14 @@ class Agent:
         return ReadCounts()
 
     def __init__(self):
-        self.wanted, self.said, self.in_force = [], [], []
+        self.wanted, self.due, self.in_force = [], [], []
 
     def want(self, wanted):
         self.wanted = [one.request.capture_id for one in wanted]
 
     def reports(self):
-        said, self.said = self.said, []
-        return said
+        due, self.due = self.due, []
+        return due
 
     def rows(self):
         return []
@@ -63,12 +63,12 @@ class Ended(HostEnd):
         self._take(encode(Orders(epoch, captures, switches=dict(switches))))
 
     def turns(self, number=1):
-        """So many turns: what is reported in them."""
+        """Take some turns; return their reports."""
         for _ in range(number):
             self.turn()
-        told = [(one.result.state, one.result.detail) for one in self._reports]
+        reported = [(one.result.state, one.result.detail) for one in self._reports]
         self._reports.clear()
-        return told
+        return reported
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def now_s(monkeypatch):
     return now
 
 
-def test_a_capture_is_noted_before_it_begins_and_gone_on_with_by_the_next_agent(tmp_path):
+def test_a_capture_is_noted_before_it_begins_and_resumed_by_the_next_agent(tmp_path):
     assert Ended(tmp_path).turns() == []
     # GIVEN an agent that was killed when it had noted it
     after = Ended(tmp_path)
@@ -94,24 +94,24 @@ def test_a_capture_that_cannot_be_noted_is_refused_and_not_begun_when_it_could_b
         end = Ended(disk.path)
         disk.fill()
         # WHEN it is wanted while the disk is full
-        told = end.turns(3)
-        # THEN that is said, once, and it is not begun
-        assert told == [("refused", "cannot record on node-b that it begins: No space left on device")]
+        reported = end.turns(3)
+        # THEN that is reported once, and it does not begin
+        assert reported == [("refused", "cannot record on node-b that it begins: No space left on device")]
         assert end.agent.wanted == []
-        # AND not later, either: nobody waits for it
+        # AND not later, either: its order was answered
         disk.empty()
         assert (end.turns(3), end.agent.wanted) == ([], [])
 
 
-def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp_path, now_s):
+def test_the_end_of_a_capture_is_reported_until_its_order_is_withdrawn(tmp_path, now_s):
     end = Ended(tmp_path)
-    end.agent.said = [Report(CaptureResult("c-1", 3, "failed", "busy"))]
+    end.agent.due = [Report(CaptureResult("c-1", 3, "failed", "busy"))]
     assert end.turns() == [("failed", "busy")]
     # GIVEN that it is wanted still: whoever wants it has not heard
     assert end.turns(3) == []
     now_s[0] += shipping.REPORT_AGAIN_S + 0.1
     assert end.turns(3) == [("failed", "busy")]
-    # WHEN that was heard THEN it is not told again, until it turns out that it was lost after all
+    # WHEN the controller knows THEN it is not reported again, unless it was lost after all
     end.orders((replace(WANTED, heard=True),))
     now_s[0] += shipping.REPORT_AGAIN_S + 0.1
     assert end.turns(3) == []
@@ -129,12 +129,12 @@ def test_what_is_to_be_in_force_is_passed_on_as_long_as_it_stands(tmp_path):
     end._outbox.clear()
     end.turn()
     assert end._outbox.pop().switches == (group((0, 1)),)
-    # WHEN one is to have something in force THEN its ranks are asked for that, but by no controller of before
+    # WHEN one gets a setting THEN its ranks get a request, but not from an earlier controller
     end.orders((), setting, epoch=2)
     end.orders((), {"ranks-0.abcd": Setting(1)}, epoch=1)
     end.turn()
     assert end.agent.in_force == [setting]
-    # AND not any more once nobody has to be asked
+    # AND no longer once no request is needed
     end.orders((), epoch=2)
     end.turn()
     assert end.agent.in_force == [setting]

@@ -53,7 +53,7 @@ def test_what_is_not_as_its_manifest_says_is_not_taken(there, tmp_path, damage):
 
 @pytest.fixture
 def kept(there, tmp_path):
-    """The same capture, in a store that its host has put it into: the run's name, and how it was asked for."""
+    """The same capture in its host's store: the run's name, and the request."""
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
     host, url = HostCaptures(tmp_path / "there", name.store), name.store
     host.manifest("c-1", name)
@@ -100,30 +100,30 @@ def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_
     name = RunName("job", "run-7", (tmp_path / "store").as_uri())
     host = HostCaptures(tmp_path / "there", name.store, drop_local=True)
     host.manifest("c-1", name)
-    # WHEN it was put there, and is asked for once more, as after a restart
+    # WHEN it was put there, and is requested once more, as after a restart
     for _ in range(2):
         assert host.copied("c-1", name, UPLOADING)
     # THEN only the manifest is here
     assert host.manifest("c-1", name)[1] == {}
 
 
-def test_a_transfer_that_takes_its_time_is_told_of_with_what_has_moved(tmp_path, monkeypatch):
-    told, now_s = [], [0.0]
+def test_a_slow_transfer_reports_its_progress(tmp_path, monkeypatch):
+    reports, now_s = [], [0.0]
     monkeypatch.setattr(transfers.time, "monotonic", lambda: now_s[0])
-    transfer = Transfer(RESULT, "fetching from node-b:", 48 << 20, told.append)
+    transfer = Transfer(RESULT, "fetching from node-b:", 48 << 20, reports.append)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"x" * (12 << 20))
     # GIVEN what is copied before anybody would wonder
     with source.open("rb") as reads, target.open("wb") as writes:
         counted, buffer = CountedFile(reads, transfer), bytearray(1 << 20)
         assert counted.readinto(buffer) == len(buffer)
-        assert told == []
+        assert reports == []
         # WHEN it goes on
         now_s[0] = REPORT_S
         assert CountedFile(writes, transfer).write(bytes(11 << 20)) == 11 << 20
         transfer.moved(0)
-    # THEN it is told of, once
-    (report,) = told
+    # THEN it is reported once
+    (report,) = reports
     assert (report.result.capture_id, report.result.rank, report.result.state) == ("c-1", 3, "running")
     assert report.result.detail == "fetching from node-b: 12.0 MiB of 48.0 MiB"
     assert target.stat().st_size == 11 << 20

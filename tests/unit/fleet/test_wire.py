@@ -156,7 +156,7 @@ def test_many_rows_are_sent_in_parts_that_are_them(count, device, ranks, room):
     for lot, all_of_it in zip(lots, (whole.steps, whole.device_steps), strict=True):
         if all_of_it is not None:
             np.testing.assert_array_equal(together(lot).in_order().slots_BW, all_of_it.in_order().slots_BW)
-    # AND that device times are over is said with the last of them alone
+    # AND the end of device times comes only with the last of them
     assert [one.device_over for one in sent] == [()] * (len(sent) - 1) + [(0,)]
 
 
@@ -240,7 +240,7 @@ def texts_and_numbers(value):
 
 
 def check(found):
-    """Nothing that an agent told moves a cursor, is no number, or is too much."""
+    """No text of an agent moves a cursor, no value is NaN, and no value is too large."""
     for one in texts_and_numbers(found):
         if isinstance(one, str):
             assert one.isprintable()
@@ -431,9 +431,9 @@ def test_what_moves_a_cursor_is_no_part_of_a_reason():
     report = Report(CaptureResult("c-1", 0, "failed", "\x1b[2Jno room"))
     counts = ReadCounts(problems={"rank-0\r": "\x07gone"})
     # WHEN they arrive THEN they are what can be read of them
-    told = decode_shipment(encode(shipment(reports=(report,), counts=counts)))
-    assert [one.result.detail for one in told.reports] == ["?[2Jno room"]
-    assert told.counts.problems == {"rank-0?": "?gone"}
+    received = decode_shipment(encode(shipment(reports=(report,), counts=counts)))
+    assert [one.result.detail for one in received.reports] == ["?[2Jno room"]
+    assert received.counts.problems == {"rank-0?": "?gone"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Why a stage took so long: a truth table over what the trace has, and what was sampled meanwhile."""
+"""Why a stage was slow: a truth table over the contents of the trace and the samples."""
 
 import re
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
     sampled: StackSamples | None
     code: CauseCode
-    said: str = ""
+    message: str = ""
     sure: bool | None = None
     over_s: float | None = 0.037
     found: Mapping[str, object] = {}
@@ -112,7 +112,7 @@ CASES = {
     "a block that is no lock": Case(at(in_data("with self.block:", "f")), "blocked"),
     "a file that another process has locked": Case(at(in_data("fcntl.flock(file, fcntl.LOCK_EX)", "look_up")), "lock"),
     "a program": Case(at(stdlib("subprocess.py", "run"), stdlib("selectors.py", "Selector.select")), "subprocess"),
-    "a log that nobody reads": Case(at(stdlib("logging/__init__.py", "emit", "stream.write(msg)")), "output"),
+    "a log without a reader": Case(at(stdlib("logging/__init__.py", "emit", "stream.write(msg)")), "output"),
     "a database": Case(at(in_data("db.commit()", "note")), "database"),
     "a call that lets no sample be taken in it": Case(
         samples(((LOOP, LOADS), 5), every_ms=40, runs=1.0), "python", sure=False
@@ -125,10 +125,10 @@ CASES = {
     "a collective": Case(at(within("barrier", "torch/distributed/distributed_c10d.py", "work.wait()")), "collective"),
     "a core that is another's": Case(at(GET, runs=0.1, waits=0.9), "descheduled"),
     "a line that waits, while another thread has the interpreter": Case(at(other=0.9), "gil"),
-    "a busy thread that is waited for": Case(at(stdlib("queue.py", "get", "not_empty.wait()"), other=0.9), "lock"),
+    "a wait for a busy thread": Case(at(stdlib("queue.py", "get", "not_empty.wait()"), other=0.9), "lock"),
     "more work, on a host that is crowded": Case(at(COMPUTES, runs=0.4, waits=0.6), "python"),
-    "nobody ran, and the sampler came late": Case(at(GET, every_ms=40), "stopped"),
-    "nobody ran, and the sampler had no core": Case(at(GET, every_ms=40, sampler_waits=0.9), "sleep"),
+    "no thread ran, and the sampler came late": Case(at(GET, every_ms=40), "stopped"),
+    "no thread ran, and the sampler had no core": Case(at(GET, every_ms=40, sampler_waits=0.9), "sleep"),
     "no place in particular": Case(samples(*NOWHERE), "unknown"),
     "nothing that was sampled": Case(None, "unknown"),
     # By the function of the kernel in which a line without Python waits
@@ -175,12 +175,12 @@ CASES = {
     # Sure is what takes most of it in one place, even if the whole stage of the others were spent there
     "most of it, in many samples": Case(samples(((LOOP, GET), 20)), "sleep", sure=True),
     "too few samples": Case(samples(((LOOP, GET), 9)), "sleep", sure=False),
-    "nobody to compare with": Case(samples(((LOOP, GET), 20)), "unknown", sure=False, over_s=None),
+    "no rank to compare with": Case(samples(((LOOP, GET), 20)), "unknown", sure=False, over_s=None),
     # (24 of 40 ms there, and the others' whole stage takes 5: 19 of 35 at least)
     "half of it may be the others', too": Case(
         samples(((LOOP, GET), 24), ((LOOP,), 16)), "sleep", sure=False, over_s=0.035
     ),
-    "what waits for nobody knows what": Case(samples(((LOOP,), 20)), "blocked", sure=False),
+    "an unknown wait": Case(samples(((LOOP,), 20)), "blocked", sure=False),
     # Operators, and the line that calls them; below the compiler it is that, and not the operators that it runs
     "most of it in one operator": Case(
         samples(((LOOP, Frame("Model.forward", "/job/model.py", 33, "x = big @ big")), 20), runs=1),
@@ -200,7 +200,7 @@ def test_the_cause_is_what_the_thread_was_found_at(case):
     cause = why(case.sampled, case.over_s, **case.found)
     assert cause.code == case.code
     assert case.code == "unknown" or cause.sentence.startswith("Rank 1 is slow in data: ")
-    assert case.said in cause.sentence
+    assert case.message in cause.sentence
     assert cause.sure is (cause.sure if case.sure is None else case.sure)
     assert cause.next_step
 
@@ -221,7 +221,7 @@ def test_the_sentence_names_the_line_and_what_the_control_spends_there():
 
 TWO = Frame("parse", "/job/text.py", 9, "total += table[byte]")
 TWICE = {
-    # (samples at the one and the other place, and at several more) -> what is said of them
+    # (samples at the one and the other place, and at several more) -> the sentence
     "both are much of it": (
         (12, 8, 0),
         "Rank 1 is slow in data: 24.0 of 40.0 ms in Images.__getitem__ (data.py:57: time.sleep(0.04)), which sleeps; "
@@ -234,16 +234,16 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize(("taken", "said"), TWICE.values(), ids=TWICE)
-def test_two_that_are_wrong_at_once_are_both_named(taken, said):
-    # GIVEN a stage of 40 ms in which a rank sleeps, parses, and does what else it does WHEN its cause is asked for
+@pytest.mark.parametrize(("taken", "message"), TWICE.values(), ids=TWICE)
+def test_two_that_are_wrong_at_once_are_both_named(taken, message):
+    # GIVEN a stage of 40 ms in which a rank sleeps, parses, and does other work WHEN its cause is searched
     sleeps, parses, rest = taken
     elsewhere = [((LOOP, Frame(f"f{n}", "/job/data.py", n)), 1) for n in range(rest)]
     suspect = samples(((LOOP, GET), sleeps), ((LOOP, TWO), parses), *elsewhere, every_ms=2)
     cause = why(suspect, 0.039)
-    # THEN the first is the cause, the second is said besides where it is much of it
-    assert said in cause.sentence
-    assert ("Another" in cause.sentence) is ("Another" in said)
+    # THEN the first is the cause, and a large second is named too
+    assert message in cause.sentence
+    assert ("Another" in cause.sentence) is ("Another" in message)
 
 
 @pytest.mark.parametrize("control_s", [0.045, 0.040, 0.037])
@@ -256,7 +256,7 @@ def test_a_stage_that_took_hardly_longer_has_no_cause(control_s):
 
 
 CROWDED = {
-    # (what of 40 ms it ran, waiting for a core else; what the others take in all) -> what is said
+    # (how long of 40 ms it ran, or else waited for a core; the others' whole time) -> the sentence
     "the others do the same work, and quicker": (0.1, 0.004, "descheduled"),
     "most of its work is its own": (0.2, 0.004, "garbage_collection"),
     "it does next to nothing, and the others nothing": (0.01, 0.0, "descheduled"),
@@ -266,7 +266,7 @@ CROWDED = {
 
 @pytest.mark.parametrize(("runs", "others_s", "code"), CROWDED.values(), ids=CROWDED)
 def test_on_a_crowded_host_a_rank_waits_for_a_core_because_of_the_work_that_it_alone_has(runs, others_s, code):
-    # GIVEN a line that waits for a core most of the time WHEN the cause is asked for
+    # GIVEN a line that waits for a core most of the time WHEN the cause is searched
     line = Frame("log", "/job/train.py", 90, "gc.collect()")
     suspect = samples(((LOOP, line), 20), runs=runs, waits=1 - runs)
     cause = why(suspect, 0.040 - others_s)
@@ -324,8 +324,8 @@ def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(case):
     assert cause.sentence.startswith("Rank 1 is slow in all its local stages, 80.0 ms a step over its peers")
 
 
-def test_a_rank_that_was_captured_by_hand_is_not_said_to_be_slow():
-    # GIVEN a healthy rank that a person had captured, and nobody beside it WHEN the cause is asked for
+def test_a_rank_captured_on_request_is_not_called_slow():
+    # GIVEN a healthy rank that a person had captured, and no control WHEN the cause is searched
     cause = why(samples(((LOOP, GET), 20)), None, **OPERATORS)
     assert (cause.code, cause.sure, cause.place) == ("unknown", False, None)
     assert cause.sentence == (
@@ -405,7 +405,7 @@ FEW = {"minor_faults": 1e2, "system_s": 1e-3, "run_s": 0.03}
 COUNTED = {
     # (what the kernel counted over its peers', what was sampled) -> the code, whether it is sure and the line is named
     "its cgroup, wherever it stood": ({"throttled_s": 0.034, "queued_s": 0.034}, GET, "cgroup_throttled", True, False),
-    "somebody who stops it": ({"stopped_s": 0.022}, GET, "stopped", False, False),
+    "a stopped process": ({"stopped_s": 0.022}, GET, "stopped", False, False),
     "its memory, read from disk": ({"major_faults": 9.0, "disk_s": 0.036}, GET, "page_faults", True, False),
     "another on its core": ({"queued_s": 0.03}, GET, "descheduled", True, False),
     "memory that it touches first": (CACHED, FRESH, "page_faults", True, True),
@@ -446,7 +446,7 @@ REST = sorts(0.004, name="gemm", operator="aten::mm", within="")
 BESIDE = on_device((sorts(0.030, 0.003),), 0.034, control_s=0.006)
 SPENDS = f"its GPU spends 30.0 of 34.0 ms in {SORT};"
 ON_DEVICE = {
-    # (what the device did) -> whether it is sure, and what is said
+    # (the device's work) -> whether it is sure, and the sentence
     "a kernel that the others hardly have": (on_device((sorts(0.030), REST), 0.034), True, f"{SPENDS} {LESS}"),
     "a kernel that the others may have as well": (
         on_device((sorts(0.030), REST), 0.064),
@@ -470,21 +470,21 @@ ON_DEVICE = {
 }
 
 
-@pytest.mark.parametrize(("found", "sure", "said"), ON_DEVICE.values(), ids=ON_DEVICE)
-def test_by_the_devices_clock_the_kernels_are_why(found, sure, said):
+@pytest.mark.parametrize(("found", "sure", "message"), ON_DEVICE.values(), ids=ON_DEVICE)
+def test_by_the_devices_clock_the_kernels_are_why(found, sure, message):
     cause = cause_of(found, None, None, over_s=0.030, on_device=True)
-    assert (cause.code, cause.sure) == ("unknown" if said is None else "kernel", sure)
-    if said is not None:
-        assert cause.sentence == f"Rank 1 is slow in data: {said}"
+    assert (cause.code, cause.sure) == ("unknown" if message is None else "kernel", sure)
+    if message is not None:
+        assert cause.sentence == f"Rank 1 is slow in data: {message}"
         assert cause.compared_with == (3 if found.control is not None and found.beside == "rank" else None)
     # AND by the host's clock they are no cause
     assert cause_of(found, None, None, over_s=0.0015).code != "kernel"
 
 
-def test_what_was_counted_is_said_where_nothing_was_sampled():
+def test_counters_give_the_cause_without_samples():
     cause = why(None, counted={"disk_s": 0.03})
-    said = "for 30.0 of 40.0 ms it waited for a disk; the other ranks spend 3.0 ms in all of data."
-    assert cause.sentence == f"Rank 1 is slow in data: {said}"
+    message = "for 30.0 of 40.0 ms it waited for a disk; the other ranks spend 3.0 ms in all of data."
+    assert cause.sentence == f"Rank 1 is slow in data: {message}"
 
 
 DATA = f"{LIB}torch/utils/data/"
@@ -535,14 +535,14 @@ def test_the_place_is_where_the_workers_are_that_do_something(workers, place):
     assert (found and (FRAMES.index(found[0].frame), round(found[1], 3))) == place
 
 
-def test_what_they_do_while_nobody_waits_for_them_is_not_why():
-    # GIVEN a worker that decodes while the training thread is elsewhere, and then sleeps while it is waited for
+def test_work_of_workers_outside_a_wait_is_not_the_cause():
+    # GIVEN a worker that decodes while the training thread is elsewhere, and then sleeps while that thread waits for it
     stacks = ((TRAIN,),) * 30 + (WAITING,) * 10
     its = worker(*(BUSY,) * 30, *(ASLEEP,) * 10)
-    # WHEN it is asked where it is THEN that is where it was waited for; in another stage, nowhere
+    # WHEN its place is searched THEN it is where the thread waited for it; in another stage, nowhere
     assert in_workers(rank(its, stacks=stacks), None, "data")[0].frame == FRAMES[SLEEPS]
     assert in_workers(rank(its, stacks=stacks), None, "forward") is None
-    # AND of other steps nothing is said
+    # AND other steps have no place
     assert in_workers(rank(its, stacks=stacks), None, "data", {7}) is None
 
 
@@ -553,15 +553,15 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("its", "place", "said"), SAID.values(), ids=SAID)
-def test_the_cause_names_the_line_in_the_worker_and_not_the_one_that_waits(its, place, said):
+@pytest.mark.parametrize(("its", "place", "message"), SAID.values(), ids=SAID)
+def test_the_cause_names_the_line_in_the_worker_and_not_the_one_that_waits(its, place, message):
     # GIVEN a rank that waits for a worker, and a control whose own is at that place for 10 ms
     control = rank(worker(*(IDLE,) * 38, *(its.threads[0].stacks_N[0],) * 2))
     cause = cause_of(findings(stage_s=0.2, control_s=0.01), rank(its), control)
     assert (cause.code, cause.sure, cause.compared_with) == ("dataloader_workers", True, 3)
     assert cause.place.line == FRAMES[place].line
     assert "which waits for the workers of its DataLoader, which are in" in cause.sentence
-    assert said in cause.sentence
+    assert message in cause.sentence
     assert "(200.0 ms a step; those of rank 3: 10.0 ms)" in cause.sentence
 
 
@@ -605,6 +605,6 @@ def test_what_is_left_open(code, has, missing):
         ((LOOP, replace(GET, source="self.torch_calls += 1")), False),
     ],
 )
-def test_a_call_of_torch_is_told_by_its_files_or_by_the_line(stack, calls):
+def test_a_call_of_torch_is_recognised_by_its_files_or_by_the_line(stack, calls):
     assert in_torch(samples((stack, 8)), "data") == calls
     assert not in_torch(samples((stack, 8)), "forward")

@@ -43,7 +43,7 @@ NUMBERS = st.lists(st.integers(-(2**61), 2**61) | st.integers(-5, 5), min_size=1
 
 
 @given(NUMBERS)
-def test_numbers_come_back_as_they_were_whatever_their_range(numbers):
+def test_numbers_of_any_range_come_back_unchanged(numbers):
     packed = Packed.of(np.array(numbers, dtype=np.int64))
     assert packed.numbers().tolist() == numbers
     some = np.arange(0, len(numbers), 2)
@@ -73,7 +73,7 @@ def rows_of(part):
 
 
 def in_small_parts(patch, block_events=3):
-    """Have events packed and looked at a few at a time."""
+    """Have events packed and analysed a few at a time."""
     for module, name, value in (
         (events, "BLOCK_EVENTS", block_events),
         (events, "SLAB_EVENTS", 4),
@@ -158,11 +158,11 @@ def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_pat
 
 
 @given(st.lists(st.lists(st.integers(-3, 9) | st.integers(2**33, 2**33 + 3))), st.lists(st.integers(-3, 2**34)))
-def test_links_are_a_set(parts, asked):
+def test_links_are_a_set(parts, links):
     known = {link for part in parts for link in part if link >= 0}
-    asked = [*asked, *range(-3, 9), *range(2**33, 2**33 + 3)]
-    have = Links(np.array(part, dtype=np.int64) for part in parts).have(np.array(asked, dtype=np.int64))
-    assert have.tolist() == [link in known for link in asked]
+    links = [*links, *range(-3, 9), *range(2**33, 2**33 + 3)]
+    have = Links(np.array(part, dtype=np.int64) for part in parts).have(np.array(links, dtype=np.int64))
+    assert have.tolist() == [link in known for link in links]
 
 
 def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_p
     marks = [mark("sftriage:data", 0, 200), mark("ProfilerStep#1", 0, 200), mark("sftriage:h2d", 200, 10)]
     one = reduced(tmp_path / "t.json", [*operators, *marks])
     assert (one.schema.stages, one.steps.number_N.tolist()) == (("data", "other"), [1])
-    # AND what has no name any more is together, and said to be
+    # AND events without a name of their own share one, with a note
     assert [(share.name, share.calls) for share in find(one, "data").shares][:2] == [(OTHER_NAMES, 15), ("op0", 1)]
     assert f"more than 8 different names: the others count as '{OTHER_NAMES}'" in " ".join(one.notes)
 
@@ -184,7 +184,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "some", "said"),
+    ("limit", "some", "message"),
     [
         ((events, "MAX_TRACKS", 3), [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
         ((stages, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
@@ -194,10 +194,10 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     ],
     ids=["threads", "steps", "open events", "one moment", "open halves"],
 )
-def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch, limit, some, said):
+def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch, limit, some, message):
     in_small_parts(monkeypatch)
     monkeypatch.setattr(*limit)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         reduced(tmp_path / "t.json", [mark("ProfilerStep#1000", 0, 900), *some])
     assert str(caught.value).startswith(str(tmp_path / "t.json"))
 

@@ -22,7 +22,7 @@ def shares(findings):
 
 
 def test_work_goes_before_waiting_and_waiting_before_nothing(tmp_path):
-    # GIVEN a stage of 800: an operator in one thread while a collective is waited for in another, a device's sync,
+    # GIVEN a stage of 800: an operator in one thread while another waits for a collective, a device's sync,
     # Python between, and nothing at all for the rest
     events = [
         *STEP,
@@ -51,7 +51,7 @@ def test_work_goes_before_waiting_and_waiting_before_nothing(tmp_path):
 
 
 def test_what_records_the_steps_is_no_work_of_the_program(tmp_path):
-    # GIVEN a stage that sleeps, while a thread of ours waits to be asked, and one of our functions closes a mark
+    # GIVEN a stage that sleeps, while a thread of ours waits for a request, and one of our functions closes a mark
     events = [
         *STEP,
         event("train.py(3): load", 100, 800, "python_function"),
@@ -64,7 +64,7 @@ def test_what_records_the_steps_is_no_work_of_the_program(tmp_path):
     assert set(shares(found)) == {"train.py(3): load", "<built-in function sleep>"}
 
 
-def test_threads_that_have_nothing_to_do_wait_for_nobody(tmp_path):
+def test_idle_threads_do_not_count_as_waiting(tmp_path):
     # GIVEN a worker thread that waits for work all the time, and the step's own thread that sleeps for a while
     events = [
         *STEP,
@@ -162,7 +162,7 @@ def sorting_events(took):
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_kernels_are_told_by_who_launched_them(tmp_path, monkeypatch, small):
+def test_kernels_are_listed_by_their_launchers(tmp_path, monkeypatch, small):
     if small:
         in_small_parts(monkeypatch)
     # GIVEN a suspect and a control whose router sorts for longer, and for not as long
@@ -264,7 +264,7 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
     assert Findings.model_validate_json(findings.model_dump_json()) == findings
 
 
-def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path):
+def test_a_fault_is_not_compared_with_steps_in_which_its_stage_is_longer(tmp_path):
     # GIVEN steps that are known to have the fault, for the peers were quicker in them, and others in which it is longer
     findings = find(reduced(tmp_path / "t.json", RECURRING), "data", fault_steps=(0, 2, 3, 5))
     assert (findings.suspect.steps, findings.of_steps, findings.control) == (4, 6, None)
@@ -272,7 +272,7 @@ def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path
 
 
 @pytest.mark.parametrize("known", [(), (77,), range(6)], ids=["not known", "none of these", "all of them"])
-def test_without_steps_that_differ_all_are_looked_at(tmp_path, known):
+def test_without_steps_that_differ_all_are_analysed(tmp_path, known):
     captured = reduced(tmp_path / "t.json", RECURRING)
     findings = find(captured, "data", fault_steps=known)
     assert findings == find(captured, "data")
@@ -321,7 +321,7 @@ def test_steps_without_the_fault_are_what_is_compared_with_where_they_are_quicke
     assert (found.beside == "steps", found.control is not None, found.of_steps) == (True, beside == "steps", 2)
 
 
-def test_what_is_not_on_record_is_said(tmp_path):
+def test_missing_records_are_reported(tmp_path):
     with pytest.raises(InputError, match="none of its steps were recorded"):
         find_sampled(sampled(steps={}), "data")
     with pytest.raises(InputError, match="no stage 'loss' in it; it has: data, forward, other"):
@@ -330,7 +330,7 @@ def test_what_is_not_on_record_is_said(tmp_path):
         find(reduced(tmp_path / "t.json", STEP), "nope")
 
 
-def test_a_stage_without_a_sample_was_not_seen():
+def test_a_stage_without_a_sample_is_unseen_time():
     found = find_sampled(sampled(), "forward")
     assert (found.shares, found.suspect.unseen_s) == ((), 0.010)
     assert found.summary.startswith("forward took 10.0 of the 50.0 ms of a step, by its stacks: 10.0 ms not accounted")

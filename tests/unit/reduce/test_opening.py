@@ -53,7 +53,7 @@ def events_in(path):
     return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
-def test_two_ranks_are_told_apart_and_are_on_one_clock(tmp_path, written):
+def test_two_ranks_are_distinct_and_on_one_clock(tmp_path, written):
     # GIVEN a suspect and a control whose processes have one number, and whose clocks have bases a microsecond apart
     suspect = written(2, "suspect", [(100.0, 80.0)], base_ns=10**18)
     control = written(0, "control", [(100.0, 5.0)], base_ns=10**18 + 1000)
@@ -165,7 +165,7 @@ def test_stacks_alone_are_a_trace_with_steps_and_stages(tmp_path, make_manifest,
     assert lay_out([(make_manifest("c-1").model_copy(), tmp_path / "stacks.json")], tmp_path / "n") is None
 
 
-def told(slices):
+def shown(slices):
     return [(one.name.partition(" ")[0], one.start_ns, one.length_ns) for one in slices]
 
 
@@ -174,7 +174,7 @@ def test_equal_frames_of_consecutive_samples_are_one_slice():
     (track,) = tracks_of(samples((MAIN, LOAD), (MAIN, LOAD, DECODE), (MAIN, LOAD), (), (MAIN, STEP)))
     # WHEN it is laid out THEN a function lasts as long as it was met, outer ones before those in them
     outer = [("main", 90, 30), ("load", 90, 30)]
-    assert told(track.slices) == [*outer, ("decode", 100, 10), ("main", 130, 10), ("step", 130, 10)]
+    assert shown(track.slices) == [*outer, ("decode", 100, 10), ("main", 130, 10), ("step", 130, 10)]
     assert track.slices[2].name == "decode (decode.py:7)"
     assert track.slices[2].args == {"file": "/job/decode.py:7", "source": "decode()"}
 
@@ -184,7 +184,7 @@ def test_a_stage_has_no_stack_from_before_it_began():
     where = {"stages": ("data", "forward", "data"), "since": (80, 107, 115), "steps": (4, 4, 5)}
     sampled = samples((MAIN, LOAD), (MAIN, STEP), (MAIN, LOAD), **where)
     (track,) = tracks_of(sampled)
-    assert told(track.slices) == [
+    assert shown(track.slices) == [
         ("main", 90, 30),
         ("load", 90, 17),
         ("step", 107, 8),
@@ -210,7 +210,7 @@ def test_a_worker_is_a_process_of_its_own_with_its_own_times():
     training, *others = tracks_of(samples((MAIN,), workers=(worker,)))
     assert (training.name, training.process) == ("MainThread", "")
     assert [(one.name, one.process) for one in others] == [("", called), ("QueueFeederThread", called)]
-    assert told(others[0].slices) == [("load", 46, 4)]
+    assert shown(others[0].slices) == [("load", 46, 4)]
 
 
 @given(st.lists(st.lists(st.sampled_from(range(4)), max_size=4).map(tuple), max_size=12))

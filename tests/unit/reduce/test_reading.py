@@ -16,8 +16,7 @@ from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import reduce_trace
 from sftriage.traces import jsonstream
-from tests.unit.reduce.heavy import EPOCH_NS, document, event, events_of, mark, traces_of, write
-from tests.unit.reduce.heavy import named_events as seen
+from tests.unit.reduce.heavy import EPOCH_NS, document, event, events_of, mark, named_events, traces_of, write
 
 STEP = mark("ProfilerStep#5", 100.0, 50.5)
 OPERATOR = event("aten::linear", 110.25, 20.125)
@@ -40,9 +39,7 @@ VALUES = st.recursive(
     piece_bytes=st.integers(8, 400),
     file=st.sampled_from(["trace.json", "trace.json.gz", "named.anything"]),
 )
-def test_whatever_stands_in_it_the_events_are_those_that_json_has(
-    tmp_path, monkeypatch, named, beside, style, piece_bytes, file
-):
+def test_the_events_are_those_of_a_json_parser(tmp_path, monkeypatch, named, beside, style, piece_bytes, file):
     # GIVEN any JSON beside the events and in their arguments, rank and clock before or after them
     beside = {f"_{key}": value for key, value in beside.items()}
     events = [{**event(name, n, 1), "args": args} for n, (name, args) in enumerate(named)]
@@ -52,7 +49,7 @@ def test_whatever_stands_in_it_the_events_are_those_that_json_has(
     monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
     (trace,) = traces_of(tmp_path / file, whole.encode())
     its = [(name, EPOCH_NS + 1000 * n, EPOCH_NS + 1000 * (n + 1), "10") for n, (name, _) in enumerate(named)]
-    assert seen(trace) == sorted(its)
+    assert named_events(trace) == sorted(its)
     assert (trace.rank, trace.world_size, trace.absolute, trace.notes) == (3, 8, True, ())
 
 
@@ -84,10 +81,10 @@ def test_what_follows_a_trace_costs_a_note(tmp_path):
         (gzip.compress(b'{"traceEvents": []}'), f"ignored what follows the trace, from byte {len(text)}"),
     ):
         (trace,) = read_traces(write(tmp_path / "trace", packed + behind))
-        assert (len(seen(trace)), trace.notes) == (800, (note,))
+        assert (len(named_events(trace)), trace.notes) == (800, (note,))
     # AND one that was packed in parts is read as a whole
     (trace,) = read_traces(write(tmp_path / "trace", gzip.compress(text[:900]) + gzip.compress(text[900:])))
-    assert (len(seen(trace)), trace.notes) == (800, ())
+    assert (len(named_events(trace)), trace.notes) == (800, ())
 
 
 def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
@@ -96,7 +93,7 @@ def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
     for text in (bare, bare[:-1], bare[:-1] + b","):
         (trace,) = traces_of(tmp_path / "trace.json", text)
         # THEN the events are read; their clock has no date
-        assert [name for name, *_ in seen(trace)] == ["ProfilerStep#5", "aten::linear"]
+        assert [name for name, *_ in named_events(trace)] == ["ProfilerStep#5", "aten::linear"]
         assert not trace.absolute
 
 
@@ -127,7 +124,7 @@ OURS = half("B", 10, name="sftriage:data", cat="user_annotation")
 )
 def test_begin_and_end_events_are_put_together(tmp_path, halves, found, n_left):
     (trace,) = traces_of(tmp_path / "trace.json", halves)
-    assert seen(trace) == found
+    assert named_events(trace) == found
     left = (f"{n_left} begin or end events without a counterpart were left out",) if n_left else ()
     assert trace.notes == (*left, "its clock has no date")
 
@@ -181,7 +178,7 @@ def test_what_is_odd_in_an_event_costs_that_event_at_most(tmp_path):
     odd = [one % here.encode() for one in odd]
     good = [json.dumps(event(f"good{n}", n, 1)).encode() for n in range(200)]
     (trace,) = traces_of(tmp_path / "trace.json", b'{"traceEvents": [' + b",\n".join([*odd, *good]) + b"]}")
-    names = {name for name, *_ in seen(trace)}
+    names = {name for name, *_ in named_events(trace)}
     assert {"caf�", "two\nlines", "strings", "list", "C:\\Users"} <= names
     assert {f"good{n}" for n in range(200)} <= names
     assert not names & {"nan", "late", "back"}
@@ -203,7 +200,7 @@ def test_an_archive_holds_several_traces_and_what_is_none_of_them_is_passed_over
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "empty"),
         (b"hello", "not JSON: it begins with"),
@@ -222,18 +219,18 @@ def test_an_archive_holds_several_traces_and_what_is_none_of_them_is_passed_over
         (b"\x1f\x8bgarbage that is not gzip", "trace"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_words(tmp_path, content, said):
+def test_what_is_no_trace_is_refused_in_words(tmp_path, content, message):
     path = tmp_path / "trace"
     path.write_bytes(content)
     with pytest.raises(InputError, match="trace") as caught:
         list(read_traces(path))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_files_and_directories_are_refused(tmp_path):
-    for path, said in ((tmp_path / "no", "No such file"), (tmp_path, "a directory")):
-        with pytest.raises(InputError, match=said):
+    for path, message in ((tmp_path / "no", "No such file"), (tmp_path, "a directory")):
+        with pytest.raises(InputError, match=message):
             list(read_traces(path))
 
 
@@ -335,6 +332,6 @@ def test_what_is_no_export_is_refused(tmp_path):
     database.close()
     whole = export(tmp_path / "x.sqlite").read_bytes()
     damaged.write_bytes(whole[:5000] + b"\xa5" * (len(whole) - 5000))
-    for path, said in ((other, "not an Nsight export"), (damaged, "not a usable SQLite export")):
-        with pytest.raises(InputError, match=said):
+    for path, message in ((other, "not an Nsight export"), (damaged, "not a usable SQLite export")):
+        with pytest.raises(InputError, match=message):
             [reduce_trace(trace) for trace in read_traces(path)]

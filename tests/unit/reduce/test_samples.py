@@ -25,7 +25,7 @@ def thread(stacks, times_ns, runs=0.0, waits=0.0, name="MainThread", waits_in=""
 
 
 def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other=None, sampler_waits=0.0, waits_in=""):
-    """Samples of one stage: each of the stacks so many times, one ``every_ms``, the first that long after it began.
+    """Samples of one stage: each stack as often as given, one ``every_ms``, the first that long after it began.
 
     ``other`` is what another thread ran.
     """
@@ -44,7 +44,7 @@ def test_what_is_first_sampled_after_it_began_counts():
     # GIVEN steps in which one sample was taken, 40 ms after the stage had begun, and the stage before was idle
     taken = samples(((LOOP, GET), 4), every_ms=40, runs=0.9)
     since_ns = tuple(one - 38 * MS for one in taken.time_ns_N)
-    # WHEN its places are asked for THEN it is known that the thread ran
+    # WHEN its places are searched THEN the thread is known to have run
     (spot,) = spots(replace(taken, since_ns_N=since_ns), "data")
     assert spot.fraction("run") == pytest.approx(0.9)
 
@@ -52,7 +52,7 @@ def test_what_is_first_sampled_after_it_began_counts():
 def test_time_is_counted_from_where_the_stage_began_and_only_in_the_steps_that_are_wanted():
     # GIVEN two samples in one stage, the first 5 ms after it began, and one of another step
     taken = samples(((LOOP, GET), 2), ((LOOP,), 1))
-    # WHEN its places are asked for THEN a sample stands for the time before it, and a function is named at its line
+    # WHEN its places are searched THEN a sample stands for the time before it, and a function is named at its line
     first, second = spots(taken, "data", {1})
     assert (first.frame, first.samples, first.weight_ns) == (GET, 2, 10 * MS)
     assert (second.frame, second.weight_ns) == (LOOP, 5 * MS)
@@ -131,7 +131,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, broken):
-    # GIVEN a file of stacks that somebody has touched WHEN it is read THEN that is one error that names it
+    # GIVEN a changed file of stacks WHEN it is read THEN that is one error that names it
     (tmp_path / "s.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match=r"s\.json: not sampled stacks"):
         read_samples(tmp_path / "s.json")
@@ -204,7 +204,7 @@ def test_a_function_is_the_same_wherever_in_it_it_was_met_and_its_lines_are_belo
     assert [one.took_s for one in get.children] == pytest.approx([0.030, 0.010])
 
 
-def test_a_step_is_the_mean_of_all_that_were_looked_at_though_some_have_no_sample():
+def test_a_step_is_the_mean_over_all_steps_even_without_samples():
     taken = samples(((LOOP,), 8))
     taken = replace(taken, step_N=(1, 1, 1, 1, 4, 4, 4, 4))
     assert flames(fold(taken, taken.training, "data")).took_s == pytest.approx(0.040 / 4)
@@ -215,7 +215,7 @@ def test_a_step_is_the_mean_of_all_that_were_looked_at_though_some_have_no_sampl
 
 
 def test_of_very_many_stacks_the_least_are_put_together(monkeypatch):
-    # GIVEN more different stacks than are told apart
+    # GIVEN more different stacks than are kept
     monkeypatch.setattr(module, "MAX_STACKS", 3)
     taken = samples(*(((LOOP, replace(GET, line=line)), 6 - line) for line in range(1, 6)))
     # WHEN they are folded THEN nothing is lost

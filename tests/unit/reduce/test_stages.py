@@ -47,7 +47,7 @@ NAMES = ("sftriage:a", "sftriage:b", "forward", "enumerate(DataLoader)#x", "aten
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spans=SPANS, own=st.booleans(), threads=st.lists(st.sampled_from([MAIN, ENGINE]), min_size=25, max_size=25))
-def test_stages_sum_to_the_step_whatever_overlaps(tmp_path, spans, own, threads):
+def test_overlapping_stages_sum_to_the_step(tmp_path, spans, own, threads):
     # GIVEN marks and operators anywhere, in two threads, across the ends of steps
     events = [mark("ProfilerStep#1", 50, 100), mark("ProfilerStep#2", 150, 70), mark("ProfilerStep#3", 260, 90)]
     for (start, length, name), tid in zip(spans, threads, strict=False):
@@ -61,7 +61,7 @@ def test_stages_sum_to_the_step_whatever_overlaps(tmp_path, spans, own, threads)
 
 
 def test_names_of_the_field_and_what_operators_give_away(tmp_path):
-    # GIVEN a trace nobody marked: a data loader, a copy to the device, operators, an engine in another thread that ends
+    # GIVEN a trace without marks: a data loader, a copy to the device, operators, an engine in another thread that ends
     # in a collective, an optimiser
     events = [
         mark("ProfilerStep#3", 0, 1000),
@@ -88,7 +88,7 @@ def test_names_of_the_field_and_what_operators_give_away(tmp_path):
     assert outside_ns(one.steps, one.spans, one.schema).tolist() == [[30_000]]
 
 
-def test_several_backward_passes_of_a_step_are_told_apart(tmp_path):
+def test_several_backward_passes_of_a_step_are_separate(tmp_path):
     # GIVEN two micro-batches in one step, the engine on the training thread
     engine = "autograd::engine::evaluate_function: X"
     events = [
@@ -105,7 +105,7 @@ def test_several_backward_passes_of_a_step_are_told_apart(tmp_path):
 
 
 def test_a_map_says_what_marks_steps_and_stages(tmp_path):
-    # GIVEN a trace of somebody's own names, and a map
+    # GIVEN a trace with a user's own names, and a map
     path = tmp_path / "map.yaml"
     path.write_text('step: "iteration *"\nstages:\n  load: ["read *"]\n  train: ["fit", "grad[12]"]\nsync: [train]\n')
     events = [
@@ -132,13 +132,13 @@ def test_a_map_says_what_marks_steps_and_stages(tmp_path):
         ([event("ProfilerStep#5", 0, 10, "Operator", tid="25738")], None, {5: 10_000}),
     ],
 )
-def test_steps_are_told_by_what_marks_them(tmp_path, events, names, steps):
+def test_steps_are_found_by_their_marks(tmp_path, events, names, steps):
     one = reduced(tmp_path / "t.json", events, names)
     assert dict(zip(one.steps.number_N.tolist(), (one.steps.end_N - one.steps.start_N).tolist(), strict=True)) == steps
 
 
 @pytest.mark.parametrize(
-    ("events", "names", "said"),
+    ("events", "names", "message"),
     [
         ([event("aten::x", 0, 1)], Names(), "no ProfilerStep#N.*no repeated range"),
         ([mark("Optimizer.step#Adam.step", n, 1) for n in (0, 5)], Names(), r"'Optimizer.step#Adam.step' \(2 times\)"),
@@ -148,14 +148,14 @@ def test_steps_are_told_by_what_marks_them(tmp_path, events, names, steps):
         ([mark("end", 0, 1)], Names(step_end="end"), "does not bound a step"),
     ],
 )
-def test_a_trace_without_steps_is_refused_with_what_could_mark_them(tmp_path, events, names, said):
+def test_a_trace_without_steps_is_refused_with_what_could_mark_them(tmp_path, events, names, message):
     (trace,) = traces_of(tmp_path / "t.json", document(events))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         reduce_trace(trace, names)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("stages: [a]", "stages"),
         ("stage: {}", "Extra inputs"),
@@ -165,10 +165,10 @@ def test_a_trace_without_steps_is_refused_with_what_could_mark_them(tmp_path, ev
         ("{", "not YAML"),
     ],
 )
-def test_a_map_that_is_none_is_refused(tmp_path, text, said):
+def test_a_map_that_is_none_is_refused(tmp_path, text, message):
     path = tmp_path / "map.yaml"
     path.write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_names(path)
 
 

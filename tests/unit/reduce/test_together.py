@@ -13,7 +13,7 @@ from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 DAY_NS = 86_400 * 10**9
 
 
-def test_the_accounting_on_all_traces_names_the_slow_rank_in_whatever_order_they_come(tmp_path):
+def test_the_accounting_names_the_slow_rank_for_any_order_of_traces(tmp_path):
     late = [reduced(tmp_path / f"{r}.json", job_events(r, slow=0), rank=r, world_size=4) for r in (3, 2, 1, 0)]
     window = together(late)
     verdict, _ = judge(window, None, for_few_steps(Settings()))
@@ -47,7 +47,7 @@ def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
 
 
 @pytest.mark.parametrize(
-    ("world_size", "other", "said"),
+    ("world_size", "other", "message"),
     [
         (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 72.0 h apart"),
         (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + DAY_NS // 2}, "not of one run: .* 12.0 h apart"),
@@ -62,9 +62,9 @@ def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
         (2, {"name": "rank1", "rank": None}, "does not name its rank"),
     ],
 )
-def test_what_does_not_belong_together_is_not_merged(tmp_path, world_size, other, said):
+def test_what_does_not_belong_together_is_not_merged(tmp_path, world_size, other, message):
     some = of(tmp_path, 0, world_size=world_size, **{"sftriage.job": "a"})
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         together([some, of(tmp_path, **{"name": "b", **other})])
 
 

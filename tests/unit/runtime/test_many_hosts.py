@@ -26,14 +26,14 @@ from tests.unit.fleet.shipments import rows, steps
 
 def test_a_host_keeps_what_is_its_own_apart_from_other_runs_under_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # GIVEN a job that ran on a host before, and one that nobody has run
+    # GIVEN a job that ran on a host before, and one that never ran
     first = host_directory("job", "node-a-0", {}, new=True)
     first.mkdir(parents=True)
     # THEN who runs the first one again does not mistake its captures for those
     second = host_directory("job", "node-a-0", {}, new=True)
     assert second != first
     assert host_directory("other", "node-a-0", {}, new=True).name == first.name
-    # AND who takes a run up goes on with the newest one
+    # AND taking a run over continues the newest one
     assert host_directory("job", "node-a-0", {}) == first
     second.mkdir()
     assert host_directory("job", "node-a-0", {}) == second
@@ -48,14 +48,14 @@ def test_slurm_says_how_often_a_job_was_queued_again(tmp_path, monkeypatch):
     assert [str(place.parent) for place in places] == [f"sftriage-runs/{name}.hosts" for name in names]
 
 
-def test_a_host_is_told_from_others_of_its_name_by_its_number():
+def test_a_number_distinguishes_hosts_of_one_name():
     assert host_name({}) == socket.gethostname()
     assert host_name({"SLURM_NODEID": "3"}) == f"{socket.gethostname()}-3"
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """A port on which nobody listens, looked at often."""
+    """A port without a listener, polled often."""
     monkeypatch.setattr(hub_server, "POLL_S", 0.01)
     monkeypatch.setattr(hub_server, "HINT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -67,7 +67,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
     secret = tmp_path / "job.hub"
     later = threading.Timer(0.2, secret.touch)
     later.start()
-    # WHEN that starts after all THEN it has waited, and said so once
+    # WHEN that starts after all THEN it has waited, with one message
     with caplog.at_level(logging.WARNING, "sftriage"):
         HubOptions("job", f"127.0.0.1:{quick}", credentials=secret).wait_for_secret(60.0)
     assert [record.getMessage() for record in caplog.records] == [
@@ -75,7 +75,7 @@ def test_the_hubs_host_may_be_the_last_one_to_start(tmp_path, quick, caplog):
     ]
 
 
-def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeypatch):
+def test_a_hub_without_a_password_is_reported_once_it_is_up(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(hub_server, "UP_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: listening.accept()[0].sendall(b"INFO {}\r\n"), daemon=True).start()
@@ -84,13 +84,13 @@ def test_a_hub_without_a_password_is_said_once_it_is_up(tmp_path, quick, monkeyp
             options.wait_for_secret(60.0)
 
 
-def test_a_host_that_is_none_of_the_jobs_is_not_waited_for(tmp_path, quick, monkeypatch):
+def test_the_hub_must_be_on_a_host_of_the_job(tmp_path, quick, monkeypatch):
     # GIVEN a job whose hosts SLURM knows
     monkeypatch.setattr(hub_server, "slurm_hosts", lambda: ["n1", "n2", "n3", "n4"])
     refusal = r"--hub localhost is not a host of this job \(n1, n2, n3, \.\.\.\); "
     with pytest.raises(UsageError, match=refusal):
         HubOptions("job", f"localhost:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(60.0)
-    # THEN one of them is waited for, by whichever of its names; and an address, which they do not tell
+    # THEN each of them is accepted by any of its names; and so is an address
     for host in ("n2.invalid", "127.0.0.1"):
         with pytest.raises(UsageError, match="is missing"):
             HubOptions("job", f"{host}:{quick}", credentials=tmp_path / "job.hub").wait_for_secret(0.1)
@@ -133,7 +133,7 @@ RANKS = (0, 1)
 
 
 class Kept:
-    """A run directory's steps, of a controller that can be started again, at a time that is told."""
+    """A run directory's steps, of a controller that can be restarted, at a set time."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.now_s = directory, 0.0
@@ -159,7 +159,7 @@ class Kept:
         self.disk.drain(20.0) if self.rows.position is None else self.written()
 
     def written(self):
-        """What was asked of the disk is done; what is held back stays so."""
+        """Run the queued writes of the disk; rows held back stay so."""
         self.disk.do(lambda: None, "test", last=True)
 
     def steps_of(self, rank, kind="steps"):
@@ -190,7 +190,7 @@ def test_steps_of_a_small_job_are_written_at_once(kept):
     assert files_open(kept.directory) == 0
 
 
-def test_of_a_large_job_so_many_logs_are_written_a_second_and_what_waits_is_not_acknowledged(kept):
+def test_a_large_job_writes_a_limited_number_of_logs_and_acknowledges_no_waiting_rows(kept):
     n_hosts = LOGS_PER_SECOND
     kept.take_of_hosts(n_hosts)
     # WHEN a second has gone by
@@ -207,7 +207,7 @@ def test_of_a_large_job_so_many_logs_are_written_a_second_and_what_waits_is_not_
     assert (kept.rows.position, files_open(kept.directory)) == (None, 0)
 
 
-def test_what_waits_is_written_where_somebody_wants_to_read_it(kept):
+def test_waiting_rows_are_written_before_logs_are_read(kept):
     kept.take_of_hosts(LOGS_PER_SECOND)
     kept.disk.settle()
     assert len(find_logs(kept.directory)) == 2 * LOGS_PER_SECOND

@@ -80,7 +80,7 @@ def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path,
 
 
 @pytest.mark.parametrize("of", ["owner", "launcher"])
-def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_trainers(tmp_path, left, of):
+def test_a_run_is_alive_with_its_watcher_or_its_launcher(tmp_path, left, of):
     # GIVEN a run whose trainers are yet to make their rings, of which one of these two is there
     Note(left / of, Process).save(Process.of(os.getpid()))
     # WHEN the next run sweeps THEN it is left alone
@@ -169,7 +169,7 @@ def test_a_command_that_is_itself_the_rank_is_started_by_the_script(command, own
 
 
 @pytest.mark.parametrize("flag", ["--no-python", "--no_python"])
-def test_ranks_that_would_start_without_nsys_are_said_so_beforehand(flag):
+def test_ranks_that_would_start_without_nsys_are_refused_beforehand(flag):
     with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
         wrapped(("torchrun", flag, "python", "train.py"), SCRIPT)
 
@@ -236,7 +236,7 @@ def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
         (None, "nvtx", "no nsys on PATH"),
     ],
 )
-def test_an_nsys_that_will_not_do_is_said_before_the_job_starts(fake, tmp_path, monkeypatch, script, traces, reason):
+def test_an_unusable_nsys_is_reported_before_the_job_starts(fake, tmp_path, monkeypatch, script, traces, reason):
     monkeypatch.setattr(nsys, "_QUERY_S", 0.5)
     if script is None:
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -276,7 +276,7 @@ def test_agents_of_nsys_that_outlive_their_ranks_are_ended_with_the_run_and_no_o
         started("launch", "--session-name=sft-run-1-0.0"),
     ]
     try:
-        # WHEN a run is over whose note names no run's sessions, THEN nobody is ended
+        # WHEN a run is over whose note names no run's sessions, THEN no process is ended
         remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-", ("nvtx",), tmp_path))
         assert [process.poll() for process in (*ours, *others)] == [None] * 5
         # WHEN the run is over, THEN its agents are ended, and the others are not

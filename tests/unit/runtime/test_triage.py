@@ -44,18 +44,18 @@ def triage_of_run(tmp_path):
 def test_what_has_ended_is_noted_before_the_rings_are_read(triage_of_run, monkeypatch):
     # GIVEN triage of a run
     triage = triage_of_run
-    seen: list[str] = []
+    observed: list[str] = []
     for name in ("reports", "rows"):
         original = getattr(triage._fleet, name)
 
         def noted(*arguments, name=name, original=original, **options):
-            seen.append(name)
+            observed.append(name)
             return original(*arguments, **options)
 
         monkeypatch.setattr(triage._fleet, name, noted)
     # WHEN it takes a turn THEN a capture that it finds to have ended has all of its steps in what is read after that
     triage.turn()
-    assert seen[:2] == ["reports", "rows"]
+    assert observed[:2] == ["reports", "rows"]
 
 
 def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(triage_of_run, monkeypatch, caplog):
@@ -71,7 +71,7 @@ def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(triage_of_
         return original(window, *arguments)
 
     monkeypatch.setattr(triage._controller, "take", take)
-    # WHEN they are judged, twice over THEN the others are on record, and it is said once, without a traceback
+    # WHEN they are judged twice THEN the others are recorded, with one message, without a traceback
     triage.turn()
     triage.turn()
     judged = [event.verdict.first_step for event in read_journal(directory.decisions)]
@@ -88,7 +88,7 @@ def test_a_window_that_cannot_be_judged_costs_no_other_and_is_counted(triage_of_
 
 
 @pytest.mark.parametrize("part", ["reports", "rows", "statuses", "switches", "want", "telemetry"])
-def test_while_a_part_of_each_turn_fails_nobody_is_told_that_the_job_is_well(tmp_path, monkeypatch, part):
+def test_while_a_part_of_a_turn_fails_the_job_is_not_shown_as_healthy(tmp_path, monkeypatch, part):
     # GIVEN a job that is healthy so far
     directory = run_going_on(tmp_path / "run")
     info = read_info(directory)
@@ -150,12 +150,12 @@ SCHEMA = StageSchema(("data", "backward"), sync=("backward",))
 
 def job(*ranks: int) -> JobStatus | None:
     """A job of four, of which these show something."""
-    told = tuple(RankStatus(rank, "a", None, 0, 5, 0, 5, False, True) for rank in ranks)
-    return status_of(SCHEMA, 4, told) if told else None
+    statuses = tuple(RankStatus(rank, "a", None, 0, 5, 0, 5, False, True) for rank in ranks)
+    return status_of(SCHEMA, 4, statuses) if statuses else None
 
 
 @pytest.fixture
-def asks(tmp_path):
+def manual(tmp_path):
     return ManualRequests(RunDirectory(tmp_path), at_once)
 
 
@@ -164,7 +164,7 @@ def leave_one(directory, number, *ranks):
 
 
 @pytest.mark.parametrize(
-    ("asked", "there", "ended", "waits"),
+    ("ranks", "there", "ended", "waits"),
     [
         ((1,), (0, 1, 2, 3), False, False),
         # One that the job has, but that shows nothing yet: it has just started, or again
@@ -174,30 +174,29 @@ def leave_one(directory, number, *ranks):
         # No rank of this job, whoever is there
         ((4,), (0, 1, 2, 3), False, False),
         ((1, 4), (0,), False, False),
-        # Nobody starts any more
+        # No rank starts any more
         ((1,), (0,), True, False),
         ((1,), (), True, False),
     ],
 )
-def test_a_request_waits_for_ranks_that_may_start(tmp_path, asks, asked, there, ended, waits):
+def test_a_request_waits_for_ranks_that_may_start(tmp_path, manual, ranks, there, ended, waits):
     # GIVEN a request, and a job some of whose ranks are there
-    leave_one(RunDirectory(tmp_path), 1, *asked)
+    leave_one(RunDirectory(tmp_path), 1, *ranks)
     # WHEN it is looked for THEN it is to be decided, or waits
-    due = list(asks.due(lambda: job(*there), 100.0, ended=ended))
-    assert [ask.ranks for ask, _ in due] == ([] if waits else [asked])
+    due = list(manual.due(lambda: job(*there), 100.0, ended=ended))
+    assert [request.ranks for request, _ in due] == ([] if waits else [ranks])
     # AND its file stays as long as it does
     assert len(requests_in(RunDirectory(tmp_path))) == waits
 
 
-def test_a_rank_that_never_comes_is_not_waited_for_for_ever_and_keeps_nobody_up(tmp_path, asks):
+def test_a_rank_that_never_comes_delays_its_request_for_a_while_and_no_other(tmp_path, manual):
     # GIVEN a request for a rank that is not there, and one for a rank that is
     leave_one(RunDirectory(tmp_path), 1, 1)
     leave_one(RunDirectory(tmp_path), 2, 0)
 
     def due(now_s):
-        return [
-            (ask.request_id, status.rank_R.tolist()) for ask, status in asks.due(lambda: job(0), now_s, ended=False)
-        ]
+        due = manual.due(lambda: job(0), now_s, ended=False)
+        return [(request.request_id, status.rank_R.tolist()) for request, status in due]
 
     # THEN the latter is decided at once, and the former with what is there once it has waited
     assert due(100.0) == [("a-2", [0])]
@@ -210,7 +209,7 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         f"| {agent.CANCEL_GRACE_S:.0f} | the capture is called off",
         "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**agent.ANSWER_GRACE_S),
@@ -218,8 +217,8 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
         f"sftriage waits {triage.STARTING_S:.0f} s for it",
     ],
 )
-def test_the_times_past_a_time_box_are_documented(said):
-    assert said in POLICIES
+def test_the_times_past_a_time_box_are_documented(message):
+    assert message in POLICIES
 
 
 @pytest.fixture
@@ -277,14 +276,14 @@ def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(an
     assert (findings.suspect.steps, findings.of_steps, findings.control.steps) == (2, 6, 4)
     assert findings.shares[0].name == "aten::slow"
     assert (findings.suspect.stage_s, findings.control.stage_s) == pytest.approx((1200e-6, 300e-6))
-    # AND why it was slow is told, once
-    (told,) = annotations.causes(7.0)
-    assert (told.time_s, told.capture_id, told.rank, told.code) == (7.0, "a", 1, "operator")
-    assert (told.sentence, told.sure) == (findings.cause.sentence, findings.cause.sure)
+    # AND the cause is published once
+    (found,) = annotations.causes(7.0)
+    assert (found.time_s, found.capture_id, found.rank, found.code) == (7.0, "a", 1, "operator")
+    assert (found.sentence, found.sure) == (findings.cause.sentence, findings.cause.sure)
     assert list(annotations.causes(8.0)) == []
 
 
-def test_a_cost_that_cannot_be_told_is_noted_as_such(annotations, put):
+def test_an_unknown_cost_is_noted_as_unknown(annotations, put):
     put("a", 10)
     annotations.costed(CostMeasured(1.0, 0, 9, 14, None, None))
     assert costs_of(annotations) == {"a": (None, 1)}
@@ -318,7 +317,7 @@ def test_a_suspect_is_looked_into_beside_its_control_whichever_is_stored_first(a
     findings = found["w0-49-r1-slow-1"].findings
     assert (findings.beside, findings.suspect.steps, findings.control.steps) == ("rank", 2, 2)
     assert findings.suspect.stage_s > 2 * findings.control.stage_s
-    # AND the control's says what it is, and accuses nobody
+    # AND the control's manifest says what it is, without a suspect
     control = found["w0-49-r0-slow-2"]
     assert (control.capture.role, control.findings) == ("control", None)
 

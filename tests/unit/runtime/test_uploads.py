@@ -1,4 +1,4 @@
-"""A run's captures kept elsewhere, from the command line: brought there, told of, and kept up to date."""
+"""Copies of a run's captures, from the command line: sent, reported, and kept up to date."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def elsewhere(tmp_path) -> Path:
     return tmp_path / "shared" / "traces"
 
 
-def test_captures_are_brought_elsewhere_and_it_is_told_where(sftriage, run, elsewhere):
+def test_captures_are_uploaded_and_their_place_is_shown(sftriage, run, elsewhere):
     # GIVEN a run that keeps its captures here alone
     refused = sftriage("traces", "upload", "--run", run.path)
     assert (refused.code, "has no store; name one with --store" in refused.err) == (2, True)
@@ -79,7 +79,7 @@ def test_what_is_changed_here_changes_there_at_once(sftriage, run, elsewhere):
     assert not list((elsewhere / "resnet" / "run-1").glob("c-1"))
 
 
-def test_traces_go_from_here_if_that_is_wanted(sftriage, run, elsewhere):
+def test_traces_are_removed_locally_on_request(sftriage, run, elsewhere):
     sftriage("traces", "upload", "--run", run.path, "--store", elsewhere, "--drop-local")
     assert not list((run.path / "captures").rglob("trace.json.gz"))
     got = sftriage("traces", "get", "c-1", "--run", run.path, "--out", run.path / "got")
@@ -100,19 +100,19 @@ def test_while_a_run_goes_on_a_trace_goes_from_here_once_its_capture_is_stored_a
     wait_until(lambda: not second.exists())
     stream.close(30.0)
     assert first.exists()
-    said: list[str] = []
-    kept.finish(said.append)
-    assert said == [f"2 captures are in {elsewhere.as_uri()}"]
+    message: list[str] = []
+    kept.finish(message.append)
+    assert message == [f"2 captures are in {elsewhere.as_uri()}"]
     assert not first.exists()
 
 
-def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypatch):
+def test_a_failed_upload_is_reported_and_fails_the_command(sftriage, run, elsewhere, monkeypatch):
     monkeypatch.setattr(uploading, "FIRST_DELAY_S", 0.01)
     # GIVEN a capture that cannot be uploaded
     (run.path / "captures" / "c-1" / "trace.json.gz").write_bytes(b"")
     # WHEN it is tried
     failed = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere, "--json")
-    # THEN the other one is there, and it is said why this one is not
+    # THEN the other one is there, and the message says why this one is not
     assert failed.code == 1
     answer = json.loads(failed.out)
     assert (answer["stored"], answer["done"]) == (1, False)
@@ -177,7 +177,7 @@ def test_the_end_of_a_run_waits_only_as_long_as_something_moves(run):
     assert not standing.done
 
 
-def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypatch, caplog):
+def test_a_store_that_is_down_is_reported_once_and_the_change_is_kept(run, monkeypatch, caplog):
     # GIVEN a run whose captures are in a store that cannot be reached now
     objects = FaultyObjects()
     monkeypatch.setattr(copies.RemoteStore, "open", lambda url, **_: run_of(objects))
@@ -188,7 +188,7 @@ def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypat
     # WHEN several things change
     store.pin("c-1")
     store.pin("c-2")
-    # THEN they are so here, and it is said once what the copy lacks
+    # THEN they are so here, and one message says what the copy lacks
     assert store.pinned() == {"c-1", "c-2"}
     assert caplog.text.count("is not up to date") == 1
     assert f"sftriage traces upload --run {run.path}" in caplog.text

@@ -23,35 +23,35 @@ class FaultyObjects(Bucket):
     def __init__(self) -> None:
         super().__init__(MemoryStore(), "s3://bucket")
         self.fails: set[str] = set()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.meanwhile: dict[str, Callable[[], object]] = {}
 
-    def _ask(self, what: str, key: str) -> None:
+    def _request(self, what: str, key: str) -> None:
         request = f"{what} {key.rpartition('/')[2]}"
-        self.asked.append(request)
+        self.requests.append(request)
         self.meanwhile.pop(request, lambda: None)()
         if self.fails & {"any", what, request}:
             raise StoreError(f"s3://bucket: cannot {request}")
 
     def sizes(self, prefix: str | None = None) -> dict[str, int]:
-        self._ask("list", prefix or "")
+        self._request("list", prefix or "")
         return super().sizes(prefix)
 
     def stream(self, key: str) -> Iterator[bytes]:
-        self._ask("get", key)
+        self._request("get", key)
         return super().stream(key)
 
     def delete(self, key: str) -> None:
-        self._ask("delete", key)
+        self._request("delete", key)
         super().delete(key)
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
-        self._ask("put", key)
+        self._request("put", key)
         super().put(key, content)
 
     def put_so_far(self) -> list[str]:
-        puts = [one.removeprefix("put ") for one in self.asked if one.startswith("put ")]
-        self.asked.clear()
+        puts = [one.removeprefix("put ") for one in self.requests if one.startswith("put ")]
+        self.requests.clear()
         return puts
 
 

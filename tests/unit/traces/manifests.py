@@ -110,7 +110,7 @@ def answer(stored: list[Manifest], wanted: CaptureQuery) -> list[tuple[str, str,
 
 
 def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[CaptureQuery]) -> None:
-    """A catalogue that has nothing yet, told of these manifests, answers as they would; and it has nothing again."""
+    """An empty catalogue with these manifests answers as they would, and is empty again."""
     for manifest in (*stored, *stored):  # (adding again changes nothing)
         catalogue.add(manifest)
     try:

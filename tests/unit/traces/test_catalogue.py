@@ -68,7 +68,7 @@ EIGHT = datetime(2027, 1, 15, 8, 0, 3, tzinfo=timezone.utc)
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        # What no manifest can hold, and no database can be asked for.
+        # Values that no manifest can hold, and no database can compare.
         (CaptureQuery(job="\udcff"), []),
         (CaptureQuery(job="resnet\0"), []),
         # In another time zone, and in a year of one digit.
@@ -76,7 +76,7 @@ EIGHT = datetime(2027, 1, 15, 8, 0, 3, tzinfo=timezone.utc)
         (CaptureQuery(since=datetime(9, 1, 1, tzinfo=timezone.utc)), ["data-2", "data-3", "whole-3", "late"]),
     ],
 )
-def test_what_no_other_question_asks_for_is_found_too(wanted, found, catalogue):
+def test_conditions_of_no_other_test_work_too(wanted, found, catalogue):
     assert ids(catalogue.find(wanted)) == found
 
 
@@ -123,7 +123,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_bytes_are_in_the_database_nothing_else_is_raised(catalogue, store, path, seed):
+def test_any_bytes_in_the_database_raise_only_catalogue_errors(catalogue, store, path, seed):
     # GIVEN some bytes of it are others, in one place or in many
     random, content = Random(seed), bytearray(path.read_bytes())
     for _ in range(random.choice((1, 30))):
@@ -132,17 +132,17 @@ def test_whatever_bytes_are_in_the_database_nothing_else_is_raised(catalogue, st
         content[at : at + len(other)] = other
     path.write_bytes(bytes(content))
     # WHEN it is used THEN there is an answer, or one line that names it
-    said: list[str] = []
+    message: list[str] = []
     for act in (Catalogue.find, Catalogue.refresh, Catalogue.reindex, Catalogue.find):
         try:
             act(Catalogue(path, store))
         except (CatalogueError, UsageError) as error:
-            said.append(str(error))
-    assert all("catalogue.db" in one for one in said)
+            message.append(str(error))
+    assert all("catalogue.db" in one for one in message)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_every_answer_comes_back_whatever_happens_to_the_database(damage, catalogue, store, path):
+def test_every_query_is_answered_whatever_happens_to_the_database(damage, catalogue, store, path):
     before = answers(catalogue)
     DAMAGE[damage](path)
     assert answers(catalogue) == before
@@ -167,11 +167,11 @@ def test_adding_to_a_damaged_database_loses_nothing(catalogue, path, put):
 def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(catalogue, store, put):
     put("orphan", second=5)  # as after a crash between putting and adding
     store.path("data-2", TRACE_NAME).unlink()
-    told: list[tuple[int, int]] = []
-    number, problems = catalogue.reindex(lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    number, problems = catalogue.reindex(lambda done, total: progress.append((done, total)))
     assert ids(catalogue.find()) == ["data-3", "whole-3", "orphan", "late"]
     assert (number, ["data-2" in one for one in problems]) == (4, [True])
-    assert told == [(done, 5) for done in range(1, 6)]
+    assert progress == [(done, 5) for done in range(1, 6)]
 
 
 def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(catalogue, store, put):
@@ -180,14 +180,14 @@ def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(catalogue, stor
     store.remove("late")
     # GIVEN a manifest that the catalogue has read already, and that can be read no more
     store.path("data-3", TRACE_NAME).with_name("manifest.json").unlink()
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     # WHEN the catalogue is compared with the store THEN it reads what it does not know, and nothing else
-    assert catalogue.refresh(lambda done, total: told.append((done, total))) == ()
+    assert catalogue.refresh(lambda done, total: progress.append((done, total))) == ()
     assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "orphan"]
-    assert told == [(1, 1)]
+    assert progress == [(1, 1)]
     # AND a second time there is nothing to do
-    assert catalogue.refresh(lambda done, total: told.append((done, total))) == ()
-    assert told == [(1, 1)]
+    assert catalogue.refresh(lambda done, total: progress.append((done, total))) == ()
+    assert progress == [(1, 1)]
 
 
 def test_what_is_added_while_the_store_is_listed_stays(catalogue, store, put, monkeypatch):
@@ -240,14 +240,14 @@ def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(catalogue
         Catalogue(tmp_path / "nowhere" / "catalogue.db", store).find()
 
 
-def ask(path: Path, root: Path) -> None:
+def query(path: Path, root: Path) -> None:
     assert len(Catalogue(path, LocalStore(root)).find()) == 4
 
 
 def test_many_processes_rebuild_at_once(catalogue, path):
     path.unlink()
     context = multiprocessing.get_context("fork")
-    children = [context.Process(target=ask, args=(path, path.parent)) for _ in range(6)]
+    children = [context.Process(target=query, args=(path, path.parent)) for _ in range(6)]
     for child in children:
         child.start()
     for child in children:

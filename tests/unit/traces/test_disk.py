@@ -45,7 +45,7 @@ class Moody:
         return act
 
 
-def test_what_is_asked_for_is_done_in_order_before_the_call_returns(disk):
+def test_writes_run_in_order_before_the_call_returns(disk):
     moody = Moody()
     for number in range(5):
         disk.do(moody.write(number), f"queue {number % 2}")
@@ -60,10 +60,10 @@ def test_what_a_full_disk_refuses_is_written_late_in_order_and_counted(disk):
     for number in range(3):
         disk.do(moody.write(number), "journal", Counted("windows", steps=(10 * number, 10 * number + 49)))
     disk.do(moody.write("steps"), "log", Counted("steps", 20), waits=False)
-    # THEN nothing was written, and that is told once, with what it says
+    # THEN nothing was written, and that is reported once, with the disk's error
     assert (moody.took, disk.well) == ([], False)
     assert list(disk.news()) == [DiskFailed(100.0, "No space left on device")]
-    # WHEN it takes things again THEN all of it is written, in order, and told by number
+    # WHEN it takes writes again THEN all of them run, in order, and are reported by number
     moody.full = False
     disk.drain(DEADLINE_S)
     assert [one for one in moody.took if one != "steps"] == [0, 1, 2]
@@ -90,7 +90,7 @@ def test_what_has_time_is_done_after_all_else(disk):
     moody, hold = Moody(), threading.Event()
     # GIVEN a disk that is busy
     disk.do(lambda: hold.wait(DEADLINE_S), "busy", waits=False)
-    # WHEN something is asked for that has time, and then something else
+    # WHEN a write with time is queued, and then another one
     disk.do(moody.write("has time"), "late", waits=False, last=True)
     disk.do(moody.write("at once"), "soon", waits=False)
     hold.set()
@@ -124,7 +124,7 @@ def test_what_finds_no_room_in_memory_or_waits_at_the_end_is_lost_by_number():
     assert list(disk.news()) == []
 
 
-def test_nobody_waits_long_for_a_disk_that_hangs(disk):
+def test_no_caller_waits_long_for_a_disk_that_hangs(disk):
     inside, answers, took = threading.Event(), threading.Event(), []
 
     def hang():
@@ -136,7 +136,7 @@ def test_nobody_waits_long_for_a_disk_that_hangs(disk):
     disk.do(hang, "journal", Counted("windows"), patience_s=0.01)
     assert inside.is_set()
     assert (disk.hangs, disk.well, [type(one) for one in disk.news()]) == (True, False, [DiskFailed])
-    # WHEN more is to be written THEN nobody waits for it
+    # WHEN more is to be written THEN no caller waits for it
     disk.do(lambda: took.append("later"), "log", Counted("steps", 7))
     assert took == []
     # AND once it answers, it is
@@ -146,7 +146,7 @@ def test_nobody_waits_long_for_a_disk_that_hangs(disk):
     assert (took, over.late, disk.hangs) == (["hung", "later"], {"windows": 1, "steps": 7}, False)
 
 
-def test_what_is_no_refusal_of_the_disk_is_said_and_not_tried_again(disk, caplog):
+def test_an_error_other_than_a_refusal_is_logged_and_not_retried(disk, caplog):
     caplog.set_level(logging.DEBUG, "sftriage")
     tried = []
 
@@ -160,13 +160,13 @@ def test_what_is_no_refusal_of_the_disk_is_said_and_not_tried_again(disk, caplog
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (FULL, "No space left on device"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
         (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
-        # What is said of a name stays so.
+        # An error about a name is no refusal.
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
         (IsADirectoryError(errno.EISDIR, "Is a directory"), None),
         (ValueError("no"), None),
@@ -174,13 +174,13 @@ def test_what_is_no_refusal_of_the_disk_is_said_and_not_tried_again(disk, caplog
         (None, None),
     ],
 )
-def test_what_a_disk_says_is_told_from_what_else_goes_wrong(error, said):
-    assert refusal(error) == said
+def test_a_refusal_of_the_disk_differs_from_other_errors(error, message):
+    assert refusal(error) == message
     if error is not None:
         # AND behind another error it is the same
         behind = RingError("cannot be written")
         behind.__cause__ = error
-        assert refusal(behind) == said
+        assert refusal(behind) == message
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30), st.integers(0, 12))
@@ -206,7 +206,7 @@ def test_everything_is_in_time_or_late_or_lost_and_each_queue_in_order(steps, ro
         assert numbers == sorted(numbers)
 
 
-def test_without_a_thread_nobody_waits_and_what_waits_is_done_once_there_is_one(disk, monkeypatch):
+def test_without_a_thread_no_caller_waits_and_writes_run_once_there_is_one(disk, monkeypatch):
     took = []
     # GIVEN that no thread can be started, as where a container's limit is reached
     with monkeypatch.context() as limited:
@@ -236,7 +236,7 @@ def test_where_its_directory_is_gone_the_disk_takes_nothing_more(tmp_path, by):
         root.rmdir() if by == "removed" else root.rename(tmp_path / "elsewhere")
         if by == "replaced":
             root.mkdir()
-        # WHEN more is to be written THEN none of it counts as written, and that is told once
+        # WHEN more is to be written THEN none of it counts as written, and that is reported once
         for number in range(3):
             disk.do(lambda number=number: took.append(number), f"queue-{number}", Counted("windows"))
     disk.close()

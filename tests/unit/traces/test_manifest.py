@@ -79,7 +79,7 @@ def test_what_a_capture_measured_is_in_its_manifest_and_one_that_measured_nothin
     assert (info.steps, info.requested_steps) == (3, 5)
 
 
-def test_what_a_trace_may_contain_depends_on_what_was_asked_for():
+def test_the_private_data_of_a_trace_depends_on_its_options():
     assert "file paths" not in may_contain({"with_stack": False})
     assert "file paths" in may_contain({"with_stack": True})
     assert "values of operator arguments" in may_contain({"record_shapes": True})

@@ -146,7 +146,7 @@ def test_names_that_look_like_the_events_around_them_cost_themselves_at_most(sty
     cuts=st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 40), st.binary(max_size=6)), max_size=3),
     style=st.sampled_from(list(STYLES)),
 )
-def test_whatever_is_done_to_a_trace_it_is_read_or_refused_in_words(cuts, style):
+def test_any_damaged_trace_is_read_or_refused_in_words(cuts, style):
     # GIVEN a trace from which bytes were cut, and into which others were put
     text = document({}, style)
     for at, length, put in cuts:
@@ -156,7 +156,7 @@ def test_whatever_is_done_to_a_trace_it_is_read_or_refused_in_words(cuts, style)
         assert len(read(text)[0]) > 0
 
 
-def test_the_place_of_each_damage_is_said_and_a_whole_file_is_not_cut_short():
+def test_the_place_of_each_damage_is_reported_and_a_whole_file_is_not_cut_short():
     # GIVEN one name that can be repaired, and an event that cannot
     text = document({10: 'a "b"'})
     repaired = f"1 name repaired at byte {event_at(text, 10)}"
@@ -164,7 +164,7 @@ def test_the_place_of_each_damage_is_said_and_a_whole_file_is_not_cut_short():
     at = text.index(b'"good20"') - 8
     broken = text[:at] + text[at:].replace(b'"name": "good20",\n    "pid"', b'"name" "good20\n    pid', 1)
     found, notes = read(broken)
-    # THEN the first is there, of the second its place is said, and all others are there
+    # THEN the first is there, the place of the second is reported, and all others are there
     assert set(range(40)) - set(found) == {20}
     assert notes == (repaired, f"1 event dropped at byte {event_at(text, 20)}")
     # AND only a file that really ends early is cut short
@@ -177,7 +177,7 @@ def test_what_is_beside_the_events_is_mended_too(odd):
     # GIVEN a label and a path that torch has not escaped
     text = document({}, label=odd, path=odd)
     assert not whole(text)
-    # WHEN it is read THEN the events are there, and the rank that is said beside them
+    # WHEN it is read THEN the events are there, and the rank beside them
     trace = read_kineto(io.BytesIO(text), "t.json")
     assert (trace.rank, len(named_events(trace))) == (2, 40)
     made = copied(text)
@@ -193,11 +193,11 @@ def test_a_capture_with_awkward_names_is_stored_as_valid_json(tmp_path):
     # GIVEN a trace as torch has left it
     names = {9: 'gen {"device": "cpu", "n" 3(1): run', 12: "C:\\x\\y.py", 30: 'a " b'}
     path.write_bytes(document(names, path='/a "b"/c-1.json'))
-    said = verify_trace(path, REQUEST, RESULT)
-    # THEN what is there now is JSON with all its events, privately, and what was damaged is said
+    damage = verify_trace(path, REQUEST, RESULT)
+    # THEN there is private JSON with all events, and the damage is reported
     events = json.loads(path.read_bytes())["traceEvents"]
     assert [event["name"] for event in events[8:13]] == ["good8", names[9], "good10", "good11", names[12]]
-    assert said.startswith("4 names repaired, the first at byte ")
+    assert damage.startswith("4 names repaired, the first at byte ")
     assert (path.stat().st_mode & 0o777, list(tmp_path.iterdir())) == (0o600, [path])
 
 
@@ -220,6 +220,6 @@ def test_much_damage_takes_no_more_memory_and_no_unbounded_time(monkeypatch):
     assert max(held) < 5 * (1 << 17) < len(text)
 
 
-def test_an_object_that_cannot_be_told_is_none():
+def test_an_ambiguous_object_is_none():
     for text in (b"", b'{"a" 1}', b'{"a": 1', b'{"a": }', b'{"a": "b" "c": 1}'):
         assert mended(text) is None

@@ -36,9 +36,9 @@ def test_a_capture_lies_where_people_find_it_and_is_there_once_its_manifest_is(o
     assert whole.ids() == store.ids() == frozenset()
     assert whole.manifests() == store.manifests()
     assert not whole.manifests().manifests
-    # (whoever builds the index again is told)
-    (said,) = whole.leftovers()
-    assert "team%2Fgr%C3%B6%C3%9Fe/run-1/c-1: no manifest" in said
+    # (rebuilding the index reports it)
+    (shown,) = whole.leftovers()
+    assert "team%2Fgr%C3%B6%C3%9Fe/run-1/c-1: no manifest" in shown
     with pytest.raises(UsageError, match="no capture c-1"):
         store.manifest("c-1")
     # WHEN the manifest is put, THEN there is, and both lie where anybody finds them
@@ -86,9 +86,9 @@ def test_a_hostile_manifest_is_a_problem_and_not_a_capture(objects, whole, conte
 def test_a_manifest_that_is_too_large_is_not_even_read(objects, whole):
     keep(objects, captured())
     objects.put("resnet/run-1/c-1/manifest.json", b" " * (MAX_MANIFEST_BYTES + 1))
-    objects.asked.clear()
+    objects.requests.clear()
     assert "larger than 4 MiB" in whole.manifests().unfit["resnet/run-1/c-1"].problem
-    assert objects.asked == ["list "]
+    assert objects.requests == ["list "]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_manifest_that_is_too_large_is_not_even_read(objects, whole):
         *((f"resnet/run-1/{forged}", 1) for forged in ("c 1", "%2e%2e")),
     ],
 )
-def test_what_lies_elsewhere_is_not_looked_at_and_a_forged_place_is_a_problem(objects, whole, place, problems):
+def test_other_objects_are_ignored_and_a_forged_place_is_a_problem(objects, whole, place, problems):
     objects.put(f"{place}/manifest.json", captured().to_json())
     assert (whole.ids(), len(whole.manifests().unfit)) == (frozenset(), problems)
     with pytest.raises(UsageError):
@@ -148,7 +148,7 @@ def test_a_directory_is_its_owners_and_what_a_link_in_it_leads_to_stays(tmp_path
     where = tmp_path / "our traces"
     with pytest.raises(UsageError, match="no such directory"):
         RemoteStore.open(str(where))
-    # WHEN it is made, and a capture in it is removed beside which somebody has put a link
+    # WHEN it is created, and a capture in it is removed that has a foreign link beside it
     store = RemoteStore.open(str(where), job="resnet", run="run-1", create=True)
     store.put_artefact("c-1", captured().artefacts[0], iter([CONTENT[:9], CONTENT[9:]]))
     store.put_manifest(captured())
@@ -190,15 +190,15 @@ def test_any_name_comes_back_and_its_part_is_plain(name):
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[a-z%./]{0,12}/[a-zA-Z%0-9.]{0,9}/[a-z.0-9-]{0,9}", fullmatch=True))
-def test_whatever_a_key_is_it_is_a_place_that_we_would_write_or_refused(key):
+def test_any_key_is_canonical_or_refused(key):
     try:
         place = CaptureKey.parse(key)
     except InputError as error:
-        said = str(error)
+        shown = str(error)
     else:
-        said = place.key
-        assert said == key
-    assert not CONTROL.search(said)
+        shown = place.key
+        assert shown == key
+    assert not CONTROL.search(shown)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 241, "ä" * 41, "\udcff"])

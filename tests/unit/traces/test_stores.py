@@ -46,10 +46,10 @@ def test_get_copies_what_was_put_and_says_how_far_it_is(shelf, tmp_path):
     (artefact,) = shelf.put("c-1").artefacts
     store, content = shelf.store, shelf.file("c-1").read_bytes()
     (out := tmp_path / "out").mkdir()
-    told: list[int] = []
+    moved: list[int] = []
     # WHEN it is copied into a directory, or to a file
-    assert store.get("c-1", TRACE_NAME, out, progress=told.append) == out / TRACE_NAME
-    assert told[-1] == artefact.size_bytes
+    assert store.get("c-1", TRACE_NAME, out, progress=moved.append) == out / TRACE_NAME
+    assert moved[-1] == artefact.size_bytes
     copy = store.get("c-1", TRACE_NAME, out / "copy.gz")
     assert copy.read_bytes() == content
     # THEN another file is replaced only if that is wanted
@@ -90,7 +90,7 @@ def of_another_version(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "state", "said"),
+    ("happens", "state", "message"),
     [
         (lambda shelf: None, "whole", ""),
         (lambda shelf: os.truncate(shelf.file("c-1"), 10), "damaged", "10 bytes; expected"),
@@ -99,23 +99,23 @@ def of_another_version(shelf: Shelf) -> None:
         (of_another_version, "unreadable", "schema_version 2; this sftriage reads 1"),
     ],
 )
-def test_what_has_become_of_a_capture_is_said(shelf, happens, state, said):
+def test_the_condition_of_a_capture_is_reported(shelf, happens, state, message):
     # GIVEN two captures that were whole WHEN something happens to one
     manifest, other = shelf.put("c-1"), shelf.put("c-2")
     assert shelf.store.manifests().manifests == (manifest, other)
     happens(shelf)
-    # THEN that is what is said of it, and only what nobody gets a trace from is beyond repair
+    # THEN that is its condition, and only a lost trace is beyond repair
     listing = shelf.store.manifests()
     condition = listing.unfit.get("c-1", WHOLE)
     assert (condition.state, condition.beyond_repair) == (state, state in ("missing", "damaged"))
-    assert said in condition.words
+    assert message in condition.words
     assert (condition.problem == "") == condition.whole == (listing.manifests == (manifest, other))
     assert other in listing.manifests
     # AND as long as its manifest is one, that can be read
-    if "manifest" not in said and state != "unreadable":
+    if "manifest" not in message and state != "unreadable":
         assert shelf.store.look("c-1") == (manifest, condition)
     if not condition.whole:
-        with pytest.raises((InputError, IntegrityError), match=said):
+        with pytest.raises((InputError, IntegrityError), match=message):
             shelf.store.manifest("c-1")
 
 
@@ -131,7 +131,7 @@ def test_pins(shelf):
 
 
 @pytest.mark.parametrize("name", ["c-3", "../c-1", "c-1/..", "", ".tmp-c", "a/b", "/etc/passwd", "a\x00", "x" * 101])
-def test_what_is_not_there_is_said_and_no_name_leads_out(shelf, name, trace, tmp_path):
+def test_a_missing_artefact_is_reported_and_no_name_leads_out(shelf, name, trace, tmp_path):
     shelf.put("c-1")
     acts = [shelf.store.manifest, shelf.store.look, shelf.store.remove, shelf.store.pin]
     if name != "c-3" and isinstance(shelf.store, LocalStore):
@@ -203,15 +203,15 @@ def test_what_is_gone_is_missing_and_has_no_path(store, put):
     put("c-1")
     assert store.state("c-1")[1].whole
     directory = store.path("c-1", TRACE_NAME).parent
-    for happens, said in (
+    for happens, message in (
         ((directory / TRACE_NAME).unlink, "trace.json.gz: missing"),
         ((directory / "manifest.json").unlink, "manifest.json: missing"),
         (directory.rmdir, "no capture"),
     ):
         happens()
         assert store.state("c-1")[1].state == "missing"
-        assert said in store.state("c-1")[1].words
-        with pytest.raises(SftriageError, match=said):
+        assert message in store.state("c-1")[1].words
+        with pytest.raises(SftriageError, match=message):
             store.path("c-1", TRACE_NAME)
 
 
@@ -223,7 +223,7 @@ def test_a_store_that_is_not_there_is_empty(store, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, put, tmp_path):
+def test_any_file_in_the_store_is_a_problem_and_never_an_exception(store, put, tmp_path):
     put("good")
     captures = store.path("good", TRACE_NAME).parents[1]
     good = captures / "good"
@@ -245,13 +245,13 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, p
     listing = store.manifests()
     assert [manifest.capture_id for manifest in listing.manifests] == ["good"]
     assert len(listing.unfit) == 8
-    said = "\n".join(one.problem for one in listing.unfit.values())
+    message = "\n".join(one.problem for one in listing.unfit.values())
     for words in (
         *(f"{name}/manifest.json: missing" for name in ("stray file", "empty", "piped")),
         *(f"{name}/manifest.json: is the manifest of good" for name in ("copied", "link", "linked")),
         *("garbage/manifest.json: not a manifest", f"away/{TRACE_NAME}: {Path('/etc/passwd').stat().st_size} bytes"),
     ):
-        assert words in said
+        assert words in message
 
 
 def test_sweep_removes_leftovers_and_waits_for_a_put(store, put, trace):
@@ -357,7 +357,7 @@ def test_a_capture_goes_as_one(store, put):
     assert store.ids() == frozenset()
 
 
-def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store, put):
+def test_kept_captures_have_reasons_and_lost_ones_are_removed_on_request(store, put):
     # GIVEN captures that are whole, pinned, damaged, both, of another version, and damaged with a verified copy
     for name in ("whole", "pinned", "damaged", "both", "unknown", "copied"):
         put(name)
@@ -377,17 +377,17 @@ def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to
     gone = outlook(store, RetentionLimits(), 4e9, unfit=True)
     assert [one.capture_id for one in gone.captures] == ["damaged"]
     assert gone.left_alone.keys() == {"both", "unknown", "copied"}
-    # AND when all is too old, what is pinned is said too
+    # AND when all is too old, pinned captures have a reason too
     old = outlook(store, RetentionLimits(age_s=1.0), 4e9)
     assert [one.capture_id for one in old.captures] == ["whole"]
     assert old.left_alone["pinned"] == "it is pinned"
-    for name, said in (
+    for name, message in (
         ("both", "it is pinned, and is damaged: "),
         ("unknown", "it cannot be read: "),
         ("copied", "its copy in s3://b/p was verified"),
         ("damaged", "it is damaged: "),
     ):
-        assert said in old.left_alone[name]
+        assert message in old.left_alone[name]
 
 
 def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store, put, monkeypatch):
@@ -412,7 +412,7 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time():
     # WHEN the store is lost while the first of them is removed
     objects.fails = {"delete trace.json.gz"}
     gone, problem = remove(store, captures)
-    # THEN that is said, and nothing is listed that is not whole
+    # THEN that is reported, and only whole captures are listed
     assert (gone, problem) == ((), "s3://bucket: cannot delete trace.json.gz")
     objects.fails = set()
     assert not store.manifests().unfit

@@ -72,10 +72,10 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     assert upload.manifest_sha256 == hashlib.sha256(first.to_json()).hexdigest()
     # AND the artefacts went before their manifest
     assert objects.put_so_far() == ["trace.json.gz", "manifest.json", "trace.json.gz", "pinned", "manifest.json"]
-    # WHEN somebody looks again, THEN nothing is sent
+    # WHEN it is checked again, THEN nothing is sent
     sender.turn()
     turned(root, objects)
-    assert objects.asked == []
+    assert objects.requests == []
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
         ("put trace.json.gz", 0, ["trace.json.gz", "manifest.json"]),
         ("get trace.json.gz", 0, ["manifest.json"]),
         ("put manifest.json", 0, ["manifest.json"]),
-        # Put, but not seen to be there: it counts only once it is.
+        # Put, but not read back: it counts only after that.
         ("get manifest.json", 1, ["manifest.json"]),
         ("any", 0, ["trace.json.gz", "manifest.json"]),
     ],
 )
-def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, objects, fails, listed, sent_again):
+def test_a_failed_upload_is_reported_and_finished_by_the_next(put, root, objects, fails, listed, sent_again):
     manifest = put("c-1")
     # WHEN a request fails
     objects.fails = {fails}
     sender = turned(root, objects)
-    # THEN nothing is listed that is not whole, and it is said why it is not there
+    # THEN only whole captures are listed, and the reason is noted
     objects.fails = set()
     assert len(there(objects)) == listed
     upload = upload_of(root)
@@ -102,13 +102,13 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, object
     assert "s3://bucket: cannot" in upload.reason
     assert sender.standing.left == {"c-1": upload.reason}
     # AND it is not tried again at once
-    objects.asked.clear()
+    objects.requests.clear()
     sender.turn()
-    assert objects.asked == []
+    assert objects.requests == []
     # WHEN the store is there again, THEN another process sends what is missing, and no more
     turned(root, objects)
     assert objects.put_so_far() == sent_again
-    # AND once it is asked to finish, nothing waits any longer
+    # AND once it has to finish, nothing waits any longer
     sender.release_all()
     sender.turn()
     assert sender.standing.done
@@ -135,7 +135,7 @@ def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
     key = "resnet/run-1/c-1/trace.json.gz"
     objects.put(key, bytes(objects.sizes()[key]))
     (root / "captures" / "c-1" / "upload.json").unlink()
-    objects.asked.clear()
+    objects.requests.clear()
     # WHEN it is uploaded, and that fails just before the artefact is put
     objects.fails = {"put trace.json.gz"}
     turned(root, objects)
@@ -148,7 +148,7 @@ def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
 
-def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put, root, objects, monkeypatch):
+def test_an_unexpected_error_delays_no_other_capture_and_no_caller(put, root, objects, monkeypatch):
     monkeypatch.setattr(uploading, "POLL_S", 0.05)
     for name in ("c-1", "c-2"):
         put(name)
@@ -164,7 +164,7 @@ def test_findings_and_pins_follow_without_the_artefact(store, put, root, objects
     put("c-1")
     sender = turned(root, objects)
     objects.put_so_far()
-    # WHEN somebody else notes findings and pins it
+    # WHEN another process notes findings and pins it
     manifest = store.note("c-1", SLEPT)
     store.pin("c-1")
     # THEN the next look brings both
@@ -189,7 +189,7 @@ def test_what_changes_while_it_is_sent_follows(store, put, root, objects):
     assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
 
 
-def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put, root, objects):
+def test_a_capture_that_comes_at_the_end_or_during_a_check_is_uploaded(put, root, objects):
     # GIVEN that all there was is there
     put("c-1")
     sender = turned(root, objects)
@@ -214,7 +214,7 @@ def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(stor
     objects.fails = {"any"}
     store.remove("c-1")
     sender.turn()
-    # THEN it is gone here, artefact and all, and said to be left there, whole
+    # THEN it is gone here, with its artefact, and reported as still there, whole
     assert (store.ids(), store.sweep()) == ({"c-2"}, 0)
     assert list(sender.standing.removals) == ["c-1"]
     assert [path.name for path in root.rglob("trace.json.gz")] == ["trace.json.gz"]
@@ -254,7 +254,7 @@ def test_artefacts_go_from_here_only_once_they_are_there_and_released(store, put
     elsewhere = tmp_path / "elsewhere"
     remote = RemoteStore.open(str(elsewhere), job="resnet", run="run-1", create=True)
     sender = Uploader(root, remote, elsewhere.as_uri(), keep_local=False)
-    # THEN the artefact stays while somebody here may read it
+    # THEN the artefact stays while a reader here may need it
     sender.turn()
     assert path.exists()
     # WHEN it is released, THEN it goes, and the capture is here all the same
@@ -276,7 +276,7 @@ def test_artefacts_go_from_here_only_once_they_are_there_and_released(store, put
         store.get("c-1", "trace.json.gz", tmp_path / "again")
 
 
-def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store, put, root, objects):
+def test_an_artefact_that_vanishes_there_is_sent_again_or_reported_as_lost(store, put, root, objects):
     # GIVEN two captures that are there, of which one has its artefact nowhere else
     put("c-1")
     put("c-2")
@@ -288,7 +288,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store,
         store.note(name, SLEPT)
     # WHEN it is looked again
     turned(root, objects)
-    # THEN the one is there again, and the other is said to be lost
+    # THEN the one is there again, and the other is reported as lost
     assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
     assert "is neither here nor in s3://bucket" in upload_of(root, "c-2").reason
 
@@ -311,7 +311,7 @@ def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, 
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
 
-def test_nobody_writes_over_anothers_capture(store, put, trace, root, objects):
+def test_no_run_overwrites_anothers_capture(store, put, trace, root, objects):
     # GIVEN that another run of the same name has put a capture of the same id
     other = manifest_of("c-1", second=7)
     run_of(objects).put_artefact("c-1", other.artefacts[0], b"1234567")
@@ -319,7 +319,7 @@ def test_nobody_writes_over_anothers_capture(store, put, trace, root, objects):
     # WHEN ours is uploaded
     put("c-1")
     turned(root, objects)
-    # THEN the other one stays as it is, and it is said
+    # THEN the other one stays as it is, and that is reported
     assert there(objects) == (other,)
     assert "has a different capture c-1" in upload_of(root).reason
     # AND a capture of another run goes nowhere
