@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -322,7 +322,7 @@ def verify_stacks(file: Path, request: CaptureRequest, result: CaptureResult) ->
         raise CaptureError(f"not a file of sampled stacks: {error}") from error
     if not steps:
         raise CaptureError("no stack was sampled")
-    if not all(type(one) is int and one in promised for one in steps):
+    if not all(type(sample) is int and sample in promised for sample in steps):
         raise CaptureError(f"the stacks are not of steps {result.first_step} to {result.last_step}")
 
 
@@ -332,11 +332,17 @@ def _steps_of(result: CaptureResult) -> range:
     return range(result.first_step, result.last_step + 1)
 
 
-def check_size(request: CaptureRequest, what: str, size_bytes: int) -> None:
+def check_options(options: Collection[str], known: Set[str]) -> None:
+    """Raise CaptureError for unknown options."""
+    if unknown := sorted(set(options) - known):
+        raise CaptureError(f"unknown options: {', '.join(unknown)}")
+
+
+def check_size(request: CaptureRequest, name: str, size_bytes: int) -> None:
     """Raise CaptureError for a file that is larger than its request allows."""
     if size_bytes > request.max_bytes:
-        has = "have" if what == "stacks" else "has"
-        raise CaptureError(f"the {what} {has} {size_bytes} bytes; at most {request.max_bytes} were allowed")
+        has = "have" if name == "stacks" else "has"
+        raise CaptureError(f"the {name} {has} {size_bytes} bytes; at most {request.max_bytes} were allowed")
 
 
 _DISTRIBUTED = "distributedInfo"
@@ -470,7 +476,7 @@ class TrainerCapture(Executor):
         """The trace, which the trainer leaves unpacked to save its own time, and any sampled stacks."""
         trace = FileToStore(self._trace, "trace.json.gz", "application/gzip")
         sampled = FileToStore(self._stacks, SAMPLES_NAME, "application/json", compress=False)
-        return tuple(one for one in (trace, sampled) if one.path.exists())
+        return tuple(artefact for artefact in (trace, sampled) if artefact.path.exists())
 
     def close(self) -> None:
         self._mailbox.close()

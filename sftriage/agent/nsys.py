@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.executor import Course, Executor, StatusReader, Turns, check_size, mailbox_of
+from sftriage.agent.executor import Course, Executor, StatusReader, Turns, check_options, check_size, mailbox_of
 from sftriage.agent.nsys_rank import NOTE, release_registry
 from sftriage.agent.nsys_report import ReportContents, check, complaint_of, contents_of, unread
 from sftriage.base.files import write_atomically
@@ -445,13 +445,8 @@ def parse_version(output: str) -> tuple[int, int, int]:
 
 
 def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags of ``nsys start`` for sampling, by default off; raises CaptureError for unknown options.
-
-    nsys ties context switches to sampling, so both flags are always set.
-    """
-    unknown = sorted(set(options) - {"trace", "sample", "sqlite"})
-    if unknown:
-        raise CaptureError(f"unknown options: {', '.join(unknown)}")
+    """Flags of ``nsys start`` for sampling and, tied to it, context switches; by default off. Raises CaptureError."""
+    check_options(options, {"trace", "sample", "sqlite"})
     sample = options.get("sample", "none")
     if sample not in ("none", "cpu"):
         raise CaptureError(f"option sample {sample!r}: none or cpu")

@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.executor import Course, Executor, StatusReader, check_size
+from sftriage.agent.executor import Course, Executor, StatusReader, check_options, check_size
 from sftriage.base.files import private
 from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
@@ -132,9 +132,7 @@ class StacksCapture(Executor):
     """
 
     def __init__(self, request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, status: StatusReader) -> None:
-        unknown = sorted(set(request.options) - OPTIONS)
-        if unknown:
-            raise CaptureError(f"unknown options: {', '.join(unknown)}")
+        check_options(request.options, OPTIONS)
         super().__init__(request)
         self._info, self._rings, self._status = info, rings, status
         self._stacks = spool / f"{request.capture_id}.stacks.json"
