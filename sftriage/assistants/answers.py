@@ -265,7 +265,7 @@ class Answers:
         without the fault explains nothing.
         """
         if in_store:
-            store, reference = self.stored().one(_one_line(capture))
+            store, reference = self.stored().resolve(_one_line(capture))
             manifest, _ = store.look(reference)
         else:
             manifest = _manifest(self.view(self.run(run)), capture)

@@ -65,7 +65,7 @@ def _chosen(
         return stored_capture(capture_id, cluster, choice.store)
     if capture_id is None:
         raise UsageError("give a capture; list them with `sftriage traces list`")
-    return *captures_of(choice).one(capture_id), None
+    return *captures_of(choice).resolve(capture_id), None
 
 
 def get_trace(

@@ -78,7 +78,7 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
 
 def _of_capture(target: str, choice: CapturesChoice, form: str, made: str) -> str:
     captures = captures_of(choice)
-    store, reference = captures.one(target)
+    store, reference = captures.resolve(target)
     manifest, _ = store.look(reference)
     of_run = captures.run
     source = None if of_run is None else RunSource(lambda: of_run)

@@ -210,7 +210,7 @@ def traces_for_step(
 def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: JsonOption = False) -> None:
     """Show what triggered a capture, what it contains and what it cost."""
     captures = captures_of(choice)
-    store, reference = captures.one(capture_id)
+    store, reference = captures.resolve(capture_id)
     manifest, condition = store.look(reference)
     upload = upload_of(captures.run if choice.store is None else None, manifest.capture_id)
     if as_json:
@@ -229,14 +229,14 @@ def show_schema() -> None:
 
 def pin_trace(capture_id: CaptureArgument, *, choice: CapturesChoice) -> None:
     """Keep a capture regardless of the policy's retention."""
-    store, reference = captures_of(choice).one(capture_id)
+    store, reference = captures_of(choice).resolve(capture_id)
     store.pin(reference)
     write(f"{reference} is pinned")
 
 
 def unpin_trace(capture_id: CaptureArgument, *, choice: CapturesChoice) -> None:
     """Let the policy's retention remove a capture again."""
-    store, reference = captures_of(choice).one(capture_id)
+    store, reference = captures_of(choice).resolve(capture_id)
     store.pin(reference, pinned=False)
     write(f"{reference} is not pinned")
 

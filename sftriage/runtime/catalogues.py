@@ -44,7 +44,7 @@ class CatalogueCaptures:
             return []
         return self.catalogue.find(replace(query, **both))
 
-    def one(self, name: str) -> tuple[Store, str]:
+    def resolve(self, name: str) -> tuple[Store, str]:
         """The store and reference of the one capture of an id, its beginning, or ``job/run/id``."""
         job_and_run, _, capture_id = name.rpartition("/")
         rows = self.find(CaptureQuery(prefix=capture_id)) if capture_id else []
