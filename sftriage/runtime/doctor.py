@@ -65,8 +65,8 @@ def examine(rings_root: Path = TMPFS) -> list[CheckResult]:
     ]
 
 
-def _present(what: str, found: str | None, without: str) -> CheckResult:
-    return CheckResult(what, "ok" if found else "missing", found or without)
+def _present(name: str, found: str | None, without: str) -> CheckResult:
+    return CheckResult(name, "ok" if found else "missing", found or without)
 
 
 def _rings(root: Path) -> Iterator[CheckResult]:
@@ -334,17 +334,17 @@ def _missing_of(found: JobFound, ranks: Ranks, facts: Facts, training: int) -> I
     nothing = why_nothing(facts)
     if nothing is not None:
         ended = nothing.code in ("failed", "stopped")
-        what = nothing.words if ended else f"{nothing.words}: no step is recorded"
-        yield Missing(what, _LINES.get(nothing.code, ()))
+        gap = nothing.words if ended else f"{nothing.words}: no step is recorded"
+        yield Missing(gap, _LINES.get(nothing.code, ()))
         return
     if facts.status:
         after = f"{counted(min(map(len, ranks.steps)), 'recorded step')} per rank"
-        what = f"the job exited with status {facts.status} after {after}"
-        yield Missing(f"{what}: see its output above", ())
+        gap = f"the job exited with status {facts.status} after {after}"
+        yield Missing(f"{gap}: see its output above", ())
     if training > 1 and ranks.infos and all(info.world_size == 1 for info in ranks.infos):
         # They do not know each other: each records as rank 0 of 1.
-        what = f"{training} processes train, each as rank 0 of 1"
-        yield Missing(f"{what}: RANK, WORLD_SIZE and torch.distributed give no others", _RANKS)
+        gap = f"{training} processes train, each as rank 0 of 1"
+        yield Missing(f"{gap}: RANK, WORLD_SIZE and torch.distributed give no others", _RANKS)
     yield from _in_monitor(found, ranks) if found.by_hand else _under_seams(found, ranks, facts.failed)
 
 
@@ -359,8 +359,8 @@ def _under_seams(found: JobFound, ranks: Ranks, failed: Mapping[str, str]) -> It
         yield from _elsewhere(found, ("import sftriage", *_around("sftriage", "NAME")))
     schema = ranks.infos[0].schema
     if ranks.infos[0].world_size > 1 and not any(found.stages.get(name) for name in schema.sync):
-        what = "neither DDP nor FSDP is used, and no step waited in a collective of torch.distributed"
-        yield Missing(f"no stage waits for the other ranks: {what}", _EXCHANGE)
+        gap = "neither DDP nor FSDP is used, and no step waited in a collective of torch.distributed"
+        yield Missing(f"no stage waits for the other ranks: {gap}", _EXCHANGE)
     if "forward" in schema.sync:
         yield Missing("no time of the last gradient: FSDP accumulates it after the exchange", ())
 
@@ -369,11 +369,11 @@ def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
     records = [record for steps in ranks.steps for record in steps]
     # (a rank's last step may be incomplete because the job was ended)
     if incomplete := sum(not record.complete for steps in ranks.steps for record in steps[:-1]):
-        what = f"{incomplete} of {counted(len(records), 'step')} ended by an exception, or never"
-        yield Missing(f"{what}: make one turn of the loop one step", ("with monitor.step():", "    ...  # one turn"))
+        gap = f"{incomplete} of {counted(len(records), 'step')} ended by an exception, or never"
+        yield Missing(f"{gap}: make one turn of the loop one step", ("with monitor.step():", "    ...  # one turn"))
     if ranks.misuse:
-        what = f"{counted(ranks.misuse, 'invalid call')} of the recorder"
-        yield Missing(f"{what}: see its warnings above (one of each kind)", ())
+        gap = f"{counted(ranks.misuse, 'invalid call')} of the recorder"
+        yield Missing(f"{gap}: see its warnings above (one of each kind)", ())
     schema = ranks.infos[0].schema
     for name in schema.stages[:-1]:
         if not found.stages.get(name):
@@ -382,15 +382,15 @@ def _in_monitor(found: JobFound, ranks: Ranks) -> Iterator[Missing]:
     if ranks.infos[0].world_size > 1 and not schema.sync:
         yield Missing("no stage is declared to wait for the other ranks (sync)", _SYNC)
     elif schema.sync and all(record.ready_ns is None for record in records):
-        what = f"no time of the last gradient, which separates {schema.sync[0]} from waiting in it"
-        yield Missing(f"{what} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
+        gap = f"no time of the last gradient, which separates {schema.sync[0]} from waiting in it"
+        yield Missing(f"{gap} (under FSDP there is none)", ("monitor.watch(model)  # once, before the first step",))
 
 
 def _elsewhere(found: JobFound, lines: tuple[str, ...]) -> Iterator[Missing]:
     share = found.stages.get("other", 0.0)
     if share >= _MUCH:
-        what = f"{share:.0%} of the steps is outside all stages (other)"
-        yield Missing(f"{what}: name the stages between those detected", lines)
+        gap = f"{share:.0%} of the steps is outside all stages (other)"
+        yield Missing(f"{gap}: name the stages between those detected", lines)
 
 
 _UNDETECTED = {

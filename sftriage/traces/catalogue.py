@@ -476,7 +476,7 @@ class _SqliteFile(_Database):
         is_damaged = (
             isinstance(error, _Foreign)
             or type(error.orig) is sqlite3.DatabaseError
-            or any(one in str(error.orig) for one in _DAMAGE)
+            or any(marker in str(error.orig) for marker in _DAMAGE)
         )
         if self._path is None or not is_damaged:
             return False

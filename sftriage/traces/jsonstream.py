@@ -66,10 +66,10 @@ class Damage:
 
     found: dict[Damaged, tuple[int, int]] = field(default_factory=dict)
 
-    def note(self, what: Damaged, at: int) -> None:
+    def note(self, kind: Damaged, at: int) -> None:
         """Count damage at a byte."""
-        n, first = self.found.get(what, (0, at))
-        self.found[what] = (n + 1, first)
+        n, first = self.found.get(kind, (0, at))
+        self.found[kind] = (n + 1, first)
 
     @property
     def dropped(self) -> int:
@@ -81,10 +81,10 @@ class Damage:
         """A sentence for each kind."""
         return tuple(
             f"ignored what follows the trace, from byte {first}"
-            if what == "rest"
-            else f"{counted(n, what)} {'repaired' if what == 'name' else 'dropped'}"
+            if kind == "rest"
+            else f"{counted(n, kind)} {'repaired' if kind == 'name' else 'dropped'}"
             + (f" at byte {first}" if n == 1 else f", the first at byte {first}")
-            for what, (n, first) in self.found.items()
+            for kind, (n, first) in self.found.items()
         )
 
 
@@ -275,14 +275,14 @@ class TraceReader:
         while first < len(ends) and (self._ended or first == 0 or first + _JOINED <= len(ends)):
             self._skip_gap()
             # (a seam may belong to a list after that of the events)
-            if text.startswith(b"]", self._at) or not (count := self._one(ends[first : first + _JOINED])):
+            if text.startswith(b"]", self._at) or not (count := self._take_event(ends[first : first + _JOINED])):
                 break
             first += count
             self._at = ends[first - 1]
         self._take_noted()
         return first > 0
 
-    def _one(self, ends: Sequence[int]) -> int:
+    def _take_event(self, ends: Sequence[int]) -> int:
         """Take or drop the event that begins here; return the number of its parts, by ``ends`` (0: not known yet)."""
         start, text, lost = self._at, self._text, self._ended
         for count, end in enumerate(ends, 1):
@@ -317,8 +317,8 @@ class TraceReader:
             if not (self._taken(event) or self._take_odd(event)):
                 self.damage.note("event", at)
 
-    def _damaged(self, what: Damaged, start: int, end: int, instead: bytes) -> None:
-        self.damage.note(what, self._passed + start)
+    def _damaged(self, kind: Damaged, start: int, end: int, instead: bytes) -> None:
+        self.damage.note(kind, self._passed + start)
         self._edit(self._passed + start, self._passed + end, instead)
 
     def _fill(self) -> None:

@@ -174,15 +174,15 @@ class CauseInfo(DocumentModel):
     @property
     def short(self) -> str:
         """The cause in a few words, for a line of a list: the call or its kind, and the line."""
-        what = self.code.replace("_", " ")
+        call = self.code.replace("_", " ")
         if self.place is None:
-            return what
+            return call
         called = _CALLED.search(self.place.source)
         if self.code == "python":
-            what = self.place.function
+            call = self.place.function
         elif called is not None and self.code in _AT_A_CALL:
-            what = called[1]
-        return f"{what} at {PurePath(self.place.file).name}:{self.place.line}"
+            call = called[1]
+        return f"{call} at {PurePath(self.place.file).name}:{self.place.line}"
 
 
 _CALLED = re.compile(r"\b([A-Za-z_][\w.]*)\(")
