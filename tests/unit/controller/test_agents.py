@@ -76,12 +76,12 @@ def test_steps_no_longer_in_memory_come_from_the_logs(tmp_path):
         for _ in range(30):
             train(*ranks, steps=4)
             gathering.add(read.rows())
-        # WHEN these are asked for
+        # WHEN these steps are requested
         window = gathering.steps(0, 10, 21)
         # THEN they are there, of all ranks, and just these
         assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
         assert np.isfinite(window.durations_NRS).all()
-        # AND steps that nobody took, or of a generation that is not there, are not
+        # AND steps not taken, or of an unknown generation, are not
         assert gathering.steps(0, 500, 510) is None
         assert gathering.steps(3, 10, 21) is None
 
@@ -95,7 +95,7 @@ def test_windows_stay_in_memory_during_a_capture(monkeypatch):
             gathering.add([of_two(first, 4)], hold=hold)
 
     go_on(0, hold=True)
-    # WHEN steps of it are asked for that are in no window to come THEN they are there, of all ranks, and just these
+    # WHEN its steps are requested that no later window needs THEN they are there, of all ranks, and just these
     window = gathering.steps(0, 9, 10)
     assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (9, 10, (2, 2))
     assert np.isfinite(window.durations_NRS).all()
@@ -129,11 +129,11 @@ def test_windows_do_not_wait_for_a_silent_rank_until_it_reports_again():
     assert gathering.add([rows((0, 1), 0, 5, agent="a"), rows((2, 3), 0, 2, agent="b")]) == []
     # WHEN it is given up
     (window,) = gathering.add([rows((0, 1), 5, 1, agent="a"), rows((2, 3), 0, 0, agent="b", away=(2, 3))])
-    # THEN the window goes out without what it has not told of
+    # THEN the window is complete without its missing steps
     assert np.isfinite(window.durations_NRS[:, :2]).all()
     assert np.isfinite(window.durations_NRS[:2, 2:]).all()
     assert np.isnan(window.durations_NRS[2:, 2:]).all()
-    # AND once it tells of steps again, it is waited for again
+    # AND once it reports steps again, windows wait for it again
     assert gathering.add([rows((2, 3), 2, 5, agent="b"), rows((0, 1), 6, 3, agent="a")]) == []
     (window,) = gathering.add([rows((2, 3), 7, 1, agent="b")])
     assert (window.first_step, np.isfinite(window.durations_NRS).all()) == (4, True)
@@ -143,7 +143,7 @@ SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 
 
 def slow_window(local_R, **refined):
-    """Ten steps in which each rank takes so long by itself, and waits for the others in backward."""
+    """Ten steps in which each rank takes this long by itself, and waits for the others in backward."""
     local_R = np.array(local_R)
     durations_NRS = np.zeros((10, len(local_R), 3))
     durations_NRS[:, :, 0] = local_R
@@ -247,8 +247,8 @@ def test_a_cancelled_capture_has_the_reason_and_others_keep_their_result():
     made = wants(request_of("s1", 2), request_of("c1", 4, "control"))
     refused = result("s1", "refused", detail="a profiler is already running in this process")
     assert made.ended(refused)[1] == refused
-    wanted, told = made.ended(result("c1", "failed", 4, "cancelled"))
-    assert told.detail == "cancelled: nothing to compare it with: the capture of rank 2 was refused"
+    wanted, ended = made.ended(result("c1", "failed", 4, "cancelled"))
+    assert ended.detail == "cancelled: nothing to compare it with: the capture of rank 2 was refused"
     # AND what was wanted is known still, with why it exists and of which generation it was to be
     assert (wanted.request.capture_id, wanted.trigger, wanted.generation) == ("c1", WHY, 3)
 
@@ -294,12 +294,12 @@ def controller(directory, left=None) -> Controller:
 
 
 def test_a_new_controller_knows_decisions_and_running_captures(tmp_path):
-    # GIVEN a controller that has asked for a capture because of a window, and one for a person, and was killed
+    # GIVEN a killed controller that has requested a capture for a window, and another for a person
     first = controller(tmp_path)
     slow = window(0, late_s=0.02)
     (request,) = first.take(slow, 100.0).decision.requests
-    ask = ManualRequest("a-1", (1,), "me", "why not")
-    (wanted,) = first.decide_request(ask, job_at(30), 101.0).requests
+    manual = ManualRequest("a-1", (1,), "me", "why not")
+    (wanted,) = first.decide_request(manual, job_at(30), 101.0).requests
     # WHEN the journal is read
     left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
     assert (left.n_windows, left.n_stored) == (1, 0)
@@ -311,7 +311,7 @@ def test_a_new_controller_knows_decisions_and_running_captures(tmp_path):
     second = controller(tmp_path, left)
     assert second.decided(slow)
     assert not second.decided(window(20))
-    assert second.answered(ask)
+    assert second.answered(manual)
     assert second.trigger_of(request.capture_id).rule == "slow"
     second.changed(CaptureResult(request.capture_id, 2, "running"), 105.0)
     assert request.capture_id in resume_state(read_journal(tmp_path / "decisions.jsonl")).unended
@@ -321,7 +321,7 @@ def test_a_new_controller_knows_decisions_and_running_captures(tmp_path):
 
 
 def test_the_next_controller_requests_a_follow_up_once(tmp_path):
-    # GIVEN a capture that has told what it leaves open, and whose controller was killed before it counted as ended
+    # GIVEN a capture with a known open question, whose controller was killed before it counted as ended
     first = controller(tmp_path)
     (request,) = first.take(window(0, late_s=0.02), 100.0).decision.requests
     assert (request.profiler, first.trigger_of(request.capture_id).chosen) == ("stacks", "host_stage")

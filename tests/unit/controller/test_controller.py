@@ -71,7 +71,7 @@ def test_a_restart_keeps_cooldowns_and_running_captures(start):
     [("yes", "already_captured"), ("partly", "already_captured"), ("no", "rule_matched"), (None, "rule_matched")],
 )
 def test_a_reproduced_suspect_waits_and_others_are_captured_again(start, answer, reason):
-    # GIVEN a capture that ended, and whether the fault is in its steps, if that could be told
+    # GIVEN an ended capture, and whether the fault is in its steps, if known
     controller = start()
     (request,) = controller.take(window(0, late_s=0.02), now_s=100.0).decision.requests
     found = None if answer is None else Reproduced(answer, 3, 2, 0.02, 0.02)
@@ -108,7 +108,7 @@ def test_a_restart_keeps_notifications_and_streaks(start):
     slow = {"name": "slow", "match": {"gain": ">= 5%"}, "for": "60 steps", "capture": {"control_ranks": 1}}
     # WHEN each window is judged by another controller
     decisions = [start(page, slow).take(window(20 * n, late_s=0.02), now_s=100.0 + n).decision for n in range(3)]
-    # THEN somebody is told once, and what has lasted for three windows of 20 steps is captured
+    # THEN one message is sent, and a suspect that lasted for three windows of 20 steps is captured
     assert [decision.notify for decision in decisions] == [("page",), (), ()]
     assert [decision.outcome for decision in decisions] == ["hold", "hold", "capture"]
     # AND a healthy rank is captured beside the suspect
@@ -120,22 +120,22 @@ def test_windows_without_the_straggler_do_not_rule_it_out(start, tmp_path):
     controller = start(mitigate={"remedies": ["stragglar"], "min_saving": "1%"})
     group = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 400, 400, 0, -1, Request(0, 0, 0), 0.01, 1 << 20)
 
-    def told_after(*windows):
+    def events_after(*windows):
         for one in windows:
             controller.take(one, now_s=100.0)
         controller.mitigate([group], 100.0)
-        told = [one for one in read_journal(tmp_path / "decisions.jsonl") if isinstance(one, RemedyChanged)]
-        return [(one.state, one.reason, one.rank) for one in told]
+        changes = [one for one in read_journal(tmp_path / "decisions.jsonl") if isinstance(one, RemedyChanged)]
+        return [(one.state, one.reason, one.rank) for one in changes]
 
     tried = [("trying", "worthwhile", 2)]
-    assert told_after(*(window(20 * number, late_s=0.02) for number in range(40))) == tried
-    # WHEN nothing is heard of its host, for more windows than are looked at THEN nobody says that it is late no more
+    assert events_after(*(window(20 * number, late_s=0.02) for number in range(40))) == tried
+    # WHEN its host is silent for more windows than count THEN no event says that it is no longer late
     silent = [window(20 * number) for number in range(40, 52)]
     for one in silent:
         one.durations_NRS[:, 2:] = np.nan
-    assert told_after(*silent) == tried
-    # AND that is said once it is heard again, and is late no more
-    assert told_after(*(window(20 * number) for number in range(52, 62))) == [*tried, ("undone", "gone", 2)]
+    assert events_after(*silent) == tried
+    # AND an event says so once it reports again and is no longer late
+    assert events_after(*(window(20 * number) for number in range(52, 62))) == [*tried, ("undone", "gone", 2)]
 
 
 S = 1_000_000_000
@@ -143,7 +143,7 @@ S = 1_000_000_000
 
 @dataclass(frozen=True)
 class Since:
-    """What the ranks are doing since some moment of the controller's clock, told in ages when it is looked at."""
+    """The ranks' states since a moment of the controller's clock, as ages at the time of each check."""
 
     stages: tuple[str | None, ...]
     step: int
@@ -158,7 +158,7 @@ class Since:
 
 @pytest.fixture
 def stepping(start):
-    """A controller that has seen the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
+    """A controller that knows the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
     made = start(detection={"stalled_after": "2s"})
     for step in range(10):
         now_ns = int((0.1 * step + 0.01) * S)

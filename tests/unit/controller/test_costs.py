@@ -12,7 +12,7 @@ SCHEMA = StageSchema(("forward", "other"))
 
 
 def windows(took_s, capturing, length=50, stride=10, ranks=3):
-    """Overlapping windows over steps that take the slowest rank so long, in two stages and the time between."""
+    """Overlapping windows over steps with these times of the slowest rank, in two stages and the time between."""
     took_s, capturing = np.asarray(took_s, dtype=float), np.asarray(capturing, dtype=bool)
     for first in range(0, len(took_s) - length + 1, stride):
         part = took_s[first : first + length]
@@ -48,10 +48,10 @@ def job(n_steps=200, *captures):
         # One capture: its steps, and those just after it.
         ([(80, 85, 0.05, 0.0)], [(80, 85, 0.3)]),
         ([(80, 85, 0.05, 0.01)], [(80, 85, 0.4)]),
-        # A capture that cost nothing. Where the machine was quicker meanwhile, nobody is told of less than nothing.
+        # A capture without cost. If the machine was quicker meanwhile, the cost is not negative.
         ([(80, 85, 0.0, 0.0)], [(80, 85, 0.0)]),
         ([(80, 85, -0.01, 0.0)], [(80, 85, 0.0)]),
-        # Two that are apart are told apart, two that overlap or follow at once are one.
+        # Two captures that are apart count separately, two that overlap or follow at once count as one.
         ([(60, 62, 0.1, 0.0), (120, 122, 0.2, 0.0)], [(60, 62, 0.3), (120, 122, 0.6)]),
         ([(60, 62, 0.1, 0.0), (66, 68, 0.1, 0.0)], [(60, 68, 0.6)]),
         # What is not over yet is not known yet.
@@ -74,7 +74,7 @@ def test_a_cost_is_recorded_once_however_windows_overlap():
 
 
 def test_missing_ranks_and_steps_have_no_cost():
-    # GIVEN a step of the capture that nobody saw, and a rank that is missing throughout
+    # GIVEN a missing step of the capture, and a rank that is missing throughout
     took_s, capturing = job(200, (80, 85, 0.05, 0.0))
     some = list(windows(took_s, capturing))
     for window in some:
@@ -104,7 +104,7 @@ def test_an_earlier_fault_is_not_charged(onset, period, most_s):
     # GIVEN a job with a fault of 200 ms, and a capture of four steps because of it that costs next to nothing
     took_s, capturing = job(200, (100, 103, 0.001, 0.0))
     took_s[np.arange(200) >= onset] += np.where(np.arange(onset, 200) % period == 0, 0.2, 0.0)
-    # WHEN its cost is told
+    # WHEN its cost is recorded
     (cost,) = costs_of(took_s, capturing)
     # THEN the fault is not charged to it
     assert cost.cost_s <= most_s
@@ -144,7 +144,7 @@ def checkpointing(every, captured, *, stall_s=0.15, kind="", rank=1, n_steps=700
         # There is none in it: the stall is not taken for one, though it is nearly as long.
         (250, 600, "", 0.15),
         (50, 610, "", 0.15),
-        # Of a kind that was never seen before, it is not known how long it takes.
+        # The usual time of a new kind of step is unknown.
         (600, 599, "checkpoint", 0.15),
     ],
 )

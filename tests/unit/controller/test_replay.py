@@ -49,14 +49,14 @@ def test_the_clock_follows_the_recorded_steps():
 
 
 def test_time_between_steps_counts_and_a_missing_step_takes_as_long_as_the_last():
-    # GIVEN 10 ms between steps, one rank's step missing, and one that nobody has
-    seen = window(0, late_s=0.0)
-    seen.durations_NRS[3, 1] = np.nan
-    seen.durations_NRS[7] = np.nan
-    seen = replace(seen, between_NR=np.full((20, 4), 0.01))
-    (one,) = replay([seen], policy(), 0.0)
+    # GIVEN 10 ms between steps, a step that one rank lacks, and one that all lack
+    recorded = window(0, late_s=0.0)
+    recorded.durations_NRS[3, 1] = np.nan
+    recorded.durations_NRS[7] = np.nan
+    recorded = replace(recorded, between_NR=np.full((20, 4), 0.01))
+    (one,) = replay([recorded], policy(), 0.0)
     assert one.time_s == pytest.approx(20 * 0.06)
-    # AND steps between two windows are steps nobody saw
+    # AND steps between two windows count as missing
     *_, last = replay([window(0, late_s=0.0), window(60, late_s=0.0)], policy(), 0.0)
     assert last.time_s == pytest.approx(80 * STEP_S)
 
@@ -75,8 +75,8 @@ def test_a_capture_marks_the_window_of_its_steps_as_self_inflicted():
 
 
 def test_a_recorded_profiler_still_counts():
-    seen = replace(window(0), capturing_N=np.arange(20) == 5)
-    (one,) = replay([seen], policy(), 0.0)
+    recorded = replace(window(0), capturing_N=np.arange(20) == 5)
+    (one,) = replay([recorded], policy(), 0.0)
     assert (one.decision.outcome, one.verdict.reasons) == ("hold", ("self_inflicted",))
 
 
@@ -155,7 +155,7 @@ def test_stacks_are_taken_at_once_and_disturb_no_window():
     assert outcomes(replayed) == ["ignore", "capture", "ignore", "capture", "ignore"]
     # AND the clock never goes back, though the recorded steps do not show the stall
     assert [one.time_s for one in replayed] == sorted(one.time_s for one in replayed)
-    # AND of the rank that is waited for, and of a healthy one beside it
+    # AND of the missing rank, and of a healthy one beside it
     assert [(request.rank, request.role) for request in replayed[1].decision.requests] == [
         (1, "suspect"),
         (0, "control"),

@@ -47,29 +47,29 @@ def remedies(advice):
 @pytest.mark.parametrize(
     ("situation", "named", "who", "settled"),
     [
-        ("nobody yet", "", None, False),
-        ("nobody", "..........", None, True),
+        ("no windows yet", "", None, False),
+        ("no straggler", "..........", None, True),
         ("in too few windows yet", "333", None, False),
         ("since it began", "3333", 3, False),
         ("now and then", "3..3..3..3", None, False),
         ("in half of the windows", "3.3.3.3.3.", 3, True),
-        ("in most, and nobody for a little", "3333333...", 3, True),
+        ("in most, and not in the last few", "3333333...", 3, True),
         ("not any more", "333.......", None, True),
-        ("in half, and nobody since", "33333.....", 3, True),
+        ("in half, and not since", "33333.....", 3, True),
         ("it moves: the windows of before are most still", "33333..111", 3, True),
-        ("it moves, and nobody was named for longer", "3333...111", None, False),
+        ("it moves, and none was named for longer", "3333...111", None, False),
         ("it has moved", "3333..1111", 1, True),
-        ("it seemed to move, and nobody is named any more", "333...111.", None, True),
+        ("it seemed to move, and none is named any more", "333...111.", None, True),
         ("each time another one", "1230123012", None, True),
         ("it moves again and again", "3131313131", 3, True),
     ],
 )
 def test_the_chronic_straggler_of_recent_windows(situation, named, who, settled):
-    # GIVEN whom the last windows name, THEN that is who has been slow for long, and is still
+    # GIVEN the suspects of the last windows THEN the chronic straggler is the one that still is slow
     recent = [None if one == "." else Straggler(f"rank {one}", "data", (int(one),), 0, 0.05, 0.25) for one in named]
     found = straggler_in(recent, 4)
     assert (found and found.ranks) == (who if who is None else (who,))
-    # AND whether that may be said of them: not while they begin to name another one
+    # AND it is settled unless they begin to name another rank
     assert is_settled(recent) == settled
 
 
@@ -108,7 +108,7 @@ def test_without_message_sizes_advice_is_in_shares():
     ("straggler", "expected"),
     [
         (None, set()),
-        (late(ranks=tuple(range(8))), set()),  # all of them: nobody else is there
+        (late(ranks=tuple(range(8))), set()),  # all of them: no other rank is left
         (late(ranks=(2, 3)), {"take_out", "rebalance"}),
         (late(ranks=(0,), n_ranks=3), {"take_out", "rebalance"}),  # a ring is never slower among three
         (late(ranks=(0,), n_ranks=100_000), {"take_out", "rebalance", "stragglar"}),
@@ -344,9 +344,9 @@ def test_a_pipeline_is_known_once_all_its_stages_have_measured():
         StageTimes(1.2, 2.2, 0.5, 0.0, 4),
     )
     status = SwitchStatus("name", (0, 1, 2), 9, 9, 0, -1, Request(0, 0, 0), stages=stages, microbatches=8)
-    seen = Pipeline((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), (0.3, 0.5), 8, (6, 5, 4))
-    assert measured_pipeline(status) == seen
-    # AND nothing is said where a stage has not, or of a group that is no pipeline
+    measured = Pipeline((1.0, 1.1, 1.2), (2.0, 2.1, 2.2), (0.3, 0.5), 8, (6, 5, 4))
+    assert measured_pipeline(status) == measured
+    # AND it is unknown if a stage has not measured, or the group is no pipeline
     missing = stages[0]._replace(forward_s=0.0), *stages[1:]
     assert measured_pipeline(replace(status, stages=missing)) is None
     assert measured_pipeline(replace(status, stages=())) is None

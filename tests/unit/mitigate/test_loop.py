@@ -25,10 +25,10 @@ PIPELINE = SwitchStatus("rank-0.0.switch", (0, 1, 2, 3), 40, 40, 0, -1, Request(
 
 
 class Job:
-    """A job that takes its steps, of 8 ranks that switch when they are told to, and the loop beside it."""
+    """A job that takes its steps, of 8 ranks that switch on request, and the loop beside it."""
 
     def __init__(self, allowed=ALLOWED, *, helps_s=0.05, straggler=LATE, switches=True, beside=()):
-        self.loop, self.told, self.allowed, self.straggler = RemedyLoop(), [], allowed, straggler
+        self.loop, self.events, self.allowed, self.straggler = RemedyLoop(), [], allowed, straggler
         self.step, self.helps_s, self.switches = 100, helps_s, switches
         self.group, self.steps_s, self.time_s = GROUP, {}, 1000.0
         self.beside = list(beside)
@@ -40,8 +40,8 @@ class Job:
             helping = sum(bool(one.value) for one in (self.group, *self.beside))
             self.steps_s[self.step] = 0.5 + jitter_s - self.helps_s * helping
         self.time_s += 1.0
-        self.loop, told = self.loop.after(self.now())
-        self.told += [] if told is None else [told]
+        self.loop, event = self.loop.after(self.now())
+        self.events += [] if event is None else [event]
         self.group, *self.beside = map(self.switched, (self.group, *self.beside))
 
     def switched(self, group):
@@ -56,7 +56,7 @@ class Job:
     def turns(self, number):
         for _ in range(number):
             self.turn()
-        return [(one.state, one.reason) for one in self.told]
+        return [(event.state, event.reason) for event in self.events]
 
 
 def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
@@ -68,7 +68,7 @@ def test_a_remedy_that_helps_is_tried_in_turns_and_kept():
     assert states == [("trying", "worthwhile"), ("kept", "helps")]
     assert job.loop.wanted([GROUP]) == {GROUP.name: Setting(6)}
     # AND what is on record is what was expected, and what was measured of as many steps with it as without
-    trying, kept = job.told
+    trying, kept = job.events
     assert trying.numbers["expected_s"] == pytest.approx(0.175 * (1 - (9 / 7) / 1.75))
     assert trying.numbers["break_even_s"] == pytest.approx(0.0393, abs=1e-4)
     assert kept.numbers["saves_s"] == pytest.approx(0.05, abs=1e-3)
@@ -88,12 +88,12 @@ COURSES: dict[str, tuple[dict, list[tuple[dict, int, list[str]]]]] = {
     "it saves less than 2%": ({"helps_s": 0.009}, [({}, 40, [TRIED, NO_HELP]), ({"time_s": 4700.0}, 1, [TRIED])]),
     "the policy does not say mitigate": ({"allowed": None}, [({}, 20, [ADVISED])]),
     "the policy names no remedy": ({"allowed": FEW}, [({}, 20, [ADVISED])]),
-    "nobody is late": ({"straggler": None}, [({}, 3, [])]),
+    "no rank is late": ({"straggler": None}, [({}, 3, [])]),
     "a host is late": ({"straggler": replace(LATE, ranks=(4, 5))}, [({}, 3, [])]),
     "it is late by less than the break-even": ({"straggler": replace(LATE, late_s=0.03)}, [({}, 3, [])]),
     "nothing has been exchanged yet": ({}, [({"group": replace(GROUP, exchange_s=0.0)}, 3, [])]),
     "it is in no group": ({}, [({"group": replace(GROUP, ranks=tuple(range(8, 16)))}, 3, [])]),
-    "of three, nobody wins": ({}, [({"group": replace(GROUP, ranks=(3, 4, 5))}, 3, [])]),
+    "three ranks gain nothing": ({}, [({"group": replace(GROUP, ranks=(3, 4, 5))}, 3, [])]),
     "an exchange is next to nothing of a step": ({}, [({"group": replace(GROUP, exchange_s=0.01)}, 3, [])]),
     # (nothing is tried before all ranks are known to do as usual)
     **{
@@ -125,9 +125,9 @@ def test_the_course_of_a_remedy(options, course):
     job = Job(**options)
     for change, turns, expected in course:
         vars(job).update(change)
-        known = len(job.told)
+        known = len(job.events)
         assert [" ".join(one) for one in job.turns(turns)[known:]] == expected
-    in_force = bool(job.told) and job.told[-1].state in ("trying", "kept")
+    in_force = bool(job.events) and job.events[-1].state in ("trying", "kept")
     assert job.loop.wanted([job.group]) == {job.group.name: Setting(6 if in_force else 0)}
 
 
@@ -144,7 +144,7 @@ def test_a_remedy_is_undone_when_its_cause_is_gone(turns, change, reason):
     # GIVEN a remedy that is being tried, or kept WHEN something changes THEN it is undone, whatever it had shown
     job = Job()
     job.turns(turns)
-    known = len(job.told)
+    known = len(job.events)
     for name, value in change.items():
         setattr(job, name, value)
     assert job.turns(1)[known:] == [("undone", reason)]
@@ -154,7 +154,7 @@ def test_a_remedy_is_undone_when_its_cause_is_gone(turns, change, reason):
 
 
 @pytest.mark.parametrize(
-    ("told_of", "reason"),
+    ("reported", "reason"),
     [
         # none: the job ends, or will begin anew
         ([], None),
@@ -166,15 +166,15 @@ def test_a_remedy_is_undone_when_its_cause_is_gone(turns, change, reason):
     ],
 )
 @pytest.mark.parametrize(("turns", "resumed"), [(3, False), (3, True), (40, False), (40, True)])
-def test_an_unreported_group_keeps_its_remedy_until_it_is_known(turns, resumed, told_of, reason):
-    # GIVEN a remedy that is tried, or kept WHEN its group is told of no more, or not yet
+def test_an_unreported_group_keeps_its_remedy_until_it_is_known(turns, resumed, reported, reason):
+    # GIVEN a remedy on trial or kept WHEN no host reports its group any more, or yet
     job = Job()
     job.turns(turns)
-    loop = RemedyLoop.resumed(job.told) if resumed else job.loop
-    now = replace(job.now(), switches=told_of)
+    loop = RemedyLoop.resumed(job.events) if resumed else job.loop
+    now = replace(job.now(), switches=reported)
     # THEN it is undone only if it is certain that it is not in force
-    after, told = loop.after(now)
-    assert (told and told.reason) == reason
+    after, event = loop.after(now)
+    assert (event and event.reason) == reason
     if reason is None:
         assert after.after(now) == (after, None)
     # AND if the ranks begin anew, it is; before they are known to, a controller that takes over waits
@@ -186,7 +186,7 @@ def test_an_unreported_group_keeps_its_remedy_until_it_is_known(turns, resumed, 
 def test_a_new_controller_undoes_an_interrupted_trial_once_its_group_reports():
     job = Job()
     job.turns(3)
-    loop = RemedyLoop.resumed(job.told)
+    loop = RemedyLoop.resumed(job.events)
     # GIVEN a group of which some host says nothing WHEN it does again THEN that goes on record, and not before
     assert loop.after(replace(job.now(), switches=[])) == (loop, None)
     assert loop.after(job.now())[1].reason == "interrupted"
@@ -197,10 +197,10 @@ def test_a_new_controller_keeps_kept_remedies_and_undoes_trials(turns, state):
     # GIVEN a controller that was killed in a trial, or after it
     job = Job()
     job.turns(turns)
-    assert job.told[-1].state == state
+    assert job.events[-1].state == state
     # WHEN another one goes on by what is on record
-    job.loop = RemedyLoop.resumed(job.told)
-    known = len(job.told)
+    job.loop = RemedyLoop.resumed(job.events)
+    known = len(job.events)
     if state == "kept":
         assert job.turns(3)[known:] == []
         assert job.group.value == 6
@@ -216,7 +216,7 @@ def test_only_recorded_and_allowed_remedies_are_ever_in_force(events):
     job = Job()
     for event in events:
         if event == "takeover":
-            job.loop = RemedyLoop.resumed(job.told)
+            job.loop = RemedyLoop.resumed(job.events)
         elif event == "restart":
             job.group = replace(job.group, name=f"rank-0.{job.step}.switch", value=0, since_step=-1)
         elif event in ("gone", "back"):
@@ -226,8 +226,8 @@ def test_only_recorded_and_allowed_remedies_are_ever_in_force(events):
         job.turn()
         if job.loop.wanted([job.group])[job.group.name].value:
             assert job.allowed is not None
-            assert job.told[-1].state in ("trying", "kept")
-            assert job.told[-1].switch == job.group.name
+            assert job.events[-1].state in ("trying", "kept")
+            assert job.events[-1].switch == job.group.name
 
 
 HEALED = tuple(one._replace(there_s=0.001, back_s=0.001) for one in STAGES)
@@ -239,22 +239,22 @@ def pipelined(allowed=LINK_ALLOWED, stages=STAGES, **options):
     job.group = replace(PIPELINE, stages=stages)
     job.turn()
     job.turn(SLOW_STEPS - 3)
-    assert not job.told
+    assert not job.events
     return job
 
 
 def test_stages_run_further_ahead_of_a_slow_link_if_it_helps():
-    # GIVEN a pipeline whose second link is slow, and nobody who is late
+    # GIVEN a pipeline whose second link is slow, and no late rank
     job = pipelined()
     # WHEN time goes on THEN it is tried, and kept, with the same plan
     assert job.turns(40) == [("trying", "worthwhile"), ("kept", "helps")]
-    trying, kept = job.told
+    trying, kept = job.events
     assert (trying.remedy, trying.rank, trying.numbers["delay_s"]) == ("pipeline", 1, 0.03)
     assert job.loop.wanted([job.group]) == {job.group.name: Setting.of_plan(kept.ahead_S)}
     assert kept.ahead_S == trying.ahead_S != (4, 3, 2, 1)
     assert max(kept.ahead_S) <= 8
     # AND a controller that goes on by what is on record wants the same
-    assert RemedyLoop.resumed(job.told).wanted([job.group]) == job.loop.wanted([job.group])
+    assert RemedyLoop.resumed(job.events).wanted([job.group]) == job.loop.wanted([job.group])
 
 
 def test_a_link_must_be_slow_at_every_look():
@@ -263,9 +263,9 @@ def test_a_link_must_be_slow_at_every_look():
     first, none, second = (STAGES[0]._replace(back_s=0.03), *HEALED[1:]), HEALED, STAGES
     for stages in (first, second, first, none, second, second, none) * 3:
         job.group = replace(PIPELINE, stages=stages)
-        # THEN nobody is named
+        # THEN no link is named
         job.turn(SLOW_STEPS)
-        assert not job.told
+        assert not job.events
         job.group = replace(PIPELINE, stages=HEALED)
         job.turn()
     # AND one that goes on is, once
@@ -287,7 +287,7 @@ def test_a_link_must_be_slow_at_every_look():
 def test_a_plan_is_undone_once_the_link_has_healed(turns, there_s, back_s, reason):
     job = pipelined()
     job.turns(turns)
-    known = len(job.told)
+    known = len(job.events)
     stages = list(STAGES)
     stages[1], stages[2] = stages[1]._replace(back_s=back_s), stages[2]._replace(there_s=there_s)
     job.group = replace(job.group, stages=tuple(stages))
@@ -318,20 +318,20 @@ def test_an_advised_link_is_reported_healed_and_named_again_if_slow_again():
     job = pipelined(None)
     assert job.turns(3) == [("advised", "not_allowed")]
     slow, healed = job.group, replace(job.group, stages=HEALED)
-    # WHEN it heals THEN that is said, once, also by a controller that goes on with the run
-    for loop in (job.loop, RemedyLoop.resumed(job.told)):
-        job.loop, job.told, job.group = loop, [], healed
+    # WHEN it heals THEN one event says so, also after a takeover by another controller
+    for loop in (job.loop, RemedyLoop.resumed(job.events)):
+        job.loop, job.events, job.group = loop, [], healed
         assert job.turns(3) == [("advised", "gone")]
     # AND if it is slow again, it is named again
-    job.group, job.told = slow, []
+    job.group, job.events = slow, []
     assert job.turns(40) == [("advised", "not_allowed")]
 
 
 OTHER_PIPELINE = replace(PIPELINE, name="rank-4.0.switch", ranks=(4, 5, 6, 7))
 
 
-def states(told):
-    return [(one.state, one.reason, one.switch) for one in told]
+def states(events):
+    return [(event.state, event.reason, event.switch) for event in events]
 
 
 def test_each_group_has_its_remedy_and_one_trial_runs_at_a_time():
@@ -343,14 +343,14 @@ def test_each_group_has_its_remedy_and_one_trial_runs_at_a_time():
     helped = [
         (state, reason, name) for name in names for state, reason in (("trying", "worthwhile"), ("kept", "helps"))
     ]
-    assert states(job.told) == helped
+    assert states(job.events) == helped
     assert [one.value != 0 for one in (job.group, *job.beside)] == [True, True]
     # AND a controller that goes on by what is on record wants the same
-    assert RemedyLoop.resumed(job.told).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
+    assert RemedyLoop.resumed(job.events).wanted([job.group, *job.beside]) == job.loop.wanted([job.group, *job.beside])
     # WHEN the first link heals THEN it alone is undone
     job.group = replace(job.group, stages=HEALED)
     job.turns(5)
-    assert states(job.told)[4:] == [("undone", "gone", PIPELINE.name)]
+    assert states(job.events)[4:] == [("undone", "gone", PIPELINE.name)]
     assert [one.value != 0 for one in (job.group, *job.beside)] == [False, True]
 
 
@@ -358,11 +358,11 @@ def test_a_trial_restarts_if_another_remedy_is_undone_meanwhile():
     # GIVEN a remedy that is kept, and another one that is tried
     job = pipelined(beside=[OTHER_PIPELINE])
     job.turns(33)
-    assert [one.state for one in job.told] == ["trying", "kept", "trying"]
+    assert [event.state for event in job.events] == ["trying", "kept", "trying"]
     # WHEN what the first one was for is gone THEN the trial's steps are not to be compared any more
     job.group = replace(job.group, stages=HEALED)
     job.turns(4)
-    assert [one[:2] for one in states(job.told)[3:]] == [
+    assert [one[:2] for one in states(job.events)[3:]] == [
         ("undone", "gone"),
         ("undone", "interrupted"),
         ("trying", "worthwhile"),
@@ -373,10 +373,10 @@ def test_a_late_rank_and_a_slow_link_in_two_groups_both_get_remedies():
     # GIVEN a rank that is late, beside a pipeline with a slow link
     job = Job(Mitigate(remedies=("stragglar", "pipeline"), steps=10), beside=[OTHER_PIPELINE])
     job.turns(80)
-    assert [(one.remedy, one.state) for one in job.told] == [
+    assert [(event.remedy, event.state) for event in job.events] == [
         (remedy, state) for remedy in ("stragglar", "pipeline") for state in ("trying", "kept")
     ]
     # WHEN it is late no more THEN the pipeline's stays
     job.straggler = None
     job.turns(5)
-    assert states(job.told)[4:] == [("undone", "gone", GROUP.name)]
+    assert states(job.events)[4:] == [("undone", "gone", GROUP.name)]

@@ -41,7 +41,7 @@ def followed(n: int, rounds: tuple[tuple[Send, ...], ...]) -> list[list[frozense
 
 @pytest.mark.parametrize("n", [*range(2, 34), 48, 64, 128])
 def test_every_rank_ends_with_the_whole_sum_of_every_chunk(n: int) -> None:
-    """GIVEN a schedule WHEN it is followed round by round THEN all ranks have all sums, in so many rounds."""
+    """GIVEN a schedule WHEN it is followed round by round THEN all ranks have all sums, in this many rounds."""
     assert followed(n, schedule_of(n)) == [[frozenset(range(n))] * (n - 1)] * n
     more = (n in ONE_MORE | {48}) + 2 * (n in TWO_MORE)
     assert len(schedule_of(n)) == fewest_rounds(n) + more
@@ -54,7 +54,7 @@ def test_no_chunk_is_sent_to_a_rank_that_has_it() -> None:
 
 
 def test_a_wrong_schedule_is_detected() -> None:
-    """GIVEN a chunk that is passed on before it is whole WHEN it is followed THEN that is said."""
+    """GIVEN a chunk that is passed on before it is whole WHEN it is followed THEN the check fails."""
     good = schedule_of(4)
     with pytest.raises(AssertionError, match="is of no whole sum"):
         followed(4, ((Send(1, 2, 0),), *good))

@@ -42,13 +42,13 @@ def path(tmp_path):
 
 
 def test_a_request_takes_effect_on_all_ranks_in_the_same_round(path):
-    # GIVEN a group that has gone a few rounds WHEN another value is asked for
+    # GIVEN a group after a few rounds WHEN another value is requested
     group, file = Group(path, 3), SwitchFile(path)
     for _ in range(4):
         group.round()
     with SwitchFile(path) as gone:
         gone.write_request(gone.status().next_request(2))
-    # (whoever asked may be gone by now: another one who wants the same has nothing to ask for)
+    # (the requester may be gone: another one that wants the same need not request it)
     assert file.status().next_request(2) is None
     for _ in range(5):
         group.round()
@@ -56,7 +56,7 @@ def test_a_request_takes_effect_on_all_ranks_in_the_same_round(path):
     assert group.values == [[0] * 6 + [2] * 3] * 3
     status = file.status()
     assert (status.value, status.since_step, status.round, status.all_begun) == (2, 106, 9, 9)
-    # AND nothing more is to be asked for, and then what is wanted instead
+    # AND no request is due, until another value is wanted
     assert status.next_request(2) is None
     assert status.next_request(0) == Request(2, 9 + switching.ROUNDS_AHEAD, 0)
 
@@ -66,16 +66,16 @@ def test_a_request_that_one_rank_sees_too_late_fails_on_all_and_is_repeated(path
     group, file = Group(path, 3), SwitchFile(path)
     for _ in range(3):
         group.round()
-    asked = file.status().next_request(1)
+    request = file.status().next_request(1)
     group.round()
     group.begin(0)
     group.begin(1)
-    # WHEN whoever asks was held up until now (the third rank alone sees it as the round before begins)
-    assert asked.round == 6
-    file.write_request(asked)
+    # WHEN the request is written late (only the third rank sees it at the start of the round before)
+    assert request.round == 6
+    file.write_request(request)
     group.begin(2)
     group.round()
-    # THEN nobody has switched, and it is asked for again
+    # THEN no rank has switched, and the request is due again
     assert [values[-1] for values in group.values] == [0, 0, 0]
     again = file.status().next_request(1)
     assert again == Request(2, 6 + switching.ROUNDS_AHEAD, 1)
@@ -85,7 +85,7 @@ def test_a_request_that_one_rank_sees_too_late_fails_on_all_and_is_repeated(path
     assert [values[-1] for values in group.values] == [1, 1, 1]
 
 
-# A turn is a rank's that begins, three or two times of four, or somebody's who asks for something.
+# A turn is a rank that begins a round, two or three times of four, or a request.
 TURNS = st.lists(st.tuples(st.integers(0, 11), st.integers(-1, 3), st.integers(0, 59)), min_size=10, max_size=80)
 
 
@@ -93,7 +93,7 @@ TURNS = st.lists(st.tuples(st.integers(0, 11), st.integers(-1, 3), st.integers(0
 @settings(max_examples=150)
 def test_no_two_ranks_are_ever_in_one_round_with_different_values(n, turns):
     # GIVEN ranks that begin rounds in any order that exchanges allow, and requests for any round at any moment, one
-    # over the other, as of several that ask, or of one that was stopped for long in between
+    # over the other, as from several requesters, or from one that was stopped for long in between
     with TemporaryDirectory() as directory, SwitchFile(make_switch(Path(directory), tuple(range(n)))) as file:
         group = Group(file.path, n)
         for number, (what, ahead, which) in enumerate(turns):
@@ -122,7 +122,7 @@ def pipeline(tmp_path):
 
 
 def test_a_plan_takes_effect_on_all_stages_in_the_same_step(pipeline):
-    # GIVEN a pipeline WHEN it is asked to run further ahead, and then as before
+    # GIVEN a pipeline WHEN a request lets it run further ahead, and then as before
     path, group = pipeline
     with SwitchFile(path) as file:
         for setting in (Setting.of_plan(AHEAD_S), Setting()):
@@ -170,7 +170,7 @@ def test_no_two_stages_ever_run_by_different_plans(turns):
                 ahead_S = ((3, 1), (4, 1), (4, 2), (9, 3))[which % 4]
                 request = Request(1 + number % 3, max(map(len, plans)) + max(0, ahead), 0)
                 if which % 8 < 4:
-                    # (a controller that is ended here has asked for nothing; what is in force stays so)
+                    # (a controller that is killed here has requested nothing, and the value in force stays)
                     os.pwrite(file._descriptor, bytes(ahead_S).ljust(8, b"\0"), switching.REQUEST_AT + 8)
                 else:
                     file.write_request(request._replace(value=Setting.of_plan(ahead_S).value), ahead_S)
@@ -200,11 +200,11 @@ def test_stage_times_are_reported(pipeline):
 
 
 def test_an_exchange_takes_as_long_as_on_the_last_rank(path):
-    # GIVEN ranks of which the last waits for nobody THEN what an exchange takes is what it takes that one, smoothed
+    # GIVEN ranks of which the last does not wait THEN an exchange takes as long as on that one, smoothed
     group, file = Group(path, 3), SwitchFile(path)
     group.switches[0].exchanged(50_000_000, 4096)
     group.switches[2].exchanged(20_000_000, 4096)
-    assert (file.status().exchange_s, file.status().exchanged_bytes) == (0.0, 4096)  # one has not said yet
+    assert (file.status().exchange_s, file.status().exchanged_bytes) == (0.0, 4096)  # one has not reported yet
     group.switches[1].exchanged(30_000_000, 4096)
     assert file.status().exchange_s == pytest.approx(0.02)
     group.switches[2].exchanged(36_000_000, 4096)
@@ -223,7 +223,7 @@ def test_files_of_dead_groups_are_removed_and_a_new_file_has_the_highest_number(
     # WHEN ranks join again, beside a file that is none
     (tmp_path / "rank-0.x.switch").touch()
     again = make_switch(tmp_path, (0, 1))
-    # THEN what nobody writes any more is removed, and the newest is the last
+    # THEN files without a writer are removed, and the newest is the last
     assert switching.find_switches(tmp_path, 0) == [first, again]
     with SwitchFile(again) as new, SwitchFile(first) as old, SwitchFile(other) as beside:
         assert switching.newest_of_each([new, old, beside]) == [new, beside]
@@ -250,7 +250,7 @@ NAME = "ranks-0.abcd"
 
 
 class Votes:
-    """An exchange among ranks, as a collective of each round in which all take part; nobody waits to take part."""
+    """An exchange among ranks, as a collective of each round in which all take part; no rank waits to take part."""
 
     def __init__(self, n):
         self.n, self.of_round = n, {}
@@ -313,27 +313,27 @@ def hosts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("before", "asked", "after"),
+    ("before", "requests", "after"),
     [
-        # what is in force; what the first host is asked for, and the second; what is in force then
-        *((0, [asked], after) for asked, after in (((2, 2), 2), ((2, 0), 0), ((0, 2), 0), ((2, 1), 0))),
-        *((2, [asked], after) for asked, after in (((2, 2), 2), ((0, 0), 0), ((0, 2), 2), ((2, 0), 2), ((1, 1), 1))),
+        # the value in force; the requests on the first host and the second; the value in force then
+        *((0, [pair], after) for pair, after in (((2, 2), 2), ((2, 0), 0), ((0, 2), 0), ((2, 1), 0))),
+        *((2, [pair], after) for pair, after in (((2, 2), 2), ((0, 0), 0), ((0, 2), 2), ((2, 0), 2), ((1, 1), 1))),
         # more than there are ranks, and a pipeline's plan: no rank can do that
-        *((before, [asked], before) for before, asked in ((0, (4, 4)), (2, (4, 4)), (0, (4, 2)))),
+        *((before, [pair], before) for before, pair in ((0, (4, 4)), (2, (4, 4)), (0, (4, 2)))),
         (2, [(Setting.of_plan((3, 2, 1)).value,) * 2], 2),
         # withdrawn before all have seen it
         (0, [(3, None), (0, 3), (None, 0)], 0),
     ],
 )
-def test_a_value_takes_effect_once_all_hosts_request_it(hosts, before, asked, after):
-    # GIVEN something in force WHEN hosts are asked for something THEN it is in force once all ranks have seen it
+def test_a_value_takes_effect_once_all_hosts_request_it(hosts, before, requests, after):
+    # GIVEN a value in force WHEN hosts get requests THEN a new value is in force once all ranks have seen it
     hosts.write_request(before, before)
     hosts.rounds(3)
-    for words in asked:
+    for words in requests:
         hosts.write_request(*words)
         # (in the round that begins, all vote)
         hosts.rounds(3)
-    assert hosts.values == [[0, before, before, before, *[after] * (3 * len(asked) - 1)]] * 3
+    assert hosts.values == [[0, before, before, before, *[after] * (3 * len(requests) - 1)]] * 3
     assert {file.status().value for file in hosts.files} == {after}
 
 
@@ -342,7 +342,7 @@ def test_a_value_takes_effect_one_round_after_the_last_host_sees_it(hosts):
     hosts.write_request(3, None)
     hosts.rounds(4)
     assert (hosts.status().value, hosts.status().request) == (0, switching.UNLIKE)
-    # THEN it is to be asked for still, and what is wanted no more is not
+    # THEN its request is still due, and one for a value no longer wanted is not
     assert hosts.status().next_request(3) == Request(0, 0, 3)
     assert hosts.status().next_request(0) == Request(0, 0, 0)
     # WHEN the other one hears of it too
@@ -365,13 +365,13 @@ def test_a_value_takes_effect_one_round_after_the_last_host_sees_it(hosts):
         ((1.0, 1.0, 1.0), 1),
         ((5.0, 5.0, 5.0), 1),
         ((0.25, 0.25, 0.25), 4),
-        # one who was away for long, by its own clock, is waited for by all
+        # all wait for one that was away for long by its own clock
         ((0.1, 0.3, 0.1), 3),
         ((1e-3, 1e-3, 1e-3), MOST_ROUNDS_APART),
     ],
 )
 def test_ranks_vote_about_every_second_in_the_same_rounds(hosts, round_s, apart):
-    # GIVEN ranks whose rounds take them so long, by clocks that began at different times
+    # GIVEN ranks whose rounds take this long, by clocks that began at different times
     cast = {place: [] for place in hosts.switches}
     for place, one in hosts.switches.items():
         one.clock = lambda place=place: 7 + place + round(len(hosts.values[place]) * round_s[place] * 1e9)
@@ -384,7 +384,7 @@ def test_ranks_vote_about_every_second_in_the_same_rounds(hosts, round_s, apart)
     # WHEN rounds go on THEN all vote in the same: the first two, and from there on so far apart
     hosts.rounds(4 * MOST_ROUNDS_APART)
     assert cast[0] == cast[1] == cast[2] == [0, *range(1, 4 * MOST_ROUNDS_APART, apart)]
-    # AND what is asked for is in force a round after the next vote
+    # AND a request is in force a round after the next vote
     hosts.write_request(2, 2)
     rounds = 0
     while hosts.values[0][-1] == 0:
@@ -415,9 +415,9 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
         group = MultiHostGroup(Path(directory), *here)
     for place, one in group.switches.items():
         one.clock = accumulate(cycle(clocks[place])).__next__
-    for what, which, whom in turns:
+    for what, which, target in turns:
         if what == 0:
-            host = whom % (len(here) + 1)
+            host = target % (len(here) + 1)
             group.write_request(*(which % (n + 2) if host in (at, len(here)) else None for at in range(len(here))))
         else:
             group.begin_one(which)
@@ -425,7 +425,7 @@ def test_no_two_ranks_of_hosts_are_ever_in_one_round_with_different_values(host_
     for of_round in zip(*group.values, strict=False):
         assert len(set(of_round)) == 1
         assert 0 <= of_round[0] <= n
-    # AND once all hosts are asked for the same, it is in force after the next vote but one
+    # AND once all hosts have the same request, it is in force after the next vote but one
     group.write_request(*[n] * len(here))
     while min(map(len, group.values)) < max(map(len, group.values)):
         group.begin(min(range(n), key=lambda one: len(group.values[one])))
@@ -448,7 +448,7 @@ def test_a_rank_that_cannot_vote_votes_against(hosts):
 def test_an_exchange_takes_as_long_as_on_the_last_rank_of_any_host(hosts):
     for place, took_ms in enumerate((50, 20)):
         hosts.switches[place].exchanged(took_ms * 1_000_000, 4096)
-    assert (hosts.status().exchange_s, hosts.status().exchanged_bytes) == (0.0, 4096)  # one has not said yet
+    assert (hosts.status().exchange_s, hosts.status().exchanged_bytes) == (0.0, 4096)  # one has not reported yet
     hosts.switches[2].exchanged(30_000_000, 4096)
     assert hosts.status().exchange_s == pytest.approx(0.02)
 

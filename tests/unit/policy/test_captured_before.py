@@ -95,7 +95,7 @@ def test_a_failed_capture_frees_its_place_but_is_not_retried_at_once(ended):
     policy = make_policy({**CAPTURING, "cooldown": "10m"}, captures_per_run=1, captures_per_hour=9)
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
     (request,) = decision.requests
-    # WHEN the capture comes to nothing a minute later
+    # WHEN the capture fails a minute later
     state = finished(state, of(request.capture_id, ended), NOW + 60)
     # THEN its place in the run and its cooldown are there again, and its place in the hour is not
     assert (state.captures, state.asked, state.fired_s, state.asked_s) == (0, 1, {}, (NOW,))
@@ -108,7 +108,7 @@ def test_a_failed_capture_frees_its_place_but_is_not_retried_at_once(ended):
     )
     again, state = decide(make_verdict(), policy, state, NOW + 120)
     assert again.requests[0].capture_id != request.capture_id
-    # WHEN that comes to nothing too, THEN it waits twice as long
+    # WHEN that fails too, THEN it waits twice as long
     state = finished(state, of(again.requests[0].capture_id, ended), NOW + 120)
     assert reason_sentence(decide(make_verdict(), policy, state, NOW + 239)[0]).startswith(
         "the last 2 captures of rule a failed"
@@ -168,7 +168,7 @@ def test_a_late_result_keeps_a_later_failure():
 
 
 def test_a_lost_capture_counts_as_made():
-    """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
+    """GIVEN a capture that never reports THEN its rank is free, and the rule's cooldown holds."""
     policy = make_policy({**CAPTURING, "cooldown": "1h"})
     _, begun = decide(make_verdict(), policy, BEGUN, NOW)
     deadline = NOW + 60 + GRACE_S
@@ -183,7 +183,7 @@ FIRST = "w100-149-r2-a-1"
 
 
 def test_a_capture_has_one_follow_up_whatever_it_shows():
-    # GIVEN a follow-up that runs THEN no other is asked for
+    # GIVEN a follow-up that runs THEN no other is requested
     (second,) = (decided := taken(captured("operators"), now_s=NOW + 2))[0].requests
     assert second.capture_id != FIRST
     assert taken(decided[1], now_s=NOW + 3)[0].reason == "already_captured"

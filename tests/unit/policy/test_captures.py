@@ -32,7 +32,7 @@ def test_costs_add_up_and_negative_ones_are_ignored():
 def test_rules_notify_once_per_cooldown():
     policy = make_policy(CAPTURING, TELLING, {**TELLING, "name": "costly", "match": {"gain": ">= 50%"}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
-    # THEN it is told beside the capture, and by the rules that match alone
+    # THEN it notifies beside the capture, and for the rules that only notify
     assert (decision.outcome, decision.rule, decision.notify) == ("capture", "a", ("t",))
     decision, state = decide(make_verdict(share=0.6), policy, state, NOW + 599)
     assert decision.notify == ("costly",)
@@ -81,19 +81,19 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived():
 
 
 LARGEST_S = 0.02
-TWO_ASKED = replace(BEGUN, asked_s=(NOW - 1800, NOW - 60), largest_gain_s=LARGEST_S)
+TWO_CAPTURED = replace(BEGUN, asked_s=(NOW - 1800, NOW - 60), largest_gain_s=LARGEST_S)
 
 
 def test_a_stall_may_take_the_reserved_place_and_compares_with_no_step():
     """GIVEN one place that a stall takes THEN how long it lasted is no gain that a suspect has to be larger than."""
     policy = make_policy(STACKS, CAPTURING, captures_per_hour=3)
-    _, state = decide(make_verdict("stalled", reasons=("not_arrived",), gain_s=90.0), policy, TWO_ASKED, NOW)
+    _, state = decide(make_verdict("stalled", reasons=("not_arrived",), gain_s=90.0), policy, TWO_CAPTURED, NOW)
     assert (len(state.running), state.largest_gain_s) == (1, LARGEST_S)
 
 
 def test_a_person_may_take_the_reserved_place():
     policy = make_policy(CAPTURING, captures_per_hour=3)
-    decision, state = decided(ask(1), TWO_ASKED, policy)
+    decision, state = decided(by_hand(1), TWO_CAPTURED, policy)
     assert (decision.outcome, state.largest_gain_s) == ("capture", LARGEST_S)
 
 
@@ -101,7 +101,7 @@ limited = partial(make_policy, {"name": "any", "match": {}})
 POLICY = limited(captures_per_hour=3, captures_per_run=4, concurrent_ranks=2)
 
 
-def ask(*ranks, **more):
+def by_hand(*ranks, **more):
     return ManualRequest("a-1", ranks or (1,), "ann", "why not", **more)
 
 
@@ -111,9 +111,9 @@ def decided(wanted, state=None, limits=None, *, ranks=4, attempt=0, **known):
 
 
 def test_a_manual_request_is_captured():
-    # GIVEN an ask for two ranks
-    decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
-    # THEN just that is requested, with the bounds that were asked for
+    # GIVEN a request for two ranks
+    decision, state = decided(by_hand(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
+    # THEN just these ranks are captured, with the requested bounds
     found = decision.outcome, decision.label, reason_sentence(decision)
     assert found == ("capture", "asked", "requested by ann: why not")
     bounds = [(one.rank, one.steps, one.warmup_steps, one.max_seconds) for one in decision.requests]
@@ -131,7 +131,7 @@ ANY, UNDER_NSYS = {}, {"clock": "device", "nsys": True}
 @pytest.mark.parametrize(
     ("profiler", "options", "still", "case", "expected"),
     [
-        # By hand nobody is suspected: both operators and lines are looked at
+        # A request has no suspect: it captures both operators and lines
         ("auto", {}, (), ANY, ("torch", 5, 1, True, "whole_rank")),
         ("auto", {}, (), UNDER_NSYS, ("nsys", 5, 1, None, "device_clock")),
         # unless the rank takes no steps
@@ -146,7 +146,7 @@ ANY, UNDER_NSYS = {}, {"clock": "device", "nsys": True}
     ],
 )
 def test_the_profiler_of_a_manual_request(profiler, options, still, case, expected):
-    wanted = ask(1, profiler=profiler, options=options)
+    wanted = by_hand(1, profiler=profiler, options=options)
     decision, _ = decided(wanted, still=still, **case)
     (request,) = decision.requests
     why = trigger(wanted, POLICY, decision, request)
@@ -158,14 +158,14 @@ def test_the_profiler_of_a_manual_request(profiler, options, still, case, expect
 @pytest.mark.parametrize(
     ("wanted", "before", "limits", "reason"),
     [
-        (ask(7), (), None, "rank 7 is not in this job: its ranks are 0 to 3"),
-        (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
-        (ask(1), (ask(1),), None, "rank 1 is already being captured"),
-        (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
-        (ask(1), (ask(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
-        (ask(1), (ask(0),), limited(captures_per_hour=1, concurrent_ranks=2), "captures_per_hour: 1 of 1"),
-        (ask(1), (ask(0),), limited(captures_per_day=1, concurrent_ranks=2), "captures_per_day: 1 of 1"),
-        (ask(1), (), limited(active={"cron": "0 3 * * *"}), "active: captures are not allowed until"),
+        (by_hand(7), (), None, "rank 7 is not in this job: its ranks are 0 to 3"),
+        (by_hand(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
+        (by_hand(1), (by_hand(1),), None, "rank 1 is already being captured"),
+        (by_hand(2), (by_hand(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
+        (by_hand(1), (by_hand(0),), limited(captures_per_run=1, concurrent_ranks=1), "captures_per_run: 1 of 1"),
+        (by_hand(1), (by_hand(0),), limited(captures_per_hour=1, concurrent_ranks=2), "captures_per_hour: 1 of 1"),
+        (by_hand(1), (by_hand(0),), limited(captures_per_day=1, concurrent_ranks=2), "captures_per_day: 1 of 1"),
+        (by_hand(1), (), limited(active={"cron": "0 3 * * *"}), "active: captures are not allowed until"),
     ],
 )
 def test_the_limits_hold(wanted, before, limits, reason):
@@ -181,12 +181,12 @@ def test_the_limits_hold(wanted, before, limits, reason):
 
 
 def test_a_job_without_ranks_has_no_capture():
-    assert reason_sentence(decided(ask(0), ranks=0)[0]) == "rank 0 is not in this job: it has no ranks yet"
+    assert reason_sentence(decided(by_hand(0), ranks=0)[0]) == "rank 0 is not in this job: it has no ranks yet"
 
 
 def test_a_manual_trigger_names_the_person_and_reason_and_no_suspect():
-    decision, _ = decided(ask(1))
-    why = trigger(ask(1), POLICY, decision, decision.requests[0])
+    decision, _ = decided(by_hand(1))
+    why = trigger(by_hand(1), POLICY, decision, decision.requests[0])
     assert (why.label, why.ranks, why.stage, why.gain_s) == ("asked", (1,), None, 0.0)
     assert (why.why, why.rule, why.policy) == ("requested by ann: why not", "", "p")
 

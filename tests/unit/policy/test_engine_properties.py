@@ -122,7 +122,7 @@ class Played:
     def captures(self) -> list[tuple[Event, Decision]]:
         return [(event, decision) for event, decision in self.history if decision.outcome == "capture"]
 
-    def came_to_nothing(self, request: CaptureRequest) -> bool:
+    def has_failed(self, request: CaptureRequest) -> bool:
         return self.ended.get(request.capture_id, ("",))[0] in ("failed", "refused")
 
 
@@ -179,7 +179,7 @@ def test_any_stream_keeps_limits_and_waits_and_a_restart_changes_nothing(events,
 
 def no_limit_of_the_run_is_passed(found, policy, limits, active):
     asked = [(decision.time_s, request) for _, decision in found.captures() for request in decision.requests]
-    made = [request for _, request in asked if not found.came_to_nothing(request)]
+    made = [request for _, request in asked if not found.has_failed(request)]
     assert len(made) <= limits.get("captures_per_run", math.inf)
     assert len({request.capture_id for _, request in asked}) == len(asked)
     for time_s, _ in asked:
@@ -228,7 +228,7 @@ def the_last_place_goes_to_a_suspect_larger_than_any_before(found, limits):
                 taken = sum(decision.time_s - period_s < one_s for one_s in asked_s)
                 assert event.gain_s > largest_s or taken <= limits[name] - 1
             largest_s = max(largest_s, event.gain_s)
-        # AND whoever is told that it is kept was not larger, and there was one
+        # AND a suspect refused by the reserved place was not the largest, and one place was left
         if decision.reason == "place_kept":
             assert event.gain_s <= largest_s
             name = str(decision.parameters["place_of"])
@@ -238,7 +238,7 @@ def the_last_place_goes_to_a_suspect_larger_than_any_before(found, limits):
 
 @given(events=EVENTS, rules=RULES, rank=st.integers(8, 10), stage=st.sampled_from(["data", "forward", None]))
 def test_no_suspect_waits_for_captures_of_another(events, rules, rank, stage):
-    """GIVEN any captures of others, and places enough WHEN somebody else is suspected THEN it is captured at once."""
+    """GIVEN any captures of others, and places enough WHEN another rank is suspected THEN it is captured at once."""
     policy = make_policy(*rules, captures_per_hour=1000, concurrent_ranks=1000, overhead_budget="100%")
     found = played([replace(event, cost_s=0.0) for event in events], policy)
     now_s = found.history[-1][1].time_s
@@ -253,25 +253,25 @@ def a_rule_waits_with_a_suspect_after_a_capture_and_after_a_failure(found, polic
     held_s: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for event, decision in found.captures():
         rule = by_name[decision.rule or ""]
-        whom = rule.name, key_of_ranks(event.label, event.ranks or (), event.stage)
-        last = earlier.get(whom)
-        earlier[whom] = decision
+        subject = rule.name, key_of_ranks(event.label, event.ranks or (), event.stage)
+        last = earlier.get(subject)
+        earlier[subject] = decision
         if event.label == "suspect":
-            # It is worse by half than when a capture was asked for that is known to hold the fault.
+            # It is worse by half than at the request of a capture that contains the fault.
             known = [
                 (found.ended[capture_id][1], gain_s)
-                for capture_id, gain_s in held_s[whom[1]]
+                for capture_id, gain_s in held_s[subject[1]]
                 if capture_id in found.holds_fault and found.ended[capture_id][1] <= decision.time_s
             ]
             assert not known or event.gain_s >= WORSE_TIMES * known[-1][1] - 1e-12
-            held_s[whom[1]] += [(one.capture_id, event.gain_s) for one in decision.requests if one.role == "suspect"]
+            held_s[subject[1]] += [(one.capture_id, event.gain_s) for one in decision.requests if one.role == "suspect"]
         if last is None:
             continue
         # What was known when this one fired: a capture may have failed only after that.
         failed_s = [
             found.ended[request.capture_id][1]
             for request in last.requests
-            if found.came_to_nothing(request) and found.ended[request.capture_id][1] <= decision.time_s
+            if found.has_failed(request) and found.ended[request.capture_id][1] <= decision.time_s
         ]
         if len(failed_s) == len(last.requests):
             assert decision.time_s - max(failed_s) >= max(30.0, rule.cooldown_s / 10)
@@ -281,13 +281,13 @@ def a_rule_waits_with_a_suspect_after_a_capture_and_after_a_failure(found, polic
 
 def a_message_about_a_suspect_is_sent_once_in_a_cooldown(found, policy):
     cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.rules if rule.notify}
-    told_s: dict[object, float] = {}
+    notified_s: dict[object, float] = {}
     for event, decision in found.history:
         assert decision.label in ("suspect", "stalled") or not decision.notify
         for name in decision.notify:
-            whom = (name, event.ranks, event.stage) if event.label == "suspect" else name
-            assert decision.time_s - told_s.get(whom, float("-inf")) >= cooldowns_s[name]
-            told_s[whom] = decision.time_s
+            subject = (name, event.ranks, event.stage) if event.label == "suspect" else name
+            assert decision.time_s - notified_s.get(subject, float("-inf")) >= cooldowns_s[name]
+            notified_s[subject] = decision.time_s
 
 
 @pytest.mark.parametrize(

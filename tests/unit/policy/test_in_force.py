@@ -1,4 +1,4 @@
-"""Policy files that change while a job runs: good changes are taken over, bad ones are said once and change nothing."""
+"""Policy files that change while a job runs: valid changes apply, invalid ones are reported once and change nothing."""
 
 import os
 import threading
@@ -57,24 +57,24 @@ def test_the_first_content_must_be_valid(path):
 
 
 @pytest.mark.parametrize(
-    ("contents", "said", "in_force"),
+    ("contents", "reported", "in_force"),
     [
         ((A,), [], "a"),
         ((B,), ["changed"], "b"),
-        # A mistake is said once, also where it is saved again as it is; another mistake is another one.
+        # A mistake is reported once, even if it is saved again; another mistake is reported too.
         ((BROKEN, BROKEN, BROKEN + "#"), ["refused", "refused"], "a"),
-        # Going back to what was good is said too.
+        # A return to the valid content is reported too.
         ((BROKEN, A), ["refused", "restored"], "a"),
         # A file that is gone keeps the last good policy until it is back.
         ((None, B), ["refused", "changed"], "b"),
     ],
 )
-def test_a_valid_change_applies_and_an_invalid_one_is_reported_once(path, files, contents, said, in_force):
+def test_a_valid_change_applies_and_an_invalid_one_is_reported_once(path, files, contents, reported, in_force):
     found = []
     for content in contents:
         path.unlink() if content is None else path.write_text(content, encoding="utf-8")
         found += kinds(files)
-    assert (found, name(files)) == (said, in_force)
+    assert (found, name(files)) == (reported, in_force)
 
 
 def test_a_config_maps_symbolic_links_are_followed(tmp_path):
@@ -115,9 +115,9 @@ def test_a_half_written_file_raises_no_alarm(path):
     assert files.poll() is None
     # WHEN the rest comes
     path.write_text(B, encoding="utf-8")
-    # THEN all that was ever said is that there is another policy
+    # THEN the only report is that the policy has changed
     assert (kinds(files), name(files)) == (["changed"], "b")
-    # AND one that stays half is said, at the second look
+    # AND a file that stays half written is reported at the second check
     path.write_text(B[: len(B) // 2], encoding="utf-8")
     assert [files.poll(), files.poll().kind, files.poll()] == [None, "refused", None]
 

@@ -55,7 +55,7 @@ def test_steps_of_unknown_duration_count_no_time():
         # It began in the first window that names it
         (140, [10, 20, 30]),
         (149, [1, 11, 21]),
-        # It was there before, and was not seen
+        # It began before, and no window showed it
         (60, [50, 60, 70]),
         # What cannot be is taken for the last step
         (150, [1, 11, 21]),
@@ -65,7 +65,7 @@ def test_a_suspect_lasts_from_its_onset_in_its_first_window(onset_step, lasted):
     windows = in_a_row(*[{"onset_step": onset_step}] * 3)
     decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
     assert [one.parameters["lasted_steps"] for one in decisions] == lasted
-    # AND an onset that is told otherwise later changes nothing of what was counted
+    # AND another onset in a later window does not change the count
     windows[1:] = in_a_row({}, {"onset_step": 125}, {"onset_step": 105})[1:]
     decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
     assert [one.parameters["lasted_steps"] for one in decisions] == lasted
@@ -202,22 +202,22 @@ def test_a_regression_notifies_once_per_cooldown_and_captures_nothing():
     # THEN it is held, under the rule that matched
     assert (decision.outcome, decision.reason, decision.rule) == ("hold", "undecided", "slower")
     assert (decision.notify, decision.requests) == (("slower",), ())
-    # AND told again after the cooldown, while it lasts
+    # AND notified again after the cooldown, while it lasts
     assert decide(regressed(), policy, state, NOW + 599)[0].notify == ()
     assert decide(regressed(), policy, state, NOW + 600)[0].notify == ("slower",)
 
 
 def test_the_end_of_a_regression_notifies_if_its_beginning_did():
     policy, over = make_policy(TELLING), replace(SLOWER, until_step=900)
-    # GIVEN nobody was told of the beginning THEN nobody is of the end
+    # GIVEN no message about the beginning THEN none about the end
     decision, state = decide(regressed(over, "healthy"), policy, State(), NOW)
     assert decision.notify == ()
-    # WHEN somebody was THEN of the end too, within the cooldown, once
+    # WHEN there was one THEN the end has one too, within the cooldown, once
     _, state = decide(regressed(), policy, state, NOW)
     decision, state = decide(regressed(over, "healthy"), policy, state, NOW + 60)
     assert (decision.outcome, decision.notify) == ("ignore", ("slower",))
     assert decide(regressed(over, "healthy"), policy, state, NOW + 70)[0].notify == ()
-    # AND one that came back within the cooldown, of which nobody heard, ends as quietly
+    # AND one that recurred within the cooldown without a message ends without one
     decision, state = decide(regressed(), policy, state, NOW + 80)
     assert decision.notify == ()
     assert decide(regressed(over, "healthy"), policy, state, NOW + 90)[0].notify == ()
@@ -233,16 +233,16 @@ def test_a_regression_notifies_beside_a_suspects_capture():
 
 
 def test_a_regression_matches_by_slowdown_and_stage():
-    def told(**match):
+    def is_notified(**match):
         policy = make_policy({**TELLING, "match": {"reason": "regressed", **match}})
         return bool(decide(regressed(), policy, State(), NOW)[0].notify)
 
     # (21 % of 50 ms are 10.5 ms)
-    assert told(gain=">= 20% and >= 10ms")
-    assert not told(gain=">= 25%")
-    assert not told(gain=">= 11ms")
-    assert told(stage=["forward", "backward"])
-    assert not told(stage=["data"])
+    assert is_notified(gain=">= 20% and >= 10ms")
+    assert not is_notified(gain=">= 25%")
+    assert not is_notified(gain=">= 11ms")
+    assert is_notified(stage=["forward", "backward"])
+    assert not is_notified(stage=["data"])
 
 
 def test_a_regression_rule_matches_no_suspect():

@@ -135,7 +135,7 @@ def test_remedies_are_those_that_all_policies_with_mitigate_allow():
     two = loaded("two", ANY, "  mitigate: {remedies: [stragglar], steps: 40, cooldown: 2h}\n")
     silent = loaded("three", "{name: x, match: {}}")
     found = PolicySet((silent, one, two)).mitigate
-    # THEN the strictest of each bound holds, and nothing is allowed where nobody speaks of it
+    # THEN the strictest of each bound holds, and nothing is allowed if no policy mentions it
     assert found is not None
     assert (found.remedies, found.min_saving, found.steps, found.cooldown) == (("stragglar",), "5%", 40, "2h")
     assert PolicySet((silent,)).mitigate is None
@@ -167,7 +167,7 @@ def test_conflicts_between_policies_have_their_place():
         "two.yaml:7:29: spec.detection.stride_steps: 20, but 10 in one.yaml; all policies of a job "
         "must judge the same windows",
     ]
-    # What a policy does not say, it does not ask for
+    # A field that a policy does not set requires nothing
     assert PolicySet((first, loaded("two", ANY))).detection.window_steps == 100
 
 

@@ -43,10 +43,10 @@ def test_a_step_counts_once_however_windows_overlap(firsts, from_step):
     # GIVEN windows in order of which each tells of all its steps, as those of a controller that has just taken over do
     firsts = sorted(firsts)
     whole = [window(first, first, [(first + n) * 1e-3 for n in range(50)]) for first in firsts]
-    told = sorted({step for first in firsts for step in range(first, first + 50)})
+    expected = sorted({step for first in firsts for step in range(first, first + 50)})
     # THEN every step that one of them tells of counts once
-    assert losses_of(whole).lost_s == pytest.approx(sum(told) * 1e-3)
-    # AND it makes no difference where another one goes on with what was summed
+    assert losses_of(whole).lost_s == pytest.approx(sum(expected) * 1e-3)
+    # AND a takeover with the summed losses makes no difference
     half = len(whole) // 2
     again = losses_of(whole[:half])
     for verdict in whole[half:]:
@@ -65,7 +65,7 @@ def test_a_disturbed_window_adds_to_the_suspect_it_names():
     named = make_verdict().suspects[0]
     disturbed = replace(make_verdict("needs_evidence", ranks=None), lost=Lost(100, (0.02,) * 45, RANKS, named))
     assert losses_of([disturbed]).of(named).steps == 45
-    # AND nobody is charged for a window that names nobody
+    # AND a window without a suspect charges none
     assert losses_of([replace(disturbed, lost=None), replace(disturbed, lost=Lost(100, (1.0,), RANKS))]) == Losses()
 
 

@@ -86,9 +86,9 @@ def test_a_filled_policy_is_equivalent_and_valid():
     assert "None" not in str(filled)
 
 
-@pytest.mark.parametrize("said", [0.6, "60%", "60 %"])
-def test_a_fraction_may_be_a_percentage(said):
-    detection = policy_of(detection={"min_persistence": said}).spec.detection
+@pytest.mark.parametrize("text", [0.6, "60%", "60 %"])
+def test_a_fraction_may_be_a_percentage(text):
+    detection = policy_of(detection={"min_persistence": text}).spec.detection
     assert detection.min_persistence == 0.6
 
 
@@ -111,7 +111,7 @@ def test_a_day_has_a_default_limit(limits, of_day):
 
 
 @pytest.mark.parametrize(
-    ("said", "lasting"),
+    ("text", "lasting"),
     [
         ("1 step", Lasting(steps=1)),
         ("250 steps", Lasting(steps=250)),
@@ -122,8 +122,8 @@ def test_a_day_has_a_default_limit(limits, of_day):
         ("5 windows", Lasting(steps=100 + 4 * 25)),
     ],
 )
-def test_for_is_steps_or_time_and_windows_become_steps(said, lasting):
-    spec = policy_of({**RULE, "for": said}, detection={"window_steps": 100, "stride_steps": 25}).spec
+def test_for_is_steps_or_time_and_windows_become_steps(text, lasting):
+    spec = policy_of({**RULE, "for": text}, detection={"window_steps": 100, "stride_steps": 25}).spec
     assert spec.rules[0].lasts(spec.detection) == lasting
 
 
@@ -138,11 +138,11 @@ def test_profilers_and_their_options(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
     capture = Capture.model_validate(about.pop("capture", {}))
     means = choose(capture, **about)
-    told = "nothing"
+    found = "nothing"
     if means is not None:
         chosen = f" ({means.chosen})" if means.chosen else ""
-        told = f"{means.profiler}{' once' if means.once else ''}{chosen}: {json.dumps(options_of(capture, means))}"
-    assert told == expected
+        found = f"{means.profiler}{' once' if means.once else ''}{chosen}: {json.dumps(options_of(capture, means))}"
+    assert found == expected
 
 
 @pytest.mark.parametrize("stage", ["forward", "h2d", "backward", "optimizer", "model.forward", "fwd_2", "Loss"])

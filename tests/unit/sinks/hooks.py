@@ -1,4 +1,4 @@
-"""A webhook on this host that answers as it is told, and keeps what it was sent."""
+"""A local webhook that gives the configured answers and keeps the requests."""
 
 import json
 import socket
@@ -13,8 +13,8 @@ DEADLINE_S = 20.0
 class Hook:
     """Answers requests one after the other from ``answers``; 200 once they have run out.
 
-    An answer is a status, or a status with headers, or "drop" (the connection is cut), or "hang" (nothing is ever
-    said), or "drip" (the answer comes a byte at a time and never ends).
+    An answer is a status, a status with headers, "drop" (cut the connection), "hang" (never answer), or "drip" (send
+    the answer a byte at a time, without end).
     """
 
     def __init__(self, answers, tls=None):

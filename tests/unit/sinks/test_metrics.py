@@ -169,7 +169,7 @@ def test_events_are_counted():
     found = after_everything()
     for name, labels, count in [
         ("captures_total", {"profiler": "nsys", "state": "failed"}, 1),
-        # a kind of capture that there was none of is a 0 from which the first one can be seen
+        # a kind of capture without captures is 0, so that Prometheus sees the first increase
         ("captures_total", {"profiler": "stacks", "state": "stored"}, 0),
         ("captures_running", {}, 0),
         # costs are what is known of them, and never less than nothing
@@ -233,7 +233,7 @@ AS_IT_GOES = {
         [*(events.WindowObserved(window(first), learnt=True) for first in (0, 10, 20)), *after(judged(), window(30))],
         {"steps_total": 10},
     ],
-    "totals that are told again": [[looked(ReadCounts(n)) for n in (10, 10, 25)], {"telemetry_steps_total": 25}],
+    "totals that repeat": [[looked(ReadCounts(n)) for n in (10, 10, 25)], {"telemetry_steps_total": 25}],
     "a suspect is shown as long as there is one": [
         *(after(SUSPECTED, window()), {GAIN: 0.02, "verdict label=suspect": 1}),
         # slow in all it does, which is no stage's name
@@ -272,10 +272,10 @@ AS_IT_GOES = {
 @pytest.mark.parametrize("case", AS_IT_GOES)
 def test_series_follow_the_events(case):
     found = metrics(per_rank=True)
-    for happens, said in zip(*(AS_IT_GOES[case][part::2] for part in (0, 1)), strict=True):
-        for one in happens:
+    for happened, values in zip(*(AS_IT_GOES[case][part::2] for part in (0, 1)), strict=True):
+        for one in happened:
             found.take(one)
-        for series, expected in said.items():
+        for series, expected in values.items():
             name, *labels = re.split(r" (?=\w+=)", series)
             is_ = value(found, f"sftriage_{name}", **dict(label.split("=") for label in labels))
             assert is_ == (None if expected is None else pytest.approx(expected)), series
@@ -437,7 +437,7 @@ def steps(first_step: int, n_steps: int, attempt: int = 0) -> Window:
 
 COUNTED = {
     "a window that was counted brings nothing new": ([(10, 4), (10, 4), (8, 3)], [4, 0, 0], [13]),
-    "after a gap the count goes on with what is there": ([(0, 4), (100, 4)], [4, 4], [103]),
+    "after a gap the count continues with the steps there are": ([(0, 4), (100, 4)], [4, 4], [103]),
     "another attempt counts anew, the old one no more": ([(0, 4), (0, 4, 1), (4, 4, 0)], [4, 4, 0], [None, 3]),
 }
 

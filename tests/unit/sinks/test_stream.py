@@ -49,9 +49,9 @@ class Kept(Sink):
     def start(self):
         self.calls.append("start")
 
-    def take(self, seen):
+    def take(self, event):
         with self._changed:
-            self.took.append(seen.pid)
+            self.took.append(event.pid)
             self._changed.notify_all()
 
     def close(self):
@@ -69,10 +69,10 @@ class Hanging(Kept):
         super().__init__(name)
         self.inside, self.go_on = threading.Event(), threading.Event()
 
-    def take(self, seen):
+    def take(self, event):
         self.inside.set()
         assert self.go_on.wait(DEADLINE_S)
-        super().take(seen)
+        super().take(event)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def all_of_the_log(caplog):
     caplog.set_level(logging.DEBUG, "sftriage")
 
 
-def said(caplog, level=logging.WARNING):
+def logged(caplog, level=logging.WARNING):
     return [record.getMessage() for record in caplog.records if record.levelno >= level]
 
 
@@ -93,11 +93,11 @@ def test_nothing_runs_before_the_start_and_earlier_events_are_delivered_after_it
     # (closing what never began starts nothing either)
     stream.close(DEADLINE_S)
     assert (threading.active_count(), sink.took, sink.calls) == (before, [], [])
-    # WHEN it starts THEN that is told, between the sink's start and its close
+    # WHEN it starts THEN they are delivered, between the sink's start and its close
     stream.start()
     stream.close(DEADLINE_S)
     assert (sink.took, sink.calls) == ([0, 1, 2], ["start", "close"])
-    # AND what comes after the end is nobody's
+    # AND events after the end are dropped
     stream.publish(event(3))
     stream.close(DEADLINE_S)
     assert (sink.took, sink.calls) == ([0, 1, 2], ["start", "close"])
@@ -115,8 +115,8 @@ def test_a_failing_sink_is_logged_once_and_continues(method, caplog, monkeypatch
     failing, other = Kept("failing"), Kept()
     works = getattr(failing, method)
 
-    def fail(*seen):
-        works(*seen)
+    def fail(*arguments):
+        works(*arguments)
         raise OSError("full")
 
     monkeypatch.setattr(failing, method, fail)
@@ -125,11 +125,11 @@ def test_a_failing_sink_is_logged_once_and_continues(method, caplog, monkeypatch
     for number in range(7):
         stream.publish(event(number))
     stream.close(DEADLINE_S)
-    # THEN it was told everything all the same, and so was the other
+    # THEN both sinks got every event
     assert failing.took == other.took == list(range(7))
     assert failing.calls == ["start", "close"]
-    # AND one line says so; where it was, is for who debugs
-    assert said(caplog) == ["failing failed, and continues: OSError: full"]
+    # AND one line says so; the traceback is for debugging
+    assert logged(caplog) == ["failing failed, and continues: OSError: full"]
     (first, *_) = [record for record in caplog.records if record.exc_info]
     assert first.levelno == logging.DEBUG
 
@@ -144,12 +144,12 @@ def test_a_hanging_sink_delays_no_other_and_is_abandoned(caplog):
     for number in range(1, 31):
         stream.publish(event(number))
         other.wait_for(number + 1)
-    # THEN the other has been told it all, and it was said once that this one has not
+    # THEN the other has every event, and one line says that this one has not
     assert other.took == list(range(31))
-    assert said(caplog) == ["hanging cannot keep up: dropping its oldest events"]
+    assert logged(caplog) == ["hanging cannot keep up: dropping its oldest events"]
     # AND the end does not wait for it
     stream.close(0.05)
-    assert said(caplog)[1:] == ["hanging hangs: gave up on it, with 30 events undelivered"]
+    assert logged(caplog)[1:] == ["hanging hangs: gave up on it, with 30 events undelivered"]
     assert other.calls == ["start", "close"]
     hanging.go_on.set()
 
@@ -162,13 +162,13 @@ def test_a_slow_sink_gets_the_newest_events_and_the_loss_is_logged(caplog):
     assert slow.inside.wait(DEADLINE_S)
     for number in range(1, 9):
         stream.publish(event(number))
-    # WHEN it goes on THEN it is told what had waited, and later what happens then
+    # WHEN it continues THEN it gets the queued events, and later ones
     slow.go_on.set()
     slow.wait_for(4)
     stream.close(DEADLINE_S)
     assert slow.took == [0, 6, 7, 8]
-    # AND that it keeps up again is said once, with what was lost
-    assert said(caplog) == [
+    # AND one line says that it keeps up again, and what it missed
+    assert logged(caplog) == [
         "slow cannot keep up: dropping its oldest events",
         "slow keeps up again; it missed 5 events",
     ]
@@ -245,7 +245,7 @@ def test_a_sink_takes_everything(name, tmp_path, caplog):
         stream.publish(one)
     stream.close(30.0)
     if name == "uploads":
-        sink.finish(lambda said: None)
+        sink.finish(lambda line: None)
     assert [record.getMessage() for record in caplog.records] == []
 
 
@@ -273,7 +273,7 @@ def test_the_file_is_always_complete_and_ends_with_the_final_state(registry, tmp
         assert len(lines) == 3
     value.set(999)
     file.close()
-    # THEN what was said before the end is in it, and nothing else is left in the directory
+    # THEN it has the last values, and nothing else is left in the directory
     assert path.read_text().splitlines()[-1] == "something 999.0"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -315,7 +315,7 @@ def test_configured_sinks_publish_from_the_start_of_a_run_to_its_end(tmp_path, m
     stream = Stream(metering.sinks("job", "run-1", 1.0))
     # GIVEN nothing but a port that is bound
     assert set(threading.enumerate()) <= before
-    # WHEN the run goes on THEN that can be asked for
+    # WHEN the run is active THEN the server has its metrics
     stream.start()
     stream.publish(events.JobObserved(2.0, ReadCounts(25), None, 0.0, 0.0))
     end = time.monotonic() + DEADLINE_S

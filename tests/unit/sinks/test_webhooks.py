@@ -1,4 +1,4 @@
-"""Who wants to be told is told, or given up on in time; who tells never waits, and never shows a secret."""
+"""Messages arrive or are given up in time; a webhook delays nothing, and its secret URL is never shown."""
 
 import json
 import logging
@@ -28,8 +28,7 @@ DECIDED = (1_800_000_000.25, 160, 209, "suspect", "ignore", "observe_only", "pag
 DECISION = Decision(*DECIDED, notify=("page-me",))
 CLOUD, SLACK = Webhook(url_from_env="HOOK"), Webhook(format="slack", url_from_env="HOOK")
 AT_ONCE = RETRY.new(backoff_factor=0.001, backoff_jitter=0.0)
-RULES = {}
-"""Those in force."""
+RULES = {}  # in force
 GIVEN_UP_S = 0.5
 """Long for a retry that comes at once, and short to wait for."""
 
@@ -83,8 +82,8 @@ def attempt_of(event):
     return event["data"]["decision"]["attempt"]
 
 
-def said(caplog, words):
-    """Wait until this is in the log."""
+def is_logged(caplog, words):
+    """Wait until the log has these words."""
     deadline_s = time.monotonic() + DEADLINE_S
     while words not in caplog.text and time.monotonic() < deadline_s:
         threading.Event().wait(0.005)
@@ -134,7 +133,7 @@ def test_a_temporary_failure_is_retried_with_the_same_event(make, hook, caplog, 
     webhooks.close()
     assert hook.received.empty()
     assert events[0] == events[1] == events[2]
-    # AND that is said once
+    # AND one line says so
     assert caplog.text.count("trying again") == 1
     assert "not delivered" not in caplog.text
 
@@ -149,7 +148,7 @@ def test_a_permanent_failure_is_tried_once_and_logged(make, hook, caplog, answer
     hook.answers = [answer]
     tell(make(), CLOUD)
     hook.next()
-    assert said(caplog, f"gave up on steps 160 to 209 after 1 tries: 127.0.0.1: answered {status}")
+    assert is_logged(caplog, f"gave up on steps 160 to 209 after 1 tries: 127.0.0.1: answered {status}")
     # AND a redirect leads nowhere
     assert hook.received.empty()
 
@@ -159,23 +158,23 @@ def test_retry_after_is_respected(make, hook):
     hook.answers = [(429, {"Retry-After": "1"})]
     tell(make(), CLOUD)
     hook.next()
-    asked_s = time.monotonic()
+    sent_s = time.monotonic()
     hook.next()
     # THEN that is what is waited, and not the instant that it would have been
-    assert time.monotonic() - asked_s > 0.9
+    assert time.monotonic() - sent_s > 0.9
 
 
 def test_a_webhook_that_stays_down_is_given_up_and_logged(make, hook, monkeypatch, caplog):
     hook.answers = [500] * 1000
     tell(make(give_up_s=GIVEN_UP_S), CLOUD)
-    assert said(caplog, "tries: 127.0.0.1: answered 500")
+    assert is_logged(caplog, "tries: 127.0.0.1: answered 500")
     # AND waits that double make few tries of it
     assert 1 < hook.received.qsize() < 20
-    # AND so is a port where nobody listens
+    # AND so is a closed port
     with hooked() as gone:
         monkeypatch.setenv("HOOK", gone.url)
     tell(make(give_up_s=GIVEN_UP_S), CLOUD)
-    assert said(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
+    assert is_logged(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
 
 
 def test_an_attempt_without_an_answer_times_out_and_is_retried(make, hook, caplog):
@@ -194,7 +193,7 @@ def test_a_hanging_webhook_delays_nothing_and_drops_its_oldest_messages(make, ho
     # WHEN more come than there is room for
     for number in range(1, 11):
         tell(webhooks, CLOUD, number=number)
-    # THEN they are all taken at once, the oldest that wait are dropped, and that is said
+    # THEN all are accepted at once, the oldest queued ones are dropped, and the log says so
     assert caplog.text.count("webhook of $HOOK cannot keep up: dropping its oldest events") == 1
     # AND once it lets go, what was being delivered arrives, and then the newest
     hook.over.set()
@@ -213,7 +212,7 @@ def test_a_webhook_that_is_down_delays_no_other(make, monkeypatch, caplog, fault
         tell(webhooks, CLOUD, other, number=1)
         tell(webhooks, CLOUD, other, number=2)
         assert [attempt_of(up.next()[2]) for _ in range(2)] == [1, 2]
-        # THEN it is not waited for at the end
+        # THEN the end does not wait for it
         started_s = time.monotonic()
         webhooks.close()
         assert time.monotonic() - started_s < DEADLINE_S / 2
@@ -258,7 +257,7 @@ def test_a_decision_that_cannot_be_serialised_does_not_stop_others(make, hook, c
 
 
 @pytest.mark.parametrize(
-    ("secret", "said"),
+    ("secret", "problem"),
     [
         ("", "the variable is not set"),
         ("file:///etc/passwd", "begins with https:// or http://"),
@@ -270,17 +269,17 @@ def test_a_decision_that_cannot_be_serialised_does_not_stop_others(make, hook, c
         ("http://127.0.0.1:1/secret-1\r\nX: y", "characters that a URL cannot have"),
     ],
 )
-def test_an_invalid_url_is_logged_but_never_shown(make, monkeypatch, caplog, secret, said):
+def test_an_invalid_url_is_logged_but_never_shown(make, monkeypatch, caplog, secret, problem):
     monkeypatch.setenv("HOOK", secret)
     webhooks = make()
-    # WHEN it is looked at beforehand, and when somebody is to be told
+    # WHEN it is checked at the start, and when a message is due
     RULES["page-me"] = rule("page-me", CLOUD)
     webhooks.start()
-    assert f"webhook of $HOOK: {'the' if said[0] != 't' else ''}" in caplog.text
-    assert f"{said}; no notification can be sent" in caplog.text
+    assert f"webhook of $HOOK: {'the' if problem[0] != 't' else ''}" in caplog.text
+    assert f"{problem}; no notification can be sent" in caplog.text
     tell(webhooks, CLOUD)
     webhooks.close()
-    assert f" after 1 tries: {'the secret ' if not said.startswith('the') else ''}" in caplog.text
+    assert f" after 1 tries: {'the secret ' if not problem.startswith('the') else ''}" in caplog.text
     assert "secret-1" not in caplog.text
     assert "passwd" not in caplog.text
 
@@ -292,12 +291,12 @@ def test_no_failure_logs_the_secret(make, monkeypatch, caplog, answers):
         monkeypatch.setenv("HOOK", hook.url.replace("http://", "http://user:pass-word@"))
         tell(make(give_up_s=GIVEN_UP_S), CLOUD)
         _, headers, _ = hook.next()
-        assert said(caplog, "gave up")
+        assert is_logged(caplog, "gave up")
     assert headers["Authorization"] == "Basic dXNlcjpwYXNzLXdvcmQ="
     assert "127.0.0.1" in caplog.text
     assert "top-secret" not in caplog.text + repr(CLOUD)
     assert "pass-word" not in caplog.text
-    # AND what others ask of the same library is still logged
+    # AND other uses of the library are still logged
     with hooked() as hook:
         urllib3.request("POST", hook.url, body=b"{}")
     assert "POST /hook" in caplog.text
@@ -316,7 +315,7 @@ def test_the_proxy_of_the_environment_is_used(make, monkeypatch, caplog):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate for this host that only who is told so trusts, and its key, in one file."""
+    """A self-signed certificate for this host and its key, in one file."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("makes its certificate with openssl")
@@ -340,7 +339,7 @@ def test_https_requires_a_trusted_certificate(make, monkeypatch, caplog, certifi
         if trusted:
             assert attempt_of(hook.next()[2]) == 0
         else:
-            assert said(caplog, "gave up")
+            assert is_logged(caplog, "gave up")
             assert hook.received.empty()
     assert ("its certificate is refused" in caplog.text) is not trusted
 
@@ -350,7 +349,7 @@ def test_a_secret_file_is_read_for_each_attempt(make, tmp_path, caplog):
         kept = tmp_path / "url"
         # GIVEN a file that is not there
         tell(make(), Webhook(url_from_file=str(kept)))
-        assert said(caplog, "No such file or directory; trying again")
+        assert is_logged(caplog, "No such file or directory; trying again")
         # WHEN it comes, with a line's end as files have it
         kept.write_text(hook.url + "\n", encoding="utf-8")
         assert hook.next()[0] == "/hook/top-secret"
@@ -362,11 +361,11 @@ def test_each_webhook_of_the_rules_gets_one_message_and_others_none(make, hook):
     RULES["other"] = rule("other", Webhook(url_from_env="OTHER"))
     stream = Stream([make()])
     stream.start()
-    # WHEN the two want a decision told, and nobody the next one
+    # WHEN two rules notify of one decision, and none of the next
     stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=("page-me", "me-too", "gone"))))
     stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=())))
     stream.close(DEADLINE_S)
-    # THEN the address was told once in each form
+    # THEN the address got one message in each form
     assert hook.received.qsize() == 2
     event, _ = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
     assert event["data"]["rules"] == ["page-me", "me-too", "gone"]
@@ -377,7 +376,7 @@ def test_webhooks_that_cannot_work_are_logged_when_policies_change(make, monkeyp
     webhooks = make()
     webhooks.start()
     assert caplog.text == ""
-    # WHEN a rule comes that wants somebody told whose address nobody knows
+    # WHEN a new rule has a webhook whose address is missing
     RULES["page-me"] = rule("page-me", CLOUD)
     webhooks.take(PolicyChanged(1.0, "refused", ()))
     assert caplog.text == ""
@@ -410,11 +409,11 @@ def judged(notify=("page-me",), capture_id=ID, number=0, **verdict):
 
 
 def test_a_cause_follows_the_message_about_its_suspect_once(make, hook):
-    # GIVEN somebody who was told of a suspect that is captured
+    # GIVEN a message about a suspect that is captured
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     webhooks.take(judged())
-    told = hook.next()[2]
-    assert told["data"]["cause"] is None
+    sent = hook.next()[2]
+    assert sent["data"]["cause"] is None
     # WHEN the capture shows why, from the suspect's trace alone and again beside the control's
     webhooks.take(CAUSE)
     webhooks.take(replaced(CAUSE, sentence="Rank 2 sleeps; rank 3 does not."))
@@ -422,20 +421,20 @@ def test_a_cause_follows_the_message_about_its_suspect_once(make, hook):
     webhooks.take(judged(notify=(), capture_id="another"))
     webhooks.take(replaced(CAUSE, capture_id="another"))
     webhooks.close()
-    # THEN one message follows: of another type, about the same, and with the id of what was told
+    # THEN one message follows: of another type, about the same steps, with the id of the first
     why = hook.next()[2]
     assert hook.received.empty()
     assert (why["type"], why["id"]) == ("dev.sftriage.cause", f"{ID}-sleep")
-    assert (why["source"], why["subject"]) == (told["source"], told["subject"])
-    assert (why["data"]["decision_id"], why["data"]["cause"]["sentence"]) == (told["id"], "Rank 2 sleeps.")
+    assert (why["source"], why["subject"]) == (sent["source"], sent["subject"])
+    assert (why["data"]["decision_id"], why["data"]["cause"]["sentence"]) == (sent["id"], "Rank 2 sleeps.")
 
 
 def test_later_messages_about_a_suspect_contain_the_cause(make, hook):
-    # GIVEN a cause that was found before anybody had to be told, and one of another suspect
+    # GIVEN a cause that was found before any message was due
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD, SLACK)
     webhooks.take(judged(notify=()))
     webhooks.take(CAUSE)
-    # WHEN the suspect is told of
+    # WHEN a message about the suspect is due
     webhooks.take(judged(capture_id=""))
     webhooks.close()
     # THEN the message says why, in both forms, and no other one is needed
@@ -451,35 +450,35 @@ REMEDY = RemedyChanged(1_800_000_020.0, 0, 240, "stragglar", "kept", "helps", 2,
 
 
 def test_a_remedy_follows_the_message_about_its_straggler(make, hook):
-    # GIVEN somebody who was told of a suspect WHEN a remedy against it is kept THEN they are told what it saves
+    # GIVEN a message about a suspect WHEN a remedy against it is kept THEN a message says so
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
     webhooks.take(judged())
-    told = hook.next()[2]
+    sent = hook.next()[2]
     webhooks.take(REMEDY)
     webhooks.close()
     after = hook.next()[2]
-    assert (after["type"], after["subject"]) == ("dev.sftriage.remedy", told["subject"])
-    assert after["data"]["decision_id"] == told["id"]
+    assert (after["type"], after["subject"]) == ("dev.sftriage.remedy", sent["subject"])
+    assert after["data"]["decision_id"] == sent["id"]
 
 
-NOBODY = {
+NO_MESSAGE = {
     "a remedy for another rank": ([judged()], replaced(REMEDY, rank=3)),
     "a cause that is not known": ([judged()], replaced(CAUSE, code="unknown")),
-    "a suspect that nobody was told of": ([judged(notify=())], CAUSE),
+    "a suspect without a message": ([judged(notify=())], CAUSE),
     "another suspect": ([judged(suspects=(replace(SUSPECT, ranks=(3,)),))], CAUSE),
-    "a capture that a person asked for": ([judged(capture_id="")], CAUSE),
+    "a capture that a person requested": ([judged(capture_id="")], CAUSE),
 }
 
 
-@pytest.mark.parametrize("case", NOBODY)
+@pytest.mark.parametrize("case", NO_MESSAGE)
 def test_no_message_follows(make, hook, case):
     webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
-    before, found = NOBODY[case]
+    before, found = NO_MESSAGE[case]
     for one in before:
         webhooks.take(one)
     webhooks.take(found)
     webhooks.close()
-    # THEN there is the decision, if it was one to be told, and nothing after it
-    told = [hook.next()[2]["type"] for _ in before if before[0].decision.notify]
-    assert set(told) <= {"dev.sftriage.decision"}
+    # THEN there is at most the decision's message, and nothing after it
+    types = [hook.next()[2]["type"] for _ in before if before[0].decision.notify]
+    assert set(types) <= {"dev.sftriage.decision"}
     assert hook.received.empty()
