@@ -194,6 +194,10 @@ class TimelineColumn:
     at: int = 0
     width: int = 1
 
+    @property
+    def end(self) -> int:
+        return self.at + self.width
+
 
 def columns_of(
     rows: Sequence[WindowRow], stages: Sequence[str], axis: Axis, advances: Mapping[int, Sequence[float]] = {}
@@ -216,7 +220,7 @@ def columns_of(
     for at, numbers in sorted(windows.items()):
         attempt, first, last = axis.steps(at)
         verdict = verdicts[at]
-        like = drawn[-1] if drawn and before == numbers and drawn[-1].at + drawn[-1].width == at else None
+        like = drawn[-1] if drawn and before == numbers and drawn[-1].end == at else None
         same = like is not None and (like.attempt, like.label, like.named) == (attempt, verdict.label, verdict.named)
         if like is not None and same and not advances:
             drawn[-1] = replace(like, width=like.width + 1, last_step=last)
@@ -256,7 +260,7 @@ _PROBLEMS = {
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A part of a run: the ``last`` so many steps, or those from ``first_step`` to ``last_step``, both included.
+    """A part of a run: a number of ``last`` steps, or those from ``first_step`` to ``last_step``, both included.
 
     ``problems`` explain each ignored value of the query.
     """
@@ -455,26 +459,22 @@ def _area(
     def y(seconds: float) -> str:
         return f"V{max(0.0, HEIGHT - seconds * HEIGHT / top_s):.1f}"
 
-    ends = [n + 1 for n in range(len(columns)) if n + 1 == len(columns) or _apart(columns[n], columns[n + 1])]
+    ends = [n + 1 for n in range(len(columns)) if n + 1 == len(columns) or columns[n].end != columns[n + 1].at]
     for start, end in pairwise([0, *ends]):
-        there = (f"{y(above[n])}H{(columns[n].at + columns[n].width) * width:.1f}" for n in range(start, end))
+        there = (f"{y(above[n])}H{columns[n].end * width:.1f}" for n in range(start, end))
         back = (f"{y(below[n])}H{columns[n].at * width:.1f}" for n in reversed(range(start, end)))
         outline.append(f"M{columns[start].at * width:.1f} {''.join(there)[1:]}{''.join(back)}Z")
     return "".join(outline)
 
 
-def _apart(column: TimelineColumn, following: TimelineColumn) -> bool:
-    return column.at + column.width != following.at
-
-
 def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
     changes = range(1, len(columns))
-    starts = [n for n in changes if columns[n].label != columns[n - 1].label or _apart(columns[n - 1], columns[n])]
+    starts = [n for n in changes if columns[n].label != columns[n - 1].label or columns[n - 1].end != columns[n].at]
     return [
         Band(
             columns[start].label,
             round(columns[start].at * width, 2),
-            round((columns[end - 1].at + columns[end - 1].width - columns[start].at) * width, 2),
+            round((columns[end - 1].end - columns[start].at) * width, 2),
             columns[start].first_step,
             columns[end - 1].last_step,
         )

@@ -63,10 +63,15 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def is_loopback(host: str) -> bool:
     """Whether an address to listen on is reachable from this machine only."""
+    address = _ip_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return None
 
 
 def token_of(path: Path | None, variable: str) -> str | None:
@@ -82,11 +87,9 @@ def token_of(path: Path | None, variable: str) -> str | None:
     try:
         with path.open("rb") as file:
             _refuse_shared(path, os.fstat(file.fileno()), os.getuid())
-            token = file.read(MAX_TOKEN_BYTES + 1)
+            return file.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    try:
-        return token.decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: a token must be printable ASCII characters") from error
 
@@ -146,17 +149,8 @@ class Access:
     def knows(self, host: str) -> bool:
         if self.any_name or host in self.names:
             return True
-        found = _HOST.fullmatch(host)
-        if found is None:
-            return False
-        name = found[1].strip("[]").lower()
-        if name in self.names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return self.any_address
+        name = found[1].strip("[]").lower() if (found := _HOST.fullmatch(host)) else ""
+        return bool(name) and (name in self.names or (self.any_address and _ip_address(name) is not None))
 
     def admits(self, authorization: str) -> bool:
         """Whether an Authorization header holds the token, in constant time."""

@@ -15,6 +15,7 @@ import pytest
 
 from sftriage.traces.store import LocalStore
 from tests import needs
+from tests.golden import runs
 from tests.integration.browsing import PHONE, downloaded, fits_and_can_be_read, live
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
@@ -333,6 +334,22 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, rec
     (manifest,) = LocalStore(recorded).manifests().manifests
     page = browser.new_page(**PHONE, color_scheme=scheme)
     live(page, serve("--run", recorded)[1] + target.format(manifest.capture_id))
+    assert fits_and_can_be_read(page)
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_stall_is_drawn_on_a_phone(browser, serve, tmp_path, scheme):
+    # GIVEN a run of eight ranks of which rank 5 does not arrive
+    run = runs.hosts(tmp_path / "run").directory.path
+    page = browser.new_page(**PHONE, color_scheme=scheme)
+    live(page, serve("--run", run)[1])
+    # THEN its place in the step stands out from those of the ranks that wait
+    grounds = page.eval_on_selector_all(
+        ".stall tbody tr", "rows => rows.map((row) => getComputedStyle(row.cells[2]).backgroundColor)"
+    )
+    assert [n for n, ground in enumerate(grounds) if ground != grounds[0]] == [5]
+    assert page.locator(".stall td.waiting").count() == 7
     assert fits_and_can_be_read(page)
     page.close()
 
