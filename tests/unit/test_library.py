@@ -21,7 +21,7 @@ from tests.scenario import SCHEMA, info_of, slow_loader, steps_of_rank
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "library.md"
 SURFACE = Path(__file__).with_name("surface.txt")
-MODULES = ("integrations", "testing")
+MODULES = ("integrations", "integrations.accelerate", "testing")  # (the others import their frameworks)
 SLOW = Delay("data", rank=2, seconds=0.03, steps=from_step(80))
 
 
