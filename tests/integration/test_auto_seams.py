@@ -54,38 +54,38 @@ def train(start, environment, tmp_path):
     def train(command, slow, plainly, *, saves=True):
         options = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
         job = start("run", *options, "--", *command, env=environment | slow)
-        said, told = job.communicate(timeout=240)
-        assert job.returncode == 0, told
+        output, log = job.communicate(timeout=240)
+        assert job.returncode == 0, log
         trained = torch.load(tmp_path / "trained.pt") if saves else []
         words = [*map(str, plainly)]
         plain = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert plain.stdout == said, plain.stderr
-        for one, other in zip(torch.load(tmp_path / "trained.pt") if saves else [], trained, strict=True):
-            assert torch.equal(one.view(torch.int32), other.view(torch.int32))
-        return told
+        assert plain.stdout == output, plain.stderr
+        for alone, watched in zip(torch.load(tmp_path / "trained.pt") if saves else [], trained, strict=True):
+            assert torch.equal(alone.view(torch.int32), watched.view(torch.int32))
+        return log
 
     return train
 
 
 @pytest.mark.parametrize("script", SLOWED)
 def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_as_without_us(train, tmp_path, script):
-    # GIVEN a script as somebody has it, and a data set that becomes slow on rank 1
+    # GIVEN an unedited script, and a data set that becomes slow on rank 1
     launcher, a_step, stage, sync, *kinds = SLOWED[script]
     trains = (UNEDITED / f"{script}.py", tmp_path)
-    told = train((*launcher, *trains), slowed(1, a_step, SLOW_FROM), (*FORKED, launcher[-1], *trains))
+    log = train((*launcher, *trains), slowed(1, a_step, SLOW_FROM), (*FORKED, launcher[-1], *trains))
     # THEN that rank is suspected of that stage, and was captured
-    assert (1, stage) in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
-    assert [one.capture.rank for one in captures(tmp_path / "run")] == [1], told
+    assert (1, stage) in [named(verdict) for verdict in verdicts(tmp_path / "run")], log
+    assert [manifest.capture.rank for manifest in captures(tmp_path / "run")] == [1], log
     # AND each rank's steps are the script's, from the third one on; those that do more than others are of a kind
     for rank, expected in enumerate(kinds):
         records, schema = steps_of(tmp_path / "run", rank)
         assert schema.stages[:5] == ("data", "forward", "backward", "exchange", "optimizer")
         assert schema.sync == (*sync, "exchange")
-        assert [one.step for one in records] == list(range(2, 2 + len(records)))
-        assert {one.step: one.kind for one in records if one.kind} == expected
+        assert [record.step for record in records] == list(range(2, 2 + len(records)))
+        assert {record.step: record.kind for record in records if record.kind} == expected
         # (whatever waits inside it, under DDP it is known when a rank's own last gradient was ready)
-        assert all((one.ready_ns is None) == (script == "fsdp2") for one in records[10:])
-    # AND nothing of us is left
+        assert all((record.ready_ns is None) == (script == "fsdp2") for record in records[10:])
+    # AND the folder is gone
     assert not (tmp_path / "run" / "auto").exists()
 
 
@@ -104,9 +104,9 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(train, 
     # GIVEN a script that knows nothing of sftriage, and a data set that becomes slow on one rank
     script, slow, a_step, stages, sync, cohorts = HYBRID[which]
     command = (*FORKED, len(cohorts), UNEDITED / f"{script}.py", tmp_path)
-    told = train(command, slowed(slow, a_step, 2 * SLOW_FROM), command)
+    log = train(command, slowed(slow, a_step, 2 * SLOW_FROM), command)
     # THEN that rank is suspected of that stage
-    assert (slow, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
+    assert (slow, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], log
     # AND each rank has its cohort, and its stages
     (ranks,) = load_recording(tmp_path / "run").ranks.values()
     for rank, cohort in enumerate(cohorts):
@@ -115,50 +115,50 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(train, 
 
 
 @pytest.mark.parametrize("way", ["averaged", "hooks", "sharded", "local", "ring"])
-def test_a_rank_whose_peers_wait_in_exchanges_of_the_scripts_own_is_named(train, tmp_path, way):
+def test_a_rank_whose_peers_wait_in_the_scripts_own_exchanges_is_named(train, tmp_path, way):
     # GIVEN a script that exchanges in its own way WHEN the data of one rank becomes slow
     command = (*FORKED, 3, UNEDITED / "exchanged.py", way)
-    told = train(command, slowed(1, 8, 2 * SLOW_FROM), command, saves=False)
+    log = train(command, slowed(1, 8, 2 * SLOW_FROM), command, saves=False)
     # THEN that rank is suspected, no other and no stage in which it is waited for
     judged = verdicts(tmp_path / "run")
     suspects = {named(verdict) for verdict in judged if verdict["label"] == "suspect"}
-    assert (1, "data") in suspects, told
-    assert not [one for one in suspects if one is not None and one[1] in ("optimizer", "backward", "exchange")], told
+    assert (1, "data") in suspects, log
+    assert not {found[1] for found in suspects if found is not None} & {"optimizer", "backward", "exchange"}, log
     # AND where no wrapper says more, all ranks are known to train the same, and to wait in exchanges
     if way == "averaged":
         (ranks,) = load_recording(tmp_path / "run").ranks.values()
-        found = {(one.info.cohort, one.info.schema.stages, one.info.schema.sync) for one in ranks.values()}
+        found = {(reader.info.cohort, reader.info.schema.stages, reader.info.schema.sync) for reader in ranks.values()}
         assert found == {("Sequential-19416", EXCHANGING, ("exchange",))}
 
 
-def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
+def test_doctor_reports_the_seams_of_a_few_steps(start, tmp_path):
     job = start("doctor", "--json", "--steps", 5, "--", *TORCHRUN, UNEDITED / "gpt.py", tmp_path)
-    said, told = job.communicate(timeout=240)
-    assert job.returncode == 0, told
-    found = json.loads(said)
-    fired = {one["name"]: one["fired"] for one in found["seams"]}
-    assert all(fired[name] for name in ("forward", "backward", "optimizer", "ready")), told
+    output, log = job.communicate(timeout=240)
+    assert job.returncode == 0, log
+    found = json.loads(output)
+    fired = {seam["name"]: seam["fired"] for seam in found["seams"]}
+    assert all(fired[name] for name in ("forward", "backward", "optimizer", "ready")), log
     assert not fired["data"]
     assert sum(found["stages"].values()) == pytest.approx(1)
     assert (found["sync"], found["cohorts"], found["ranks"]) == (["backward"], {"": 2}, 2)
     assert found["writer"] == moments.FORM.name
-    assert {one["profiler"]: one["works"] for one in found["captures"]}["torch"]
+    assert {profiler["profiler"]: profiler["works"] for profiler in found["captures"]}["torch"]
     (missing,) = found["missing"]
     assert missing["lines"][1] == 'with sftriage.stage("data"):'
     # AND nothing of the job is left, nor does its launcher complain of being ended
     assert not (tmp_path / "trained.pt").exists()
-    assert "Traceback" not in told
+    assert "Traceback" not in log
 
 
-def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start, tmp_path):
+def test_doctor_prints_the_lines_for_a_script_without_a_detected_step(start, tmp_path):
     job = start("doctor", "--", *TORCHRUN, UNEDITED / "own_way.py")
-    said, told = job.communicate(timeout=240)
-    assert job.returncode == 1, told
-    assert "missing: no torch.optim.Optimizer has made a step: no step is recorded" in said
-    assert "monitor = sftriage.Monitor()" in said
+    output, log = job.communicate(timeout=240)
+    assert job.returncode == 1, log
+    assert "missing: no torch.optim.Optimizer has made a step: no step is recorded" in output
+    assert "monitor = sftriage.Monitor()" in output
 
 
-# how a script that does everything wrong is recorded: what doctor says of it
+# how a script that does everything wrong is recorded: the gaps that doctor reports
 WRONG = {
     "seams": (
         "no batch came from a torch DataLoader",
@@ -176,30 +176,30 @@ WRONG = {
 
 
 @pytest.mark.parametrize("how", WRONG)
-def test_what_doctor_says_of_a_script_that_does_everything_wrong_mends_it(start, how):
+def test_doctors_lines_mend_a_script_that_does_everything_wrong(start, how):
     script = UNEDITED.parent / "wrong.py"
-    said, told = start("doctor", "--json", "--", *THREE_FORKED, script, how, "wrong").communicate(timeout=240)
-    # THEN all of it is said, and nothing else
-    missing = [one["what"] for one in json.loads(said)["missing"]]
-    assert len(missing) == len(WRONG[how]), told
+    output, log = start("doctor", "--json", "--", *THREE_FORKED, script, how, "wrong").communicate(timeout=240)
+    # THEN doctor reports all gaps, and nothing else
+    missing = [gap["what"] for gap in json.loads(output)["missing"]]
+    assert len(missing) == len(WRONG[how]), log
     assert all(expected in what for expected, what in zip(WRONG[how], missing, strict=True)), missing
     # AND where its lines were written into the script, nothing is missing any more, and all that waits is known
-    said, told = start("doctor", "--json", "--", *THREE_FORKED, script, how, "mended").communicate(timeout=240)
-    found = json.loads(said)
-    assert found["missing"] == [], told
+    output, log = start("doctor", "--json", "--", *THREE_FORKED, script, how, "mended").communicate(timeout=240)
+    found = json.loads(output)
+    assert found["missing"] == [], log
     assert found["sync"] == (["exchange"] if how == "seams" else ["backward"])
     assert all(found["stages"][name] > 0 for name in ("data", "forward", "backward", "optimizer"))
 
 
-def test_doctor_says_that_a_script_failed(start, tmp_path):
+def test_doctor_reports_a_failed_script(start, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import torch\nprint('words of its own')\nraise SystemExit(3)\n")
-    said, told = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
-    # THEN that is what is said first
-    assert json.loads(said)["missing"][0]["what"].startswith(
+    output, log = start("doctor", "--json", "--", sys.executable, script).communicate(timeout=240)
+    # THEN that comes first
+    assert json.loads(output)["missing"][0]["what"].startswith(
         "the job exited with status 3 before any step was recorded"
-    ), told
-    assert "words of its own" in told
+    ), log
+    assert "words of its own" in log
 
 
 STUCK = "name: stuck, match: {label: stalled}, capture: {profiler: stacks, max_seconds: 30}"
@@ -208,7 +208,7 @@ WITHOUT_PTRACE = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptra
 
 
 @pytest.mark.skipif(not shutil.which("setpriv") or os.geteuid() != 0, reason="setpriv, as root: to give up ptrace")
-def test_a_rank_that_hangs_where_ptrace_is_denied_says_itself_where_it_stands(tmp_path, environment):
+def test_a_hanging_rank_reports_its_own_stacks_if_ptrace_is_denied(tmp_path, environment):
     # GIVEN an unedited script, in processes that may not be looked into, of a user without CAP_SYS_PTRACE
     find_py_spy()
     (tmp_path / "policy.yaml").write_text(STALL_POLICY)
@@ -216,18 +216,18 @@ def test_a_rank_that_hangs_where_ptrace_is_denied_says_itself_where_it_stands(tm
     options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", run)
     triage = (sys.executable, "-m", "sftriage", "run", *options)
     command = (*WITHOUT_PTRACE, *triage, "--", *FORKED, 2, UNEDITED / "hangs.py", tmp_path)
-    with (tmp_path / "said").open("w") as said:
-        job = subprocess.Popen([*map(str, command)], env=environment, stdout=said, stderr=said, text=True)
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen([*map(str, command)], env=environment, stdout=log, stderr=log, text=True)
     with ended(job):
         # WHEN rank 1 waits for a lock for ever
         (manifest,) = wait_until(lambda: captures(run))
-    # THEN it is named with its stage, and its own stacks say what it waits for, and how they were taken
-    (stall,) = [one for one in verdicts(run) if one["label"] == "stalled"][:1]
+    # THEN the rank is named with its stage, and its own stacks show where it waits, and how they were taken
+    (stall,) = [verdict for verdict in verdicts(run) if verdict["label"] == "stalled"][:1]
     assert (stall["suspects"][0]["rank"], stall["suspects"][0]["stage"]) == (1, "data")
     assert manifest.capture.rank == 1
     assert manifest.capture.detail.startswith("taken by the trainer itself, Python frames only: process ")
     assert "ptrace denied" in manifest.capture.detail
     stacks = json.loads((run / "captures" / manifest.capture_id / "stacks.json").read_text())
     assert stacks["pid"] == int((tmp_path / "hangs").read_text())
-    (main,) = [one for one in stacks["threads"] if one["thread_name"] == "MainThread"]
+    (main,) = [thread for thread in stacks["threads"] if thread["thread_name"] == "MainThread"]
     assert (main["frames"][0]["name"], Path(main["frames"][0]["filename"]).name) == ("__getitem__", "hangs.py")

@@ -12,7 +12,7 @@ from tests.integration.test_auto_seams import POLICY, SLOW_FROM
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 A_STEP, SLOW = 8, 1
-EPOCHS = 8  # of 40 steps: the rank is slow for ten seconds, of which it takes some until a host is asked for a capture
+EPOCHS = 8  # of 40 steps: the rank is slow for ten seconds, some of which pass before its host gets a request
 
 
 def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):
@@ -23,11 +23,11 @@ def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, envi
     with two_hosts() as hosts:
         both = hosts.torchrun(tmp_path, environment, options, *script, ranks=1, port=29513)
         # WHEN the job has run
-        codes = [one.wait(DEADLINE_S) for one in both]
-    said = "\n".join((tmp_path / f"said-{number}").read_text() for number in range(2))
-    assert codes == [0, 0], said
+        codes = [process.wait(DEADLINE_S) for process in both]
+    log = "\n".join((tmp_path / f"said-{number}").read_text() for number in range(2))
+    assert codes == [0, 0], log
     # THEN that rank is named with its stage, and was captured where it runs
-    assert (SLOW, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], said
-    assert [(one.capture.rank, one.capture.host) for one in captures(tmp_path / "run")] == [(SLOW, "node-b")], said
-    # AND nothing is left of what the trainers were given
+    assert (SLOW, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], log
+    assert [(made.capture.rank, made.capture.host) for made in captures(tmp_path / "run")] == [(SLOW, "node-b")], log
+    # AND the trainers' folder is gone
     assert not list(tmp_path.glob("**/auto"))

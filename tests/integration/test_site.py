@@ -20,7 +20,7 @@ from sftriage.windows.rings import Ring
 def pythons(*versions):
     found = {sys.executable, *filter(None, (shutil.which(f"python{version}") for version in versions))}
     # (a name may be that of a version that is not chosen here)
-    return [one for one in sorted(found) if not subprocess.run([one, "-c", ""], capture_output=True).returncode]
+    return [path for path in sorted(found) if not subprocess.run([path, "-c", ""], capture_output=True).returncode]
 
 
 TRAIN = """
@@ -51,7 +51,7 @@ def site(tmp_path):
 
 
 def output(command, environment):
-    # (not from the checkout: what is there would be found before all else)
+    # (not in the checkout, whose modules come first on the path)
     done = subprocess.run(
         command, env=environment, cwd=environment["SFTRIAGE_RINGS"], capture_output=True, text=True, timeout=240
     )
@@ -59,7 +59,7 @@ def output(command, environment):
     return done.stdout
 
 
-def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, environment, site):
+def test_a_python_without_sftriage_uses_the_carried_one(tmp_path, environment, site):
     # GIVEN the folder, and a Python that has all that this one has, but for sftriage
     (packages := tmp_path / "packages").mkdir()
     for installed in Path(sysconfig.get_paths()["purelib"]).iterdir():
@@ -67,11 +67,11 @@ def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, env
             (packages / installed.name).symlink_to(installed)
     start = f"import sys; sys.path[:0] = [{str(site)!r}]; sys.path.append({str(packages)!r}); import sitecustomize\n"
     # WHEN a script trains there, and imports sftriage afterwards
-    said = output([sys.executable, "-S", "-c", start + TRAIN], environment)
-    # THEN it was recorded, by what was carried
-    assert Path(said.strip()) == tmp_path / "auto" / "sftriage" / "__init__.py"
+    printed = output([sys.executable, "-S", "-c", start + TRAIN], environment)
+    # THEN the carried recorder has recorded it
+    assert Path(printed.strip()) == tmp_path / "auto" / "sftriage" / "__init__.py"
     with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
-        assert [one.step for one in ring.read().steps.records()] == [2, 3, 4, 5]
+        assert [record.step for record in ring.read().steps.records()] == [2, 3, 4, 5]
         assert ring.info.writer == moments.FORM.name
 
 
@@ -80,10 +80,10 @@ def test_the_folder_of_an_installed_sftriage_records_trainers_of_any_launcher(tm
     environment["PYTHONPATH"] = output([sys.executable, "-m", "sftriage.trainer.seams"], environment).strip()
     output([sys.executable, "-c", TRAIN], environment)
     with Ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
-        assert [one.step for one in ring.read().steps.records()] == [2, 3, 4, 5]
+        assert [record.step for record in ring.read().steps.records()] == [2, 3, 4, 5]
 
 
-def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment, site):
+def test_the_carried_modules_replace_those_of_a_sftriage_without_seams(tmp_path, environment, site):
     # GIVEN an earlier version in a job's Python
     (earlier := tmp_path / "earlier" / "sftriage").mkdir(parents=True)
     (earlier / "__init__.py").write_text("")
@@ -95,7 +95,7 @@ def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, en
 
 
 @pytest.mark.parametrize("python", pythons(*(f"3.{minor}" for minor in range(10, 16))))
-def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, site, python):
+def test_the_carried_recorder_needs_only_the_standard_library(tmp_path, environment, site, python):
     # GIVEN the folder in a Python that has nothing else
     script = f"""
 import sys
@@ -121,28 +121,28 @@ def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment, s
         pytest.skip(moments.WHY_NOT_C)
     found.write_bytes(b"\x7fELF of another machine")
     script = f"import sys; sys.path.insert(0, {str(tmp_path / 'auto')!r})\nfrom sftriage.trainer import moments\n"
-    said = output([sys.executable, "-I", "-S", "-c", f"{script}print(moments.FORM.name)"], environment)
-    assert said == "Python\n"
+    printed = output([sys.executable, "-I", "-S", "-c", f"{script}print(moments.FORM.name)"], environment)
+    assert printed == "Python\n"
 
 
-def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path, environment, site):
+def test_the_displaced_sitecustomize_is_imported_under_its_name(tmp_path, environment, site):
     # GIVEN one that is on the path already
     (theirs := tmp_path / "theirs").mkdir()
-    (theirs / "sitecustomize.py").write_text("import sys\nsys.seen = __file__\n")
+    (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\n")
     environment["PYTHONPATH"] = f"{site}{os.pathsep}{theirs}"
-    asked = "import json, sys, sitecustomize; print(json.dumps([sys.seen, sitecustomize.__file__, sys.path]))"
-    seen, named, path = json.loads(output([sys.executable, "-c", asked], environment))
+    code = "import json, sys, sitecustomize; print(json.dumps([sys.theirs, sitecustomize.__file__, sys.path]))"
+    file, named, path = json.loads(output([sys.executable, "-c", code], environment))
     # THEN it is there as if there were no other, and so is the path
-    assert seen == named == str(theirs / "sitecustomize.py")
+    assert file == named == str(theirs / "sitecustomize.py")
     environment["PYTHONPATH"] = str(theirs)
-    assert json.loads(output([sys.executable, "-c", asked], environment)) == [seen, named, path]
+    assert json.loads(output([sys.executable, "-c", code], environment)) == [file, named, path]
 
 
 def test_a_process_that_does_not_train_imports_nothing_of_ours(environment, site):
-    asked = "; import sys; print([one for one in sys.modules if one.startswith('sftriage')])"
-    plain = [sys.executable, "-c", f"import json{asked}"]
-    looking = [sys.executable, "-c", f"from importlib.util import find_spec; find_spec('torch'){asked}"]
-    importing = [sys.executable, "-c", f"import torch{asked}"]
+    code = "; import sys; print([name for name in sys.modules if name.startswith('sftriage')])"
+    plain = [sys.executable, "-c", f"import json{code}"]
+    looking = [sys.executable, "-c", f"from importlib.util import find_spec; find_spec('torch'){code}"]
+    importing = [sys.executable, "-c", f"import torch{code}"]
     environment["PYTHONPATH"] = str(site)
     before = eval(output(plain, {**environment, "PYTHONPATH": ""}))
     assert eval(output(plain, environment)) == before
@@ -162,7 +162,7 @@ def test_any_python_runs_as_without_the_folder(environment, site, python):
     assert output([python, "-c", "import json; print(json.dumps(1))"], environment) == "1\n"
 
 
-def test_the_folder_is_there_as_long_as_the_job_is_and_leaves_the_path_that_there_was(tmp_path, monkeypatch):
+def test_the_folder_lasts_as_long_as_the_job_and_extends_the_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"/one{os.pathsep}/two")
     with under_seams(tmp_path, tmp_path) as environment:
         first, *others = environment["PYTHONPATH"].split(os.pathsep)
@@ -195,7 +195,7 @@ for step in range(100_000):
 @pytest.mark.parametrize(
     ("how", "status"), [("os._exit", 7), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL), ("a raise", 1)]
 )
-def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, environment, how, status):
+def test_a_ring_is_readable_to_the_last_step_after_any_end(tmp_path, environment, how, status):
     # GIVEN a script that trains WHEN its process ends, in its own way or somebody else's
     rings = Path(environment["SFTRIAGE_RINGS"])
     with under_seams(tmp_path, rings) as added:
@@ -206,14 +206,14 @@ def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, 
         assert process.stdout.readline() == "trains\n"
         if status < 0:
             process.send_signal(-status)
-        _, told = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=60)
     # THEN it ends as it would have, and says nothing of us
-    assert process.returncode == status, told
-    assert "sftriage" not in told
+    assert process.returncode == status, log
+    assert "sftriage" not in log
     # AND every step that it has taken is there
     (path,) = find_rings(rings)
     with Ring(path) as ring:
-        steps = [one.step for one in ring.read().steps.records()]
+        steps = [record.step for record in ring.read().steps.records()]
     assert steps == list(range(2, 2 + len(steps)))
     assert len(steps) >= 38
 
@@ -243,8 +243,8 @@ for again in range(2):
 
 
 @pytest.mark.parametrize("remaps", ["remaps first", "remaps later"])
-def test_a_collective_is_compiled_with_what_it_is_in_as_without_us(remaps, tmp_path):
-    # GIVEN a process that has imported what the compiler makes of collectives before the seams, or afterwards
+def test_a_function_with_a_collective_is_compiled_whole(remaps, tmp_path):
+    # GIVEN a process that imports the compiler's table of collectives before the seams, or afterwards
     # WHEN a function with one in it is compiled, with the seams in and without them
     done = subprocess.run([sys.executable, "-c", COMPILED, remaps], cwd=tmp_path, capture_output=True, text=True)
     # THEN it needs no break

@@ -93,7 +93,7 @@ def steps_in(path: Path) -> list[int]:
     return sorted(int(name.partition("#")[2]) for name in names(path) if name.startswith("ProfilerStep#"))
 
 
-def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spool):
+def test_a_trace_holds_exactly_the_promised_steps_and_its_rank(job, spool):
     # GIVEN a job at step 1005 that is not torch.distributed WHEN three steps are asked for after two of warm-up
     job.does("steps 5")
     result = job.captures(REQUEST)
@@ -199,7 +199,7 @@ def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job,
     assert (found.count("sftriage:forward"), found.count("sftriage:data")) == (3, 2)
 
 
-def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
+def test_a_capture_of_many_steps_records_those_that_fit(job, spool):
     # GIVEN bytes for about a dozen steps of this job, and a capture of a hundred
     one = job.captures(CaptureRequest("cap-1", 2, "torch", 4, 1, 60.0, 50_000_000))
     room = 3 * one.size_bytes
@@ -227,7 +227,7 @@ def train(number=None):
 
 
 @pytest.mark.parametrize(("steps", "options"), [(200, {}), (9, {"with_stack": True, "record_shapes": True})])
-def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
+def test_a_capture_of_many_operators_is_cut_before_it_holds_up_the_rank(job, spool, steps, options):
     # GIVEN steps of 400 operators, and a bound that not even two of them keep
     job.does(f"exec({OPERATORS!r}, globals())")
     job.does("from sftriage.trainer import session; session.MAX_STALL_S = 1e-6")
@@ -244,7 +244,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 
 
-def test_a_capture_imports_nothing_into_a_job_that_has_imported_no_more_than_torch(train, rings, spool):
+def test_a_capture_imports_nothing_beyond_torch_into_a_job(train, rings, spool):
     # GIVEN a job that has not imported dynamo or inductor, which torch's own profiler does when it is first prepared
     trainer = train(BARE, rings, spool)
     assert trainer.says() == "ready: False"
@@ -279,7 +279,7 @@ BARE = """
 """
 
 
-ENDS_EXPORTS = "import threading; [one.join() for one in threading.enumerate() if one.name == 'sftriage-export']"
+ENDS_EXPORTS = "import threading; [each.join() for each in threading.enumerate() if each.name == 'sftriage-export']"
 EVERYTHING = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 SETTLED, IN_A_ROW, MOST_GROWTH_KIB = 5, 20, 1024
 """The first captures fill caches, 1.4 MiB of them. The 20 after these grew the process by 0.1 MiB at the most."""
@@ -332,7 +332,7 @@ def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     assert len(steps_in(spool / "cap-1.json")) == 3
 
 
-def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(job, spool):
+def test_under_torch_distributed_the_trace_has_torchs_own_ranks(job, spool):
     # GIVEN a job of one rank that has initialised torch.distributed
     store = "torch.distributed.HashStore()"
     job.does(f"torch.distributed.init_process_group('gloo', store={store}, rank=0, world_size=1)")
@@ -342,7 +342,7 @@ def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(j
     assert (info["backend"], info["rank"], info["world_size"]) == ("gloo", 0, 1)
 
 
-def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool):
+def test_a_fork_during_a_capture_keeps_the_capture(job, spool):
     # GIVEN a capture under way, and a child forked there that takes steps of its own
     job.client.post(REQUEST)
     job.does("steps 3")

@@ -33,7 +33,7 @@ TRAIN_FOR_EVER = """
 """
 
 
-def test_what_a_killed_trainer_recorded_is_still_readable(train, rings):
+def test_the_steps_of_a_killed_trainer_are_readable(train, rings):
     # GIVEN a trainer that is killed in the middle of a stage
     trainer = train(
         """
@@ -183,7 +183,7 @@ def test_a_file_system_that_fills_while_a_rank_records_costs_it_nothing(train, t
             assert reader.read().steps.step_B[-1] == 1999
 
 
-def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, rings):
+def test_a_living_writer_shows_in_another_pid_namespace(train, rings):
     # GIVEN a trainer, and a reader to which its process id says nothing
     trainer = train(TRAIN_FOR_EVER, rings, 64)
     trainer.says()
@@ -208,7 +208,7 @@ OF_TWO = """
 """
 
 
-def test_each_process_of_a_job_without_torchrun_records_as_the_rank_that_it_is(train, rings, tmp_path):
+def test_each_process_of_a_job_without_torchrun_records_as_its_rank(train, rings, tmp_path):
     # GIVEN two processes that find each other by a file: they know who they are by torch.distributed alone
     trainers = [train(OF_TWO, rings, tmp_path / "meeting", rank) for rank in range(2)]
     assert [trainer.ends() for trainer in trainers] == [0, 0]

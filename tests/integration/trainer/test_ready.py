@@ -89,7 +89,7 @@ def test_watching_changes_no_bit_of_any_gradient(compared, case):
         assert (found["ready_plain"], found["ready_watched"]) == (0, bits.STEPS)
 
 
-def test_under_fsdp2_no_moment_is_made_up(rings):
+def test_under_fsdp2_there_is_no_moment(rings):
     # GIVEN two ranks under fully_shard, one of which pauses in its backward
     ranks_found = sorted(map(json.loads, run_ranks("sharded.py", rings).splitlines()), key=lambda found: found["rank"])
     for found in ranks_found:

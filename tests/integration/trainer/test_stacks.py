@@ -36,7 +36,7 @@ class Slow(Dataset):
 
     def __getitem__(self, index):
         self.stand_here()
-        ours = [one.native_id for one in threading.enumerate() if one.name == "sftriage-samples"]
+        ours = [thread.native_id for thread in threading.enumerate() if thread.name == "sftriage-samples"]
         return torch.tensor([os.getpid(), *(ours or [0])])
 
     def stand_here(self):
@@ -101,8 +101,8 @@ def capture(tmp_path):
 
 def stands(samples, worker):
     """How many of a worker's samples found it at the line at which it sleeps."""
-    met = [{samples.frames[one].function for one in stack} for stack in worker.threads[0].stacks_N]
-    return sum(any(one.endswith("stand_here") for one in functions) for functions in met)
+    met = [{samples.frames[frame].function for frame in stack} for stack in worker.threads[0].stacks_N]
+    return sum(any(function.endswith("stand_here") for function in functions) for functions in met)
 
 
 def threads_of(batch):
@@ -129,8 +129,8 @@ def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_
         list(batches)
     samples = captured.read()
     # THEN both were found where they are, by their own clocks
-    assert [one.number for one in samples.workers] == [0, 1]
-    assert {one.pid for one in samples.workers} == set(asleep)
+    assert [worker.number for worker in samples.workers] == [0, 1]
+    assert {worker.pid for worker in samples.workers} == set(asleep)
     for worker in samples.workers:
         assert stands(samples, worker) > 0
         assert list(worker.time_ns_W) == sorted(worker.time_ns_W)
@@ -141,13 +141,13 @@ def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_
     document = json.loads((tmp_path / "0.json").read_text())
     for worker in samples.workers:
         name = f"DataLoader worker {worker.number} (pid {worker.pid})"
-        (profile,) = (one for one in document["profiles"] if one["name"] == name)
+        (profile,) = (profile for profile in document["profiles"] if profile["name"] == name)
         assert sum(profile["weights"]) == profile["endValue"] - profile["startValue"]
     # AND a second capture has them again, and nothing of the first
     with capture() as captured:
         list(batches)
     again = captured.read()
-    assert [one.number for one in again.workers] == [0, 1]
+    assert [worker.number for worker in again.workers] == [0, 1]
     assert again.workers[0].time_ns_W[0] > samples.workers[0].time_ns_W[-1]
     # AND with the last user their threads end, and they work on
     WORKERS.leave()
@@ -156,7 +156,7 @@ def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_
     WORKERS.attend()
 
 
-def test_workers_that_are_made_anew_hand_over_what_they_have_when_they_end(capture):
+def test_workers_of_one_epoch_hand_over_their_samples_at_their_end(capture):
     # GIVEN workers of an epoch each WHEN two epochs are captured
     batches = loader()
     with capture() as captured:
@@ -164,8 +164,8 @@ def test_workers_that_are_made_anew_hand_over_what_they_have_when_they_end(captu
     samples = captured.read()
     # THEN all four are there, though they were forked in the middle, and two had ended before it was over
     assert len(pids) == 4
-    assert {one.pid for one in samples.workers} == pids
-    assert all(stands(samples, one) for one in samples.workers)
+    assert {worker.pid for worker in samples.workers} == pids
+    assert all(stands(samples, worker) for worker in samples.workers)
     # AND those that are gone leave no file open, once there are others
     list(batches)
     assert len(WORKERS._channels) == 2
@@ -181,11 +181,11 @@ def test_a_worker_that_is_killed_costs_its_samples_alone(capture, ended_in_peace
         wait_until(lambda: start_ticks(pid) is None)
     samples = captured.read()
     # THEN the other's samples are there
-    assert [one.pid for one in samples.workers] == [other]
+    assert [worker.pid for worker in samples.workers] == [other]
     assert samples.not_sampled == ("it has ended",)
 
 
-def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time(capture, monkeypatch):
+def test_a_stopped_worker_delays_nothing_and_answers_the_next_time(capture, monkeypatch):
     monkeypatch.setattr(sampler, "ANSWER_S", 0.05)
     batches = loader(persistent_workers=True)
     epoch = iter(batches)
@@ -199,7 +199,7 @@ def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time
     finally:
         os.kill(pid, signal.SIGCONT)
     # THEN that is said of it, and the other's samples are there
-    assert [one.pid == pid for one in samples.workers] == [False]
+    assert [worker.pid == pid for worker in samples.workers] == [False]
     assert samples.not_sampled == ("it did not answer in time, or began before the recorder",)
     # AND what it answers late is not taken for what it answers to the next
     monkeypatch.setattr(sampler, "ANSWER_S", DEADLINE_S)
@@ -208,10 +208,10 @@ def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time
         list(batches)
     samples = captured.read()
     assert len(samples.workers) == 2
-    assert all(stands(samples, one) for one in samples.workers)
+    assert all(stands(samples, worker) for worker in samples.workers)
 
 
-def test_a_capture_that_nobody_keeps_is_forgotten(capture):
+def test_the_samples_of_an_unclaimed_capture_are_dropped(capture):
     # GIVEN a capture that failed: it was stopped and never kept WHEN the next one ends
     batches = loader(persistent_workers=True)
     list(batches)
@@ -221,7 +221,7 @@ def test_a_capture_that_nobody_keeps_is_forgotten(capture):
         list(batches)
     # THEN it has its own samples
     began_ns = captured._sampler._stacks._began_ns
-    assert [one.time_ns_W[0] > began_ns for one in captured.read().workers] == [True, True]
+    assert [worker.time_ns_W[0] > began_ns for worker in captured.read().workers] == [True, True]
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def server_ended():
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_of_workers_that_are_not_forked_it_is_said_that_they_are_not_there(capture, server_ended, method):
+def test_workers_that_are_not_forked_are_listed_as_missing(capture, server_ended, method):
     batches = iter(loader(persistent_workers=True, multiprocessing_context=method, num_workers=1))
     with capture() as captured:
         next(batches)
@@ -245,7 +245,7 @@ def test_of_workers_that_are_not_forked_it_is_said_that_they_are_not_there(captu
     assert samples.not_sampled == (f"it was not forked, but started by {method}",)
 
 
-def test_a_child_of_a_worker_is_none_of_ours(ended_in_peace):
+def test_a_child_of_a_worker_is_not_sampled(ended_in_peace):
     # GIVEN a worker that has made a child, which lives on when the worker is killed
     batches = iter(loader(Forks(), num_workers=1, batch_size=1, prefetch_factor=1))
     ended_in_peace()
@@ -260,7 +260,7 @@ def test_a_child_of_a_worker_is_none_of_ours(ended_in_peace):
         os.kill(child, signal.SIGKILL)
 
 
-def test_no_other_fork_has_anything_of_ours():
+def test_other_forks_carry_no_socket_or_thread():
     # GIVEN processes that are no workers of a DataLoader, while there are some THEN they have one thread, no socket
     batches = loader(persistent_workers=True)
     list(batches)
@@ -296,8 +296,8 @@ FORKS = """
     for _ in range(40):
         child = os.fork()
         if not child:
-            here = (f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd"))
-            os._exit(any("schedstat" in os.readlink(one) for one in here if os.path.lexists(one)))
+            here = (f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd"))
+            os._exit(any("schedstat" in os.readlink(link) for link in here if os.path.lexists(link)))
         assert os.waitpid(child, 0)[1] == 0
     sampler.stop()
     print(repr(sampler.keep(Path(sys.argv[1]), 1 << 24)))
@@ -351,13 +351,13 @@ JOB = """
     sampler.stop()
     why = sampler.keep(path, 1 << 24)
     WORKERS.leave()
-    left = [one.name for one in threading.enumerate() if one.name.startswith("sftriage")]
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("sftriage")]
     print(batches, left, why, sep="|")
 """
 
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--no-new-privs"]
 # (the interpreter may lie where only its owner reads)
-NOBODY += [f"--{one}=-all,+dac_read_search" for one in ("inh-caps", "ambient-caps", "bounding-set")]
+NOBODY += [f"--{option}=-all,+dac_read_search" for option in ("inh-caps", "ambient-caps", "bounding-set")]
 MOUNTS = ["unshare", "--mount"]
 
 
@@ -402,7 +402,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
-def test_it_works_where_nobody_may_trace(job, where):
+def test_sampling_works_without_ptrace(job, where):
     # GIVEN a trainer that may not look into any other process WHEN it is sampled
     why, path = job(*where)
     # THEN all is there: what the training thread waits for, what its worker does, and how long both have run
@@ -416,7 +416,7 @@ def test_it_works_where_nobody_may_trace(job, where):
     assert worker.threads[0].run_ns_N[-1] > 0
 
 
-def test_where_the_system_says_nothing_of_threads_their_times_are_unknown(job):
+def test_without_schedstat_the_times_of_threads_are_unknown(job):
     # GIVEN no /proc at all WHEN the trainer is sampled
     why, path = job(*shell("mount -t tmpfs none /proc"))
     # THEN its stacks and its worker's are there, and of nothing it is said how long it ran
@@ -424,19 +424,19 @@ def test_where_the_system_says_nothing_of_threads_their_times_are_unknown(job):
     samples = read_samples(path)
     (worker,) = samples.workers
     assert len(worker.time_ns_W) > 0
-    for one in (samples.training, worker.threads[0], samples.sampler):
-        assert set(one.run_ns_N) == set(one.waited_ns_N) == {-1}
-    assert {one.known_ns for one in spots(samples, "data")} == {0}
+    for times in (samples.training, worker.threads[0], samples.sampler):
+        assert set(times.run_ns_N) == set(times.waited_ns_N) == {-1}
+    assert {spot.known_ns for spot in spots(samples, "data")} == {0}
 
 
-def test_where_no_thread_can_be_had_training_goes_on_without_stacks(job):
+def test_training_goes_on_without_stacks_if_no_thread_can_start(job):
     # GIVEN a user who may have no more threads WHEN a capture begins THEN the reason is what comes of it
     why, path = job(*NOBODY, without="trainer")
     assert why == "no stacks: can't start new thread"
     assert not path.exists()
 
 
-def test_a_worker_that_can_have_no_thread_is_said_to_be_missing(job):
+def test_a_worker_without_a_thread_is_listed_as_missing(job):
     # GIVEN a worker that may have no thread of ours WHEN its trainer is sampled
     why, path = job(*NOBODY, without="worker")
     # THEN the trainer's stacks are there, without it

@@ -36,31 +36,31 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("faults", "causes", "said"), TABLE.values(), ids=TABLE)
-def test_what_was_named_first_is_right_where_rank_cause_and_line_are(faults, causes, said):
+def test_the_first_cause_is_right_if_rank_cause_and_line_are(faults, causes, said):
     assert found(faults, causes) == said
 
 
-def test_causes_are_such_as_can_be_told():
-    assert {one.stage for one in CAUSES.values()} <= {*FAULT_STAGES, ""}
-    assert {code for one in CAUSES.values() for code in one.codes} <= set(CauseCode.__args__)
+def test_each_cause_has_codes_that_reduction_can_name():
+    assert {cause.stage for cause in CAUSES.values()} <= {*FAULT_STAGES, ""}
+    assert {code for cause in CAUSES.values() for code in cause.codes} <= set(CauseCode.__args__)
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_cause_is_on_the_rank_it_says_or_on_one_that_is_drawn(name):
+def test_a_cause_is_on_its_rank_or_on_a_drawn_one(name):
     assert parse_cause(f"{name}:3") == Fault(name, 3)
     assert parse_cause(name, iter([1])) == Fault(name, 1)
     # AND it says itself as it is parsed
     assert parse_cause(str(Fault(name, 3))) == Fault(name, 3)
 
 
-def test_several_causes_are_on_ranks_of_their_own_as_far_as_there_are_any():
+def test_several_causes_are_on_different_ranks_as_far_as_possible():
     # GIVEN five causes for two ranks WHEN ranks are drawn THEN each rank has two of four, and none is missing
-    ranks = [one.rank for one in _faults(["garbage"] * 5, None, 2)]
+    ranks = [fault.rank for fault in _faults(["garbage"] * 5, None, 2)]
     assert sorted(ranks[:2]) == sorted(ranks[2:4]) == [0, 1]
     assert ranks[4] in (0, 1)
 
 
-def test_nothing_asked_for_is_the_default_and_a_delay_alone_is_alone():
-    assert [one.name for one in _faults(None, None, 4)] == ["slow-dataset"]
+def test_without_options_the_default_is_injected_and_a_delay_alone_is_alone():
+    assert [fault.name for fault in _faults(None, None, 4)] == ["slow-dataset"]
     assert _faults(None, ["data:1:40"], 4) == [Fault("data", 1, 0.04)]
     assert len(_faults(["garbage"], ["data:1:40"], 4)) == 2

@@ -66,8 +66,8 @@ def start(tmp_path, request):
         return made[-1]
 
     yield start
-    for one in made:
-        one.close()
+    for watched in made:
+        watched.close()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_the_last_gradient_is_ready_when_the_device_has_it(job, device):
         device.catches_up()
     # THEN on the device's clock the sync stage is split there
     times = finish(job, device)
-    assert [(one.durations_ns[2], one.ready_ns) for one in times] == [(5000, 3000), (11000, 9000), (5000, 3000)]
+    assert [(row.durations_ns[2], row.ready_ns) for row in times] == [(5000, 3000), (11000, 9000), (5000, 3000)]
 
 
 def test_only_the_gradient_that_comes_last_has_an_event(job, device):
@@ -157,7 +157,7 @@ def test_only_the_gradient_that_comes_last_has_an_event(job, device):
         boundaries = step() - len(model.layers)
     # THEN a step has one event more than it has without, and its moment
     assert {step() for _ in range(5)} == {boundaries + 1}
-    assert {one.ready_ns for one in finish(job, device)} == {8001}
+    assert {record.ready_ns for record in finish(job, device)} == {8001}
 
 
 def test_each_visit_to_the_sync_stage_has_its_own_last_gradient(job, device):
@@ -173,7 +173,7 @@ def test_each_visit_to_the_sync_stage_has_its_own_last_gradient(job, device):
         made = device.made if made is None else made
     # (the device is idle for the 1 ns until the first gradient is launched)
     times = finish(job, device)
-    assert {(one.durations_ns[2], one.ready_ns) for one in times} == {(3 * 3700 + 1, 3 * 3000 + 1)}
+    assert {(record.durations_ns[2], record.ready_ns) for record in times} == {(3 * 3700 + 1, 3 * 3000 + 1)}
     assert len(times) == 40
     # AND the events of some steps are used again and again
     assert device.made - made <= 3 * IN_FLIGHT
@@ -188,8 +188,8 @@ def test_a_step_whose_last_gradient_may_be_another_one_has_no_ready_moment_on_ei
                 device.launch(100)
                 layer.has_its_gradient()
         device.catches_up()
-    assert [one.ready_ns is None for one in finish(job, device)][-2:] == [False, True]
-    assert [one.ready_ns is None for one in job.steps()][-2:] == [False, True]
+    assert [record.ready_ns is None for record in finish(job, device)][-2:] == [False, True]
+    assert [record.ready_ns is None for record in job.steps()][-2:] == [False, True]
 
 
 @pytest.mark.parametrize("form", ["torch"], indirect=True)
@@ -214,7 +214,7 @@ def test_a_gradient_on_another_device_costs_its_own_moment_alone(job, device, mo
             event.foreign = True
         device.catches_up()
     # THEN the steps' own times go on, without the moment, and that is said once
-    assert [(one.durations_ns[2], one.ready_ns) for one in finish(job, device)] == [
+    assert [(record.durations_ns[2], record.ready_ns) for record in finish(job, device)] == [
         (3701, 3001),
         (3701, None),
         (3701, 3001),
@@ -235,7 +235,7 @@ def test_a_gradient_on_another_device_has_no_event(job, device):
             model.layers[0].has_its_gradient()
             device.number = 0
         device.catches_up()
-    assert [(one.durations_ns[2], one.ready_ns) for one in finish(job, device)] == [(100, 100), (100, None), (100, 100)]
+    assert [(row.durations_ns[2], row.ready_ns) for row in finish(job, device)] == [(100, 100), (100, None), (100, 100)]
 
 
 @pytest.mark.parametrize("form", ["C"], indirect=True)
@@ -285,7 +285,7 @@ def test_a_gradient_in_a_graph_that_is_captured_has_no_event(job, device):
             model.layers[0].has_its_gradient()
             device.is_capturing = False
         device.catches_up()
-    assert [one.ready_ns for one in finish(job, device)] == [100, None, 100]
+    assert [record.ready_ns for record in finish(job, device)] == [100, None, 100]
 
 
 def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
@@ -369,7 +369,7 @@ def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, cap
     ("argument", "variable", "expected"),
     [(None, None, True), (None, "1", True), (None, "0", False), (False, None, False), (True, "0", True)],
 )
-def test_it_is_on_unless_it_is_switched_off(start, device, monkeypatch, argument, variable, expected):
+def test_device_time_is_on_unless_switched_off(start, device, monkeypatch, argument, variable, expected):
     if variable is not None:
         monkeypatch.setenv(DEVICE_ENV, variable)
     job = start(device_time=argument)
@@ -378,7 +378,7 @@ def test_it_is_on_unless_it_is_switched_off(start, device, monkeypatch, argument
     assert (device.recorded > 0, job.reader.untimed) == (expected, not expected)
 
 
-def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
+def test_closing_publishes_finished_steps_without_waiting(job, device):
     # GIVEN a device that is through with one step when the next two have been launched
     train(job, device, forward=4)
     device.catches_up()
@@ -394,7 +394,7 @@ def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
     assert job.device() == []
 
 
-def test_a_forked_child_keeps_its_hands_off(job, device):
+def test_a_forked_child_records_no_device_time(job, device):
     train(job, device)
     recorded, made = device.recorded, device.made
     pid = os.fork()
@@ -493,16 +493,16 @@ class Script:
 
 @settings(max_examples=150)
 @given(steps=st.lists(st.lists(ACTIONS, max_size=12), max_size=12))
-def test_whatever_steps_do_both_forms_record_what_a_naive_account_of_the_queue_says(tmp_path_factory, steps):
+def test_both_forms_agree_with_a_naive_model_of_the_queue(tmp_path_factory, steps):
     # GIVEN any order of stages, launches, pauses, gradients and captured graphs, in steps that end or are left
     forms = [form for form in FORMS if form != "C" or moments.FORM.device is not None]
     scripts = [Script(form, tmp_path_factory.mktemp("rings"), steps) for form in forms]
     # THEN each whole step that was not captured has the device's times, under the job's own number
     for script in scripts:
-        found = [(one.step, one.durations_ns, one.outside_ns, one.between_ns, one.complete) for one in script.found]
+        found = [(row.step, row.durations_ns, row.outside_ns, row.between_ns, row.complete) for row in script.found]
         assert found == script.expected
         # AND both forms agree on when the last gradient was ready
-        assert [one.ready_ns for one in script.found] == [one.ready_ns for one in scripts[0].found]
+        assert [record.ready_ns for record in script.found] == [record.ready_ns for record in scripts[0].found]
 
 
 def marked(rings):
@@ -512,7 +512,7 @@ def marked(rings):
 
 
 @pytest.mark.parametrize("device_time", [True, False])
-def test_the_hosts_ring_says_that_the_rank_uses_cuda(start, tmp_path, device, device_time):
+def test_the_ring_shows_that_the_rank_uses_cuda(start, tmp_path, device, device_time):
     # GIVEN a rank that initialises CUDA in its third step, with device time or without
     device.initialised = False
     job = start(device_time=device_time)
@@ -555,7 +555,7 @@ def test_whether_cuda_is_in_use_is_looked_up_in_the_first_steps_only(
     assert (bool(device.recorded), len(job.steps())) == (initialised and device_time, 2 * CUDA_START_STEPS)
 
 
-def test_torch_has_what_is_used_of_it():
+def test_torch_has_the_functions_that_device_time_uses():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     assert callable(torch.cuda.is_current_stream_capturing)
     assert callable(torch.cuda.current_stream)

@@ -122,7 +122,7 @@ class Rig:
         return [record.step for record in self.records if record.capturing]
 
 
-def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session):
+def test_exactly_the_requested_steps_are_recorded_after_the_warm_up(rig, session):
     # GIVEN a job at step 2, and a request for two steps after one of warm-up
     rig.step(2)
     rig.ask()
@@ -144,7 +144,7 @@ def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session
     assert rig.touched == [2, 3, 4, 5]
 
 
-def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(clock, rig, session):
+def test_stages_are_marked_while_recording_and_timed_as_usual(clock, rig, session):
     # GIVEN a capture, with stages used in warm-up and in the recorded step
     stages = rig.recording.stages
 
@@ -169,9 +169,7 @@ def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(c
         (1000, 700, 1, "1 of 1000 steps: more would not fit into 700 bytes"),
     ],
 )
-def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
-    rig, sized, steps, max_bytes, recorded, detail
-):
+def test_a_probe_cuts_many_steps_to_those_that_fit(rig, sized, steps, max_bytes, recorded, detail):
     result = rig.captured(3 + min(steps, 20), steps=steps, max_bytes=max_bytes)
     # THEN one step was recorded beforehand, and as many as fit after it
     log = sized.log
@@ -218,7 +216,7 @@ def rig(tmp_path, make_info, session, monkeypatch):
         (5, 1, 0, 0, 10, range(11, 16)),
     ],
 )
-def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_at, recorded):
+def test_a_capture_waits_for_its_recurring_step(rig, steps, warmup, period, phase, armed_at, recorded):
     # GIVEN a job, and a request to catch what comes back, that arrives before some step
     rig.step(armed_at)
     result = rig.captured(40, steps=steps, warmup_steps=warmup, period_steps=period, phase=phase)
@@ -260,11 +258,11 @@ def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
     assert set(json.loads(file.read_bytes())["sftriage"]["step"]) == {2, 3}
     # AND the steps say so, and nothing of it goes on
     assert rig.touched == [2, 3, 4]
-    assert not [one for one in threading.enumerate() if one.name == "sftriage-samples"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "sftriage-samples"]
     assert rig.client.progress().state == "idle"
 
 
-def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
+def test_cancelled_or_oversized_stacks_leave_nothing(rig):
     rig.ask(**STACKS)
     rig.step()
     rig.client.cancel("c-1")
@@ -293,7 +291,7 @@ def test_steps_stay_touched_until_the_export_is_done(rig, monkeypatch):
     assert rig.result().capture_id == "c-2"
 
 
-def test_a_request_that_comes_before_the_export_is_quite_done_is_heard(rig, monkeypatch):
+def test_a_request_during_the_end_of_an_export_is_taken(rig, monkeypatch):
     # GIVEN an export that has answered and is about to say that it is idle, and a client that posts just then
     answered, going = threading.Event(), threading.Event()
     enter, look = rig.executor._enter, rig.executor.before_step
@@ -380,7 +378,7 @@ def test_a_capture_that_ends_early_keeps_the_steps_it_has(rig, session, within, 
 
 
 @pytest.mark.parametrize("where", ["prepare", "start", "begin", "end", "stages", "stop", "export"])
-def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, where):
+def test_an_error_fails_the_capture_and_not_the_training(rig, session, where):
     session.breaks = where
     forward = rig.recording.stages["forward"]
 
@@ -404,7 +402,7 @@ def called_off(rig, patch):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_disk_of_the_traces_is_not_asked_on_the_training_thread(rig, monkeypatch, named):
+def test_the_training_thread_does_not_touch_the_disk_of_traces(rig, monkeypatch, named):
     # GIVEN a spool on a disk that does not answer, named by somebody or by a link beside the ring
     training, asked, stat = threading.get_ident(), [], os.stat
 
@@ -445,7 +443,7 @@ def damaged(rig, patch):
         (damaged, {}, "the request does not match its checksum"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, monkeypatch, spoil, changes, reason):
+def test_an_impossible_request_is_refused_and_touches_nothing(rig, session, monkeypatch, spoil, changes, reason):
     rig.ask(**changes)
     spoil(rig, monkeypatch)
     rig.step(2)
@@ -460,7 +458,7 @@ def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, m
     [(0.01, lambda rig: rig.recording.close()), (1e6, lambda rig: rig.recording.fail(RuntimeError("a bug")))],
     ids=["training ends", "the recorder breaks"],
 )
-def test_an_export_that_hangs_is_not_waited_for(rig, monkeypatch, waits_s, end):
+def test_closing_does_not_wait_for_a_hanging_export(rig, monkeypatch, waits_s, end):
     going = threading.Event()
     monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(30) and None)
     monkeypatch.setattr(executor, "LAST_EXPORT_S", waits_s)
@@ -503,13 +501,13 @@ BLANKS = ["prepare", "start 0", "stop", "export 0"] * 2
 """What is done before a step is recorded beforehand: two traces without any."""
 
 
-def test_a_step_that_is_too_large_by_itself_is_known_before_it_is_captured(rig, sized):
+def test_a_probe_refuses_a_step_that_is_too_large(rig, sized):
     result = rig.captured(4, steps=20, max_bytes=500)
     assert (result.state, result.detail) == ("failed", "one step alone makes a trace of 600 bytes; 500 are allowed")
     assert list(rig.spool.iterdir()) == []
 
 
-def test_what_a_step_takes_is_learnt_once(rig, sized):
+def test_the_cost_of_a_step_is_learnt_once(rig, sized):
     # GIVEN a process that was captured before
     assert rig.captured(4, steps=2, max_bytes=100_000).state == "stored"
     sized.log.clear()
@@ -540,7 +538,7 @@ class SlowSession(SizedSession):
         (12, {}, 0.1, 0.1, 12),
     ],
 )
-def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforehand_says(
+def test_a_probe_cuts_a_capture_that_would_hold_up_the_rank(
     rig, session, monkeypatch, asked, options, blank_s, step_s, recorded
 ):
     # GIVEN a profiler whose very first trace is slow, and an empty one and one of a step take their times
@@ -562,7 +560,7 @@ def test_an_empty_trace_that_fails_fails_the_capture_and_stops_the_profiler(rig,
 
 
 @pytest.mark.parametrize("fault", ["left half way", "the job's own profiler", "called off", "the spool is gone"])
-def test_whatever_comes_between_while_a_step_is_recorded_beforehand_no_profiler_is_left_running(rig, sized, fault):
+def test_an_interrupted_probe_leaves_no_profiler_running(rig, sized, fault):
     rig.ask(steps=20, max_bytes=100_000)
     rig.recording.begin(None)
     log = sized.log

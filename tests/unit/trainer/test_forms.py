@@ -87,10 +87,10 @@ class Script:
             case "leave":
                 stage(value).__exit__(None, None, None)
             case "call":
-                # By keyword, by an equal name that is another object, and by what is no name at all.
-                asked = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[value]
+                # By keyword, by an equal name that is another object, and by values that are not names.
+                moment = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[value]
                 for _ in range(2):
-                    with stage(**asked):
+                    with stage(**moment):
                         pass
             case "thread":
                 in_a_thread(self._elsewhere, value)
@@ -132,15 +132,15 @@ def test_both_forms_write_the_same_bytes(program):
         assert c.content == python.content
 
 
-@pytest.mark.parametrize("asked", ["begin", "enter", "leave", "end"])
+@pytest.mark.parametrize("moment", ["begin", "enter", "leave", "end"])
 @pytest.mark.parametrize("boundaries", [1, 2, BLOCK_WORDS - 3, BLOCK_WORDS, 3 * BLOCK_WORDS])
-def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path, monkeypatch, asked, boundaries):
-    # GIVEN a handler that enters and leaves stages, or takes a step of its own, and comes just when a boundary has
-    # asked in which thread it is, and before it has written its word
+def test_notes_of_a_signal_handler_inside_a_boundary_are_kept(tmp_path, monkeypatch, moment, boundaries):
+    # GIVEN a handler that enters and leaves stages, or takes a step of its own, between a boundary's read of its
+    # thread's ident and the word that it writes
     monkeypatch.setattr(moments, "FORM", moments.PYTHON)
     with PythonMonitor(STAGES, (), rings=tmp_path) as monitor, Ring(tmp_path / "rank-0.0.ring") as reader:
         step, stage = monitor.step(), monitor.stage("forward")
-        within = asked in ("enter", "leave", "end")
+        within = moment in ("enter", "leave", "end")
 
         def interrupted() -> int:
             monkeypatch.setattr(moments, "get_ident", threading.get_ident)
@@ -156,15 +156,15 @@ def test_what_a_signals_handler_notes_within_a_boundary_is_kept_with_it(tmp_path
         usual = {"begin": step.__enter__, "enter": stage.__enter__, "leave": stage.__exit__, "end": step.__exit__}
         for name, call in usual.items():
             with monkeypatch.context() as patched:
-                if name == asked:
+                if name == moment:
                     patched.setattr(moments, "get_ident", interrupted)
                 call(*((None, None, None) if name in ("leave", "end") else ()))
-        # THEN the reader finds both, each whole, and what comes after
+        # THEN the reader finds both, each whole, and later steps
         with step:
             pass
         batch = reader.read()
         assert (batch.missed, batch.torn, batch.misuse) == (0, 0, 0)
-        assert len(batch.steps.records()) == CUDA_START_STEPS + 3 + (asked == "begin")
+        assert len(batch.steps.records()) == CUDA_START_STEPS + 3 + (moment == "begin")
 
 
 @pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
@@ -195,8 +195,8 @@ def test_many_names_each_find_their_own_stage(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_an_inert_monitor_goes_where_its_holder_is_copied_to(kind, copied):
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda monitor: pickle.loads(pickle.dumps(monitor))])
+def test_an_inert_monitor_is_copied_with_its_holder(kind, copied):
     monitor = copied(kind())
     with monitor.step(), monitor.stage("data"):
         pass
@@ -205,7 +205,7 @@ def test_an_inert_monitor_goes_where_its_holder_is_copied_to(kind, copied):
 
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
 def test_steps_and_stages_are_looked_up_without_a_frame_of_pythons(tmp_path):
-    # GIVEN a monitor whose stages have been asked for once
+    # GIVEN a monitor whose stages have been requested once
     with Monitor(STAGES, rings=tmp_path) as monitor:
 
         def steps(count: int) -> None:

@@ -122,7 +122,7 @@ def test_a_watch_that_begins_within_the_sync_stage_knows_the_visits_after_it(wat
 
 
 @pytest.mark.usefixtures("form")
-def test_the_seams_know_how_often_a_stage_was_entered_whether_it_is_watched_or_not(clock, tmp_path, monkeypatch):
+def test_stage_entries_are_counted_with_and_without_a_watch(clock, tmp_path, monkeypatch):
     monkeypatch.setenv(RINGS_ENV, str(tmp_path))
     with AutomaticMonitor(("data", "backward"), ("backward",)) as monitor:
         stage = monitor.stage("backward")
@@ -172,7 +172,7 @@ ACTIONS = st.one_of(
 @example(steps=[[("visit", "backward"), ("pass", 1000), ("leave", None), ("visit", "backward"), ("gradients", True)]])
 @example(steps=[[("visit", "backward"), ("pass", 2), ("visit", "data"), ("gradients", False), ("pass", 5)]])
 @example(steps=[[("visit", "backward"), ("gradients", False), ("leave", None), ("gradients", False)]] * LEARNING_STEPS)
-def test_what_a_visit_does_until_its_last_gradient_is_the_ranks_own(watch, clock, steps):
+def test_a_visits_time_until_its_last_gradient_is_own_work(watch, clock, steps):
     # GIVEN visits to the sync stage that compute, wait or both, and backwards there and elsewhere, some of them in a
     # thread of autograd's
     watched, model, expected = watch(), Chain(clock), []
@@ -221,7 +221,7 @@ def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(w
     assert watched.misuse == 0
 
 
-def test_steps_without_backward_are_no_surprise(watched, clock, learnt, caplog):
+def test_steps_without_backward_change_nothing(watched, clock, learnt, caplog):
     # GIVEN a learnt model, then a long evaluation
     for _ in range(30):
         with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
@@ -234,7 +234,7 @@ def test_steps_without_backward_are_no_surprise(watched, clock, learnt, caplog):
 
 
 @pytest.mark.parametrize("change", ["skipped", "frozen"])
-def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watched, clock, learnt, change):
+def test_missing_last_gradients_make_it_learn_again(watched, clock, learnt, change):
     # GIVEN a learnt model WHEN its first layers, whose gradients come last, are unused or frozen
     if change == "skipped":
         learnt.skipped = {0, 1, 2}
@@ -251,7 +251,7 @@ def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watched, clo
     assert train(watched, clock, learnt) == [42]
 
 
-def test_an_order_that_changes_is_seen_by_those_that_were_kept(watch, clock):
+def test_the_kept_hooks_notice_a_changed_order(watch, clock):
     # GIVEN two branches, one of them delayed; autograd runs the one that was made last first
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -303,7 +303,7 @@ def test_parameters_frozen_in_turns_do_not_keep_it_learning(watch, clock):
     assert hooked(model) <= 2 * KEPT
 
 
-def test_many_frozen_parameters_are_looked_at_a_few_after_each_step(watch, clock):
+def test_a_few_frozen_parameters_are_checked_after_each_step(watch, clock):
     # GIVEN 20 frozen layers, and the second one thawed
     watched, model = watch(), Chain(clock, 20)
     model.layers[:19].requires_grad_(False)
@@ -322,7 +322,7 @@ def audit_steps(monkeypatch) -> int:
     return 50
 
 
-def test_what_nothing_else_shows_an_audit_finds(watched, clock, learnt, audit_steps):
+def test_an_audit_finds_changes_that_nothing_else_shows(watched, clock, learnt, audit_steps):
     # GIVEN a learnt model, and a layer with a name of its own that was not there then
     learnt.layers.insert(0, nn.Linear(3, 3))
     found = []
@@ -366,7 +366,7 @@ def test_a_step_left_half_way_teaches_nothing(watched, clock, model):
     assert train(watched, clock, model) == [42]
 
 
-def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(watch, clock):
+def test_a_late_hook_writes_into_no_other_step(watch, clock):
     # GIVEN a hook that is held up on its thread while the step that it is about ends and the next one begins
     watched, model = watch(), Chain(clock, 1)
     model.layers[0].bias = None
@@ -506,7 +506,7 @@ def test_a_watched_model_can_be_copied_saved_and_swapped(watch, clock):
     assert next(model.parameters()).dtype == torch.float64
 
 
-def test_a_forked_child_trains_on_unheard(watched, clock, model):
+def test_a_forked_child_trains_unrecorded(watched, clock, model):
     with watched.monitor.step(), watched.monitor.stage("backward"):
         child = os.fork()
         if not child:
@@ -542,7 +542,7 @@ class Failing(nn.Module):
     [(None, 1), ("model", 1), ({}, 1), (nn.Parameter(torch.zeros(2)), 1), (with_shards(), 0), (Failing(), 0)],
     ids=["none", "text", "mapping", "parameter", "shards", "failing"],
 )
-def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplog, model, misuse):
+def test_an_unwatchable_model_is_one_warning_and_no_moment(watch, clock, caplog, model, misuse):
     # GIVEN something without parameters, or whose gradients are accumulated only after an exchange
     watched = watch()
     for _ in range(2):
@@ -553,7 +553,7 @@ def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplo
     assert train(watched, clock, Chain(clock), steps=2) == [None, None]
 
 
-def test_a_model_sharded_after_watch_is_let_go_of(watched, clock, learnt, caplog, audit_steps):
+def test_a_model_sharded_after_watch_is_unwatched(watched, clock, learnt, caplog, audit_steps):
     learnt.layers[0].weight = DTensor(torch.zeros(3, 3))
     for _ in range(audit_steps + 1):
         train(watched, clock, learnt)
@@ -597,7 +597,7 @@ def test_an_audit_is_one_step_and_goes_on_where_it_finds_something_new(found, mo
     assert not order.learning
 
 
-def test_a_surprise_is_looked_into_once_there_is_budget_again():
+def test_a_new_ending_is_learnt_once_the_budget_allows():
     # GIVEN one that surprises have cost all it had
     order = GradientOrder()
     step = 0
@@ -613,7 +613,7 @@ def test_a_surprise_is_looked_into_once_there_is_budget_again():
     assert order.learning
 
 
-def test_a_model_that_never_ceases_to_surprise_has_all_hooks_on_in_few_steps():
+def test_a_model_with_ever_new_endings_has_all_hooks_on_in_few_steps():
     order = GradientOrder()
     on = 0
     for step in range(10_000):
@@ -626,7 +626,7 @@ a_visit = st.lists(st.integers(0, 20), min_size=1, max_size=KEPT, unique=True).m
 
 
 @given(steps=st.lists(st.tuples(st.lists(a_visit, max_size=3), st.booleans()), max_size=200))
-def test_a_moment_is_known_only_if_its_visits_were_seen_to_end_so(steps):
+def test_a_moment_is_known_only_for_a_known_ending(steps):
     order = GradientOrder()
     seen = set()
     for visits, thawed in steps:

@@ -37,7 +37,7 @@ def schemas(draw):
 
 
 @given(schema=schemas(), host=st.text(max_size=300), blocks=st.integers(1, 1 << 20))
-def test_a_header_says_the_same_when_it_is_read(make_info, schema, host, blocks):
+def test_a_header_is_decoded_as_it_was_encoded(make_info, schema, host, blocks):
     info = make_info(schema=schema, host=layout.bounded_text(host))
     header = layout.encode_header(RING_MAGIC, info, log_words=blocks * BLOCK_WORDS)
     # THEN nothing has changed, and the header has its fixed size
@@ -68,7 +68,7 @@ def test_the_largest_header_fits(make_info):
         (lambda header: header.replace(b"node-a", b"node-b"), "checksum"),
     ],
 )
-def test_a_header_that_is_wrong_is_refused_by_what_is_wrong(make_info, damage, message):
+def test_a_wrong_header_is_refused_with_the_reason(make_info, damage, message):
     # GIVEN a good header THEN, damaged, it is refused with the file's name and the reason, on one line
     header = layout.encode_header(RING_MAGIC, make_info(), log_words=BLOCK_WORDS)
     with pytest.raises(RingError, match=rf"^some\.ring: .*{message}") as caught:
@@ -90,7 +90,7 @@ def test_a_header_that_is_wrong_is_refused_by_what_is_wrong(make_info, damage, m
         {"writer": "a\nb"},
     ],
 )
-def test_an_info_that_cannot_be_is_refused(make_info, changes):
+def test_an_invalid_info_is_refused(make_info, changes):
     with pytest.raises(RingError):
         make_info(**changes)
 
@@ -104,8 +104,8 @@ def test_texts_are_cut_at_a_whole_character():
 def train(monitor: Monitor, count: int, *stages: str) -> None:
     for _ in range(count):
         with contextlib.ExitStack() as opened:
-            for one in (monitor.step(), *map(monitor.stage, stages)):
-                opened.enter_context(one)
+            for span in (monitor.step(), *map(monitor.stage, stages)):
+                opened.enter_context(span)
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_damage_is_refused_or_costs_steps_and_ends_in_no_other_error(form, publi
         batch.steps.records()
 
 
-def test_what_the_docstring_says_is_enough_to_read_a_ring_written_at_full_speed(tmp_path, form):
+def test_the_docstring_is_enough_to_read_a_ring_written_at_full_speed(tmp_path, form):
     # GIVEN a writer that never pauses
     monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=4096)
     done = threading.Event()
@@ -280,7 +280,7 @@ def test_a_step_longer_than_the_ring_is_missed_and_the_next_one_is_read(written,
 
 
 @pytest.mark.parametrize("killed_after", range(9))
-def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, form, killed_after):
+def test_a_writer_killed_between_two_stores_leaves_earlier_steps(tmp_path, form, killed_after):
     # GIVEN a step of seven words after a whole one, of which only the first few were stored
     with Monitor(("a", "b"), (), rings=tmp_path, slots=1) as monitor:
         train(monitor, 2, "a", "b")
@@ -305,7 +305,7 @@ def test_a_reader_goes_on_where_an_earlier_one_stopped(written, tmp_path):
 
 
 @pytest.mark.parametrize(("at", "value"), [(CLAIMED, 100), (OPENED, -512), (OPENED, 513), (OPENED, 1 << 40)])
-def test_counts_that_cannot_be_are_refused(written, reader, tmp_path, at, value):
+def test_impossible_counts_are_refused(written, reader, tmp_path, at, value):
     _, steps = written
     steps(100)
     with (tmp_path / "rank-0.0.ring").open("r+b") as file:
@@ -340,17 +340,17 @@ def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_p
 
 
 @pytest.mark.parametrize(("mode", "group", "expected"), [("640", "", 0o640), ("0660", "1", 0o660), ("777", "", 0o666)])
-def test_mode_and_group_of_the_files_can_be_given(tmp_path, monkeypatch, mode, group, expected):
+def test_mode_and_group_of_the_files_can_be_set(tmp_path, monkeypatch, mode, group, expected):
     monkeypatch.setenv(MODE_ENV, mode)
     monkeypatch.setenv(GROUP_ENV, group)
     with Monitor(rings=tmp_path):
         found = [path.stat() for path in tmp_path.iterdir()]
-    assert [one.st_mode & 0o777 for one in found] == [expected] * 3
-    assert {one.st_gid for one in found} == {int(group or os.getgid())}
+    assert [status.st_mode & 0o777 for status in found] == [expected] * 3
+    assert {status.st_gid for status in found} == {int(group or os.getgid())}
 
 
 @pytest.mark.parametrize(("variable", "value"), [(MODE_ENV, "rw"), (GROUP_ENV, "no such group")])
-def test_a_mode_or_group_that_makes_no_sense_is_one_warning(tmp_path, monkeypatch, caplog, variable, value):
+def test_an_invalid_mode_or_group_is_one_warning(tmp_path, monkeypatch, caplog, variable, value):
     monkeypatch.setenv(variable, value)
     with Monitor(rings=tmp_path) as monitor:
         assert not monitor.active
@@ -387,7 +387,7 @@ def seen_elsewhere(path: Path) -> int | None:
     return child.exitcode
 
 
-def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(tmp_path, monkeypatch, make_info):
+def test_without_file_locks_the_pid_shows_whether_the_writer_lives(tmp_path, monkeypatch, make_info):
     def refused(*_: object) -> None:
         raise OSError(37, "No locks available")
 
@@ -401,7 +401,7 @@ def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(
     ring.close()
 
 
-def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_info):
+def test_files_of_dead_attempts_are_swept_except_the_last(tmp_path, make_info):
     # GIVEN rings of more dead attempts than are kept, an old one of a number that no rank has any more among them, one
     # that is held, and half a file
     dead = [RingFile(tmp_path, make_info(rank=0, attempt=attempt), 4) for attempt in range(KEPT_RINGS + 2)]
@@ -433,8 +433,8 @@ def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tm
     ring = layout.claim(tmp_path, make_info(rank=1), 4)
     # THEN it is of the attempt after that which is over, or of the one that goes on
     assert ring.info.attempt == attempt
-    for one in (ring, other):
-        one.close()
+    for held in (ring, other):
+        held.close()
 
 
 def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):

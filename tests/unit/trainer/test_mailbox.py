@@ -102,7 +102,7 @@ def test_a_request_that_does_not_belong_here_is_not_posted(ends):
 
 
 @pytest.mark.parametrize(("says", "heard"), [("cancel", "cancelled"), ("allow", "allowed")])
-def test_a_request_is_called_off_or_may_begin_when_that_is_said_of_it_and_of_no_other(ends, says, heard):
+def test_a_cancellation_or_permission_applies_to_its_request_only(ends, says, heard):
     trainer, client = ends
 
     def said(capture_id: str) -> tuple[bool, bool]:
@@ -158,7 +158,7 @@ PLACES = st.one_of(
 @given(
     st.booleans(), st.lists(st.tuples(PLACES, st.integers(0, 255)), max_size=8), st.none() | st.integers(0, SIZE_BYTES)
 )
-def test_both_ends_survive_whatever_is_in_the_mailbox(make_info, answered, damage, size_bytes):
+def test_both_ends_survive_any_bytes_in_the_mailbox(make_info, answered, damage, size_bytes):
     # GIVEN a request, answered or not, WHEN bytes of the file are overwritten
     with tempfile.TemporaryDirectory() as directory:
         path, trainer = Path(directory) / "rank-3.0.mailbox", mailbox(Path(directory), make_info())
@@ -207,7 +207,7 @@ def test_a_truncated_mailbox_does_not_grow_again(ends):
     assert client.path.stat().st_size == HEADER_BYTES
 
 
-def test_a_state_that_is_none_is_refused(ends):
+def test_an_unknown_state_is_refused(ends):
     trainer, client = ends
     trainer.live[executor.STATE] = 4
     with pytest.raises(RingError, match="state 4"):

@@ -35,7 +35,7 @@ def use(monitor: Monitor) -> None:
         pass
 
 
-def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
+def test_torchruns_environment_identifies_the_rank(tmp_path, monkeypatch):
     # GIVEN torchrun's environment, and a directory for rings in it
     for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
@@ -105,7 +105,7 @@ WHO = {
 
 
 @pytest.mark.parametrize(("environment", "found", "arguments", "who"), WHO.values(), ids=WHO)
-def test_arguments_say_who_this_is_then_torchrun_torch_mpi_and_slurm(
+def test_arguments_identify_the_rank_then_torchrun_torch_mpi_and_slurm(
     tmp_path, monkeypatch, environment, found, arguments, who
 ):
     for name, value in environment.items():
@@ -126,7 +126,7 @@ def test_arguments_say_who_this_is_then_torchrun_torch_mpi_and_slurm(
         ({"stages": ("fwd",), "sync": ("fwd",)}, ("fwd",)),
     ],
 )
-def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said(tmp_path, stages, sync):
+def test_backward_is_the_default_sync_stage_if_declared(tmp_path, stages, sync):
     with Monitor(**stages, rings=tmp_path) as monitor:
         assert monitor.info.schema.sync == sync
 
@@ -142,7 +142,7 @@ def test_backward_is_the_sync_stage_where_it_is_a_stage_and_nothing_else_is_said
         (UsageError, {"host": 7}),
     ],
 )
-def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, error):
+def test_wrong_arguments_raise_in_an_inert_monitor_too(settings, error):
     with pytest.raises(error):
         Monitor(**settings)
 
@@ -155,7 +155,7 @@ def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, er
         ({}, "missing"),
     ],
 )
-def test_an_environment_that_will_not_do_is_one_warning_and_an_inert_monitor(
+def test_an_invalid_environment_is_one_warning_and_an_inert_monitor(
     tmp_path, monkeypatch, caplog, environment, directory
 ):
     for name, value in environment.items():
@@ -167,7 +167,7 @@ def test_an_environment_that_will_not_do_is_one_warning_and_an_inert_monitor(
     assert next(iter(environment), directory) in caplog.text or "rank 3 of a world of 2" in caplog.text
 
 
-def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monkeypatch, caplog):
+def test_without_a_directory_nothing_is_written_or_logged(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     monitor = Monitor()
     use(monitor)
@@ -199,7 +199,7 @@ def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
     # WHEN another one is made for the same rank THEN it is inert, and says why
     second = Monitor(rings=tmp_path, rank=3, world_size=4)
     assert not second.active
-    assert [one.getMessage().split(": ")[-1] for one in caplog.records] == ["another monitor already records rank 3"]
+    assert [row.getMessage().split(": ")[-1] for row in caplog.records] == ["another monitor already records rank 3"]
     # AND once the first is closed the next one is another attempt
     first.close()
     third = Monitor(rings=tmp_path, rank=3, world_size=4)
@@ -207,7 +207,7 @@ def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
     third.close()
 
 
-def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_info):
+def test_the_ring_of_a_dead_or_unknown_writer_is_left_alone(tmp_path, make_info):
     # GIVEN a ring whose writer died without closing it, and a file of that name that is no ring
     dead = RingFile(tmp_path, make_info(rank=0), 4)
     dead.close()

@@ -57,7 +57,7 @@ def spend_a_step(clock, monitor) -> None:
         spend(clock, monitor, "data", 5)
 
 
-def test_the_header_says_where_the_rank_is_now(watch, clock):
+def test_the_header_shows_where_the_rank_is_now(watch, clock):
     # GIVEN a rank at work THEN from outside one sees its stage and since when, at every moment
     watched = watch()
     status = watched.reader.status
@@ -86,7 +86,7 @@ OPERATIONS = st.one_of(
 @given(program=st.lists(OPERATIONS, max_size=60))
 @example(program=[("begin", None), ("enter", "forward"), ("pass", 1), ("enter", "forward"), ("leave", "forward")])
 @example(program=[("begin", None), ("enter", "forward"), ("pass", 9), ("begin", None), ("leave", "forward")])
-def test_whatever_a_script_does_its_steps_are_what_a_naive_account_says(watch, clock, program):
+def test_the_steps_of_any_script_agree_with_a_naive_account(watch, clock, program):
     # GIVEN stages in any order, in steps that end, are left by an exception, or begin within one another, and outside
     watched = watch(STAGES, ("backward", "forward"))
     monitor, account, expected, misuse, between_ns, ended_ns = watched.monitor, None, [], 0, 0, 0
@@ -116,8 +116,8 @@ def test_whatever_a_script_does_its_steps_are_what_a_naive_account_says(watch, c
                 monitor.step().__exit__(KeyError if operation == "fail" else None, None, None)
     # THEN each step has its times, and all that made no sense is counted
     steps = watched.steps()
-    assert [(one.durations_ns, one.outside_ns, one.between_ns, one.complete) for one in steps] == expected
-    assert [one.step for one in steps] == list(range(len(expected)))
+    assert [(row.durations_ns, row.outside_ns, row.between_ns, row.complete) for row in steps] == expected
+    assert [record.step for record in steps] == list(range(len(expected)))
     assert watched.misuse == misuse
     monitor.close()
 
@@ -230,7 +230,7 @@ def test_a_step_carries_its_kind_and_work_and_the_next_one_starts_without(watch)
     assert watched.misuse == 1
 
 
-def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(watch):
+def test_the_kind_of_a_step_in_progress_shows_from_outside(watch):
     watched = watch()
     monitor, special = watched.monitor, []
 
@@ -262,7 +262,7 @@ def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(
     ],
     ids=repr,
 )
-def test_a_note_that_makes_no_sense_is_counted_warned_of_once_and_never_raises(watch, caplog, note):
+def test_an_invalid_note_is_counted_warned_of_once_and_never_raises(watch, caplog, note):
     # GIVEN a kind or a work that a slot cannot hold WHEN it is given twice, as the step begins and inside it
     watched = watch()
     with watched.monitor.step(3, **note):
@@ -297,7 +297,7 @@ def test_an_inert_monitor_takes_any_note(caplog):
     assert caplog.records == []
 
 
-def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
+def test_kinds_are_encoded_once_and_the_cache_is_bounded(watch):
     watched = watch()
     for number in range(120):
         with watched.monitor.step(kind=f"k{number}"):
@@ -319,7 +319,7 @@ def test_kinds_are_encoded_once_and_only_so_many_are_remembered(watch):
     )
 )
 @example(said=[(None, MAX_VALUE), (None, MAX_VALUE + 1)])
-def test_whatever_is_said_a_slot_is_whole_and_holds_what_was_valid_last(watch, said):
+def test_a_step_holds_the_last_valid_kind_and_work(watch, said):
     watched = watch()
     kind, work = "", 0
     with watched.monitor.step(None, *(said[0] if said else ())):

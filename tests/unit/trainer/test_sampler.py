@@ -56,7 +56,7 @@ def sampled():
     return Sampled().run()
 
 
-def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_stage(sampled, tmp_path):
+def test_a_sample_has_the_training_threads_line_step_and_stage(sampled, tmp_path):
     # GIVEN a thread that stood in `stand_here` while it was sampled WHEN what was sampled is kept
     read = sampled.keep(tmp_path)
     # THEN a reader finds function, file and line, and the line of source
@@ -64,7 +64,7 @@ def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_sta
     assert set(read.stage_N) == {"data"}
     assert len(read.time_ns_N) >= 3
     met = {read.frames[number] for stack in read.training.stacks_N for number in stack}
-    (stood,) = (one for one in met if one.function.endswith("stand_here"))
+    (stood,) = (function for function in met if function.function.endswith("stand_here"))
     assert (Path(stood.file), stood.source) == (Path(__file__), "assert self.there.wait(DEADLINE_S)")
     assert stood.line == Sampled.stand_here.__code__.co_firstlineno + 1
     # AND how long the thread has run grows with the samples, where the system says
@@ -82,28 +82,28 @@ def test_garbage_that_the_thread_collects_is_counted_and_leaves_no_frame_of_ours
     assert set(read.training.used_N) == set(USED)
     # AND nothing of it shows, nor is left behind
     met = {read.frames[number].function for stack in read.training.stacks_N for number in stack}
-    assert not {one for one in met if "Stacks." in one}
+    assert not {function for function in met if "Stacks." in function}
     assert (gc.callbacks, len(objects)) == (callbacks, 200_000)
 
 
-def test_in_a_forked_process_too_the_training_thread_is_known_to_have_run(monkeypatch, tmp_path):
+def test_the_training_threads_running_time_is_known_in_a_forked_process(monkeypatch, tmp_path):
     # GIVEN a thread whose id in `threading` is the one that it had in the process that was forked
     monkeypatch.setattr(threading.current_thread(), "_native_id", 2**22)
     # THEN what the system says of it is that of the thread itself
     assert min(Sampled().run().keep(tmp_path).training.run_ns_N) > 0
 
 
-def test_a_thread_that_sleeps_is_known_to_by_what_the_kernel_says(tmp_path):
+def test_the_kernel_shows_that_a_thread_sleeps(tmp_path):
     # GIVEN a thread that sleeps until it was sampled WHEN what was sampled is kept
     read = Sampled().run(lambda made: made.until_there(lambda: time.sleep(0.02))).keep(tmp_path)
     waits_in = read.training.waits_in_N
     # THEN what it waits in is there, sample by sample, where the system says; and never the interpreter itself
     assert len(waits_in) >= 3
-    assert any("sleep" in one for one in waits_in) or not any(waits_in)
-    assert not any("futex" in one for one in waits_in)
+    assert any("sleep" in function for function in waits_in) or not any(waits_in)
+    assert not any("futex" in function for function in waits_in)
 
 
-def test_the_file_is_one_that_speedscope_opens(sampled, tmp_path):
+def test_the_file_has_speedscopes_format(sampled, tmp_path):
     sampled.keep(tmp_path)
     document = json.loads((tmp_path / "s.json").read_text())
     # THEN it has that format's marks, each profile as many weights as samples, and they add up to its length
@@ -128,13 +128,13 @@ def test_other_threads_are_sampled_and_the_sampler_itself_is_not(tmp_path):
     other.join()
     # WHEN what was sampled is kept THEN both have a profile, the training thread's first
     made.keep(tmp_path)
-    names = [one["name"] for one in json.loads((tmp_path / "s.json").read_text())["profiles"]]
+    names = [profile["name"] for profile in json.loads((tmp_path / "s.json").read_text())["profiles"]]
     assert names[0] == threading.current_thread().name
     assert "statistics" in names
     assert "sftriage-samples" not in names
 
 
-def test_nothing_stays_behind(tmp_path):
+def test_sampling_leaves_nothing_behind(tmp_path):
     # GIVEN the threads and the cached sources before
     before, cached = set(threading.enumerate()), set(linecache.cache)
     # WHEN it has stopped and was kept THEN there is no thread and no source more than before
@@ -143,14 +143,14 @@ def test_nothing_stays_behind(tmp_path):
     assert set(linecache.cache) == cached
 
 
-def test_what_does_not_fit_or_cannot_be_written_is_said_and_leaves_nothing(sampled, tmp_path):
+def test_stacks_that_do_not_fit_or_cannot_be_written_leave_nothing(sampled, tmp_path):
     # GIVEN no bytes left, or no directory WHEN it is kept THEN the reason comes back, and no file is there
     assert "no stacks: they would take" in sampled.sampler.keep(tmp_path / "s.json", 10)
     assert "no stacks: " in sampled.sampler.keep(tmp_path / "none" / "s.json", 1 << 20)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_bounded(monkeypatch, tmp_path):
+def test_samples_are_bounded(monkeypatch, tmp_path):
     # GIVEN room for two samples WHEN nobody stops it THEN it ends by itself
     monkeypatch.setattr("sftriage.trainer.stacks.MAX_SAMPLES", 2)
     made = Sampled(1)
@@ -160,10 +160,10 @@ def test_it_is_bounded(monkeypatch, tmp_path):
     assert MAX_SAMPLES == 50_000
 
 
-def test_it_samples_less_often_where_each_look_takes_long_and_not_for_one_that_did(monkeypatch):
+def test_it_samples_less_often_if_each_sample_takes_long_and_not_for_one_that_did(monkeypatch):
     # GIVEN looks that take a millisecond of the thread's time, but for one that collects garbage, and two more
     took_ms, waits_s = (1, 90, 1, 50, 60), []
-    times_ns = iter([one for took in took_ms for one in (0, took * 1_000_000)])
+    times_ns = iter([each for took in took_ms for each in (0, took * 1_000_000)])
     monkeypatch.setattr(stacks, "thread_time_ns", lambda: next(times_ns))
 
     def ended(wait_s):

@@ -58,8 +58,8 @@ def put_in():
         return made[-1]
 
     yield put_in
-    for one in made:
-        one.stop()
+    for seams in made:
+        seams.stop()
 
 
 def recorded(rings, attempt=0, stages=STAGES):
@@ -107,7 +107,7 @@ def steps_in_backward():
     model = network()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+        parameter.register_post_accumulate_grad_hook(lambda tensor: optimizers[tensor].step())
     for _ in range(6):
         model(torch.randn(4, 8)).sum().backward()
 
@@ -172,15 +172,15 @@ def in_a_box():
         (in_a_box, ["bo", "fbo", "fbo", "fbo"], 3),
     ],
 )
-def test_however_a_loop_steps_each_round_is_one_step_with_its_stages(put_in, rings, group, loop, stages, forwards):
+def test_each_round_of_any_loop_is_one_step_with_its_stages(put_in, rings, group, loop, stages, forwards):
     seams = put_in()
     loop()
     records = recorded(rings)
-    assert [one.step for one in records] == [2, 3, 4, 5]
+    assert [record.step for record in records] == [2, 3, 4, 5]
     assert [
-        "".join(n[0] for n, ns in zip(STAGES[:4], one.durations_ns, strict=False) if ns) for one in records
+        "".join(n[0] for n, ns in zip(STAGES[:4], record.durations_ns, strict=False) if ns) for record in records
     ] == stages
-    assert {one.kind for one in records} == {""}
+    assert {record.kind for record in records} == {""}
     assert seams.steps.entered["forward"] == forwards
 
 
@@ -189,7 +189,7 @@ class OwnError(Exception):
 
 
 @pytest.mark.parametrize("where", ["data", "forward", "backward", "optimizer"])
-def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, rings, where):
+def test_an_exception_passes_unchanged_and_shows_no_frame_of_ours(put_in, rings, where):
     # GIVEN a loop that is recorded, and a part of a step that raises now and then
     raising = []
 
@@ -246,15 +246,13 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
     for _ in range(3):
         step()
     records = recorded(rings)
-    assert [one.step for one in records] == [2, 3, 4, 5, 6]
-    assert all(all(one.durations_ns[:4]) and one.complete for one in records)
+    assert [record.step for record in records] == [2, 3, 4, 5, 6]
+    assert all(all(record.durations_ns[:4]) and record.complete for record in records)
 
 
 @pytest.mark.parametrize("stage", STAGES[:4])
 @pytest.mark.parametrize("how_often", [1, 12])
-def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happens(
-    put_in, rings, caplog, monkeypatch, stage, how_often
-):
+def test_a_seam_that_raises_is_switched_off_with_one_warning(put_in, rings, caplog, monkeypatch, stage, how_often):
     # GIVEN something that is wrong in a stage, soon or after a while
     class Broken:
         left = how_often
@@ -273,14 +271,14 @@ def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happe
     with caplog.at_level(logging.WARNING, "sftriage"):
         losses = train(20)
     # THEN one line says so, nothing is raised, and the other stages are recorded as ever
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"sftriage: switched off the seam {stage} in this process: RuntimeError('broken')"
     ]
     assert len(losses) == 20
-    others = [STAGES.index(one) for one in STAGES[:4] if one != stage]
+    others = [STAGES.index(other) for other in STAGES[:4] if other != stage]
     records = recorded(rings)
     assert stage == "optimizer" or len(records) == 18
-    assert all(one.durations_ns[at] for one in records for at in others)
+    assert all(record.durations_ns[at] for record in records for at in others)
 
 
 @pytest.mark.parametrize("off", NAMES)
@@ -299,20 +297,20 @@ def test_each_seam_can_be_switched_off_by_name(put_in, rings, off, tmp_path):
         return
     records = recorded(rings)
     for name in STAGES[:4]:
-        assert all(bool(one.durations_ns[STAGES.index(name)]) == (name != off) for one in records)
+        assert all(bool(record.durations_ns[STAGES.index(name)]) == (name != off) for record in records)
     seen = {"evaluation": "checkpoint", "checkpoint": "evaluation", "forward": "checkpoint"}
-    assert {one.kind for one in records} == {seen.get(off, "eval+checkpoint")}
+    assert {record.kind for record in records} == {seen.get(off, "eval+checkpoint")}
 
 
-def test_a_name_that_is_none_is_said_and_ignored(caplog):
+def test_an_unknown_name_is_logged_and_ignored(caplog):
     assert switched_off("-data, -gpu,forward") == {"data"}
-    (said,) = [one.getMessage() for one in caplog.records]
-    assert said.endswith("ignored: -gpu, forward")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.endswith("ignored: -gpu, forward")
     assert switched_off("") == frozenset()
 
 
 @pytest.mark.parametrize("made", [0, 1, 5])
-def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings, made):
+def test_a_monitor_in_the_script_wins_whenever_it_is_made(put_in, rings, made):
     # GIVEN a script that makes one before it trains, after its first step, or when it is recorded already
     mine, originals = [], (torch.autograd.backward, torch.save)
 
@@ -331,7 +329,7 @@ def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings,
     # THEN from there on only that one records, and no hook is left
     attempt = 1 if made else 0
     if attempt:
-        assert [one.step for one in recorded(rings)] == list(range(2, made + 1))
+        assert [record.step for record in recorded(rings)] == list(range(2, made + 1))
     with Ring(rings / f"rank-0.{attempt}.ring") as ring:
         assert ring.info.schema.stages == ("work", "other")
         assert len(ring.read().steps) == 10 - made
@@ -356,7 +354,7 @@ def test_seams_that_cannot_record_are_not_installed(put_in, rings, monkeypatch, 
     assert seams.failed == ({"optimizer": "it needs torch 2.4 or later"} if why == "torch is too old" else {})
 
 
-def test_where_nothing_can_be_recorded_the_seams_take_themselves_out(put_in, rings, monkeypatch, caplog):
+def test_seams_remove_themselves_if_nothing_can_be_recorded(put_in, rings, monkeypatch, caplog):
     monkeypatch.setenv(RINGS_ENV, str(rings / "missing"))
     seams = put_in()
     model = network()
@@ -366,7 +364,7 @@ def test_where_nothing_can_be_recorded_the_seams_take_themselves_out(put_in, rin
     assert len(caplog.records) == 1
 
 
-def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
+def test_removed_seams_leave_torch_as_it_was(put_in):
     places = (
         *((torch.autograd, "backward"), (torch, "save"), (torch.amp.GradScaler, "step"), (torch.jit, "script")),
         *((torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_")),
@@ -388,11 +386,11 @@ def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
 @pytest.mark.parametrize(
     ("steps", "hook"), [(5, hooks._Hook), pytest.param(12, FORM.seam, marks=c_form)], ids=["at first", "in its stride"]
 )
-def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, hook):
+def test_a_hooked_model_can_be_copied_saved_and_compiled(put_in, rings, steps, hook):
     put_in()
     model = network()
     train(steps, model)
-    assert [type(one) for one in model._forward_hooks.values()] == [hook]
+    assert [type(installed) for installed in model._forward_hooks.values()] == [hook]
     # WHEN it is copied THEN the copies answer as it does, and say nothing: nobody counts what they are asked
     value = torch.randn(4, 8)
     saved = io.BytesIO()
@@ -420,7 +418,7 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings, steps, 
 
 
 @c_form
-def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypatch):
+def test_a_steady_model_is_recorded_as_before(put_in, rings, group, monkeypatch):
     # GIVEN a model under DDP, whose hooks are no longer Python's
     seams = put_in()
     inner = network()
@@ -437,7 +435,7 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
 
     for _ in range(7):
         entered = step()
-    assert {type(one) for made in (model, inner) for one in made._forward_hooks.values()} == {FORM.seam}
+    assert {type(hook) for made in (model, inner) for hook in made._forward_hooks.values()} == {FORM.seam}
 
     def raises(value):
         with pytest.raises(RuntimeError):
@@ -478,7 +476,7 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
     entered = step()
     assert step() == entered + 1
     # AND steps that evaluate are of that kind
-    kinds = [one.kind for one in recorded(rings)]
+    kinds = [record.kind for record in recorded(rings)]
     assert kinds[8 - 2 :: 2][:7] == ["", "", "evaluation", "evaluation", "evaluation", "", ""]
     assert not any(kinds[8 - 1 :: 2])
     assert not seams.failed
@@ -486,12 +484,12 @@ def test_a_model_in_its_stride_is_seen_as_before(put_in, rings, group, monkeypat
 
 @c_form
 @pytest.mark.parametrize("model_of", [network, lambda: Twice()], ids=["a model", "one that calls itself"])
-def test_a_function_that_calls_a_model_in_its_stride_is_compiled_whole(put_in, rings, model_of):
+def test_a_function_that_calls_a_steady_model_is_compiled_whole(put_in, rings, model_of):
     seams = put_in()
     model = model_of()
     train(10, model)
     assert seams.steps.entered["forward"] == 8
-    assert {type(one) for one in model._forward_pre_hooks.values()} == {FORM.seam}
+    assert {type(hook) for hook in model._forward_pre_hooks.values()} == {FORM.seam}
     torch._dynamo.reset()
     compiled = torch.compile(lambda value: model(value) * 2, backend="eager", fullgraph=True)
     # THEN the compiler reads the model through its hooks, and it goes on to be seen
@@ -527,7 +525,7 @@ def compiled(how, model):
 
 
 @pytest.mark.parametrize("how", ["as a module", "in place", "as a function", "under DDP", "with DDP"])
-def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, rings, group, how):
+def test_a_model_compiles_as_often_and_breaks_its_graph_as_rarely(put_in, rings, group, how):
     from torch._dynamo.utils import counters
 
     def compilations():
@@ -548,10 +546,10 @@ def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, ring
     assert compilations() == plain
     assert seams.sync == (("backward",) if "DDP" in how else ())
     # AND its forward is seen, where it is a module that is called
-    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [how != "as a function"] * 8
+    assert [bool(record.durations_ns[1]) for record in recorded(rings)] == [how != "as a function"] * 8
 
 
-def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
+def test_steps_that_compile_are_of_that_kind(put_in, rings):
     torch._dynamo.reset()
     called = torch.compile(network(), backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(called.parameters(), lr=0.1)
@@ -559,10 +557,10 @@ def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
     for step in range(7):
         called(torch.randn(5 if step == 4 else 4, 8)).sum().backward()
         optimizer.step()
-    assert {one.step: one.kind for one in recorded(rings)} == {2: "", 3: "", 4: "compilation", 5: "", 6: ""}
+    assert {record.step: record.kind for record in recorded(rings)} == {2: "", 3: "", 4: "compilation", 5: "", 6: ""}
 
 
-def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
+def test_an_undetected_stage_can_be_named_by_hand(put_in, rings):
     # GIVEN a script that names one stage, with seams and without
     def train():
         model = network()
@@ -583,8 +581,8 @@ def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
     with Ring(rings / "rank-0.0.ring") as ring:
         records = ring.read().steps.records()
         assert ring.info.schema.stages == ("data", "forward", "backward", "optimizer", "augment", "other")
-    assert [one.step for one in records] == [2, 3, 4, 5]
-    assert all(all(one.durations_ns) for one in records[1:])
+    assert [record.step for record in records] == [2, 3, 4, 5]
+    assert all(all(record.durations_ns) for record in records[1:])
 
 
 WITH_EXCHANGE = ("data", "forward", "backward", "exchange", "optimizer", "other")
@@ -658,29 +656,29 @@ def exchanging(where, wait, *, steps=8, when=lambda step: True):
 
 @pytest.mark.parametrize("how", WAITS)
 @pytest.mark.parametrize("where", ["optimizer", "other"])
-def test_whatever_a_rank_waits_for_in_a_collective_is_time_of_the_exchange(put_in, rings, of_two, where, how):
+def test_every_wait_in_a_collective_is_time_of_the_exchange(put_in, rings, of_two, where, how):
     # GIVEN a loop that neither DDP nor FSDP exchanges anything for WHEN it does so itself
     seams = put_in()
     exchanging(where, WAITS[how])
     # THEN that is its sync stage, in each step
     records = recorded(rings, stages=WITH_EXCHANGE)
     assert seams.sync == ("exchange",)
-    assert [one.step for one in records] == list(range(2, 8))
-    assert all(all(one.durations_ns[:5]) for one in records)
+    assert [record.step for record in records] == list(range(2, 8))
+    assert all(all(record.durations_ns[:5]) for record in records)
     assert {stage for _, stage in seams.exchanges.calls} == {where}
 
 
 @pytest.mark.parametrize("where", ["data", "forward", "backward", "optimizer", "other"])
 @pytest.mark.parametrize("begins", [0, 1, 5])
-def test_an_exchange_is_seen_in_any_stage_and_whenever_it_begins_and_comes_back(put_in, rings, of_two, where, begins):
+def test_an_exchange_is_recorded_in_any_stage_and_at_any_step(put_in, rings, of_two, where, begins):
     # GIVEN an exchange in every third step from some step on
     seams = put_in()
     exchanging(where, reduced, steps=15, when=lambda step: step >= begins and step % 3 == 0)
     # THEN it is in those steps alone, and the stage around it is there as ever
     records = recorded(rings, stages=WITH_EXCHANGE)
-    exchanged = [one.step for one in records if one.durations_ns[3]]
+    exchanged = [record.step for record in records if record.durations_ns[3]]
     assert exchanged == [step for step in range(2, 15) if step >= begins and step % 3 == 0]
-    assert all(all(one.durations_ns[at] for at in (0, 1, 2, 4)) and one.complete for one in records)
+    assert all(all(record.durations_ns[at] for at in (0, 1, 2, 4)) and record.complete for record in records)
     assert seams.exchanges.calls["all_reduce", where] >= len(exchanged)
 
 
@@ -703,7 +701,7 @@ def after_a_barrier(value):
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 @pytest.mark.parametrize("function", [later, at_once, after_a_barrier])
-def test_what_exchanges_is_compiled_as_often_and_broken_up_as_seldom_as_without(put_in, rings, of_two, function):
+def test_exchanging_functions_compile_as_often_and_break_as_rarely(put_in, rings, of_two, function):
     # GIVEN what the compiler makes of a function that waits for others
     def counted(step):
         torch._dynamo.reset()
@@ -732,22 +730,22 @@ def test_what_exchanges_is_compiled_as_often_and_broken_up_as_seldom_as_without(
     ],
     ids=["only begun", "a rank alone", "switched off"],
 )
-def test_what_is_no_wait_for_others_is_no_exchange(
+def test_only_a_wait_for_other_ranks_is_an_exchange(
     put_in, rings, of_two, monkeypatch, world_size, off, later, stages, seen
 ):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     waits = [(torch.distributed, "all_reduce"), (torch.distributed.Work, "wait"), (torch._C.Future, "wait")]
-    before = [getattr(*one) for one in waits]
+    before = [getattr(*wait) for wait in waits]
     seams, works = put_in(*off), []
-    assert ([getattr(*one) for one in waits] == before) == bool(off)
+    assert ([getattr(*wait) for wait in waits] == before) == bool(off)
     exchanging("optimizer", lambda: works.append(reduced(async_op=later)))
-    assert not any(one.durations_ns[3] for one in recorded(rings, stages=stages) if "exchange" in stages)
+    assert not any(record.durations_ns[3] for record in recorded(rings, stages=stages) if "exchange" in stages)
     assert (seams.exchanges.calls, seams.sync) == (seen, ("exchange",) if "exchange" in stages else ())
     for work in works if later else ():
         work.wait()
     # AND collectives are as they were once the seams are taken out
     seams.stop()
-    assert [getattr(*one) for one in waits] == before
+    assert [getattr(*wait) for wait in waits] == before
 
 
 def some():
@@ -755,7 +753,7 @@ def some():
     return torch.distributed.new_group([0])
 
 
-def test_a_model_of_which_only_parts_are_called_to_evaluate_is_seen_at_the_next_batch(put_in, rings):
+def test_an_evaluation_by_parts_of_a_model_is_detected_at_the_next_batch(put_in, rings):
     # GIVEN a model whose parts are called to evaluate it, as by Lightning
     seams, model = put_in(), network()
 
@@ -768,11 +766,11 @@ def test_a_model_of_which_only_parts_are_called_to_evaluate_is_seen_at_the_next_
             model.train()
 
     train(7, model, after=evaluate)
-    assert {one.step: one.kind for one in recorded(rings) if one.kind} == {4: "evaluation"}
+    assert {record.step: record.kind for record in recorded(rings) if record.kind} == {4: "evaluation"}
     assert seams.fired["evaluation"]
 
 
-def test_a_framework_says_where_steps_end_and_which_numbers_they_have(rings, monkeypatch):
+def test_a_framework_marks_the_ends_and_numbers_of_steps(rings, monkeypatch):
     # GIVEN seams that are in already, and a framework that takes the lead
     monkeypatch.setattr(patches, "_installed", None)
     patches.imported("torch")
@@ -788,14 +786,14 @@ def test_a_framework_says_where_steps_end_and_which_numbers_they_have(rings, mon
             optimizer.step()
         seams.steps.ended(number + 1)
     seams.stop()
-    assert [one.step for one in recorded(rings)] == [102, 103, 104, 105]
+    assert [record.step for record in recorded(rings)] == [102, 103, 104, 105]
     # AND what is trained next has seams of its own
     assert patches.lead() is not seams
     patches._installed.stop()
 
 
 @pytest.mark.parametrize(("name", "value"), [(RINGS_ENV, ""), (SEAMS_ENV, "off")])
-def test_nobody_leads_where_nothing_is_recorded(monkeypatch, name, value):
+def test_a_framework_gets_no_seams_if_nothing_is_recorded(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert patches.lead() is None
 
@@ -812,4 +810,4 @@ def test_a_framework_that_copies_batches_to_a_device_has_a_stage_for_it(put_in, 
         model(framework.send_to_device(batch, "meta")).square().mean().backward()
         optimizer.step()
     records = recorded(rings, stages=("data", "h2d", *STAGES[1:]))
-    assert [all(one.durations_ns) for one in records] == [True] * 3
+    assert [all(record.durations_ns) for record in records] == [True] * 3

@@ -53,7 +53,7 @@ def prepared(monkeypatch, make_info):
 
 
 @pytest.mark.parametrize("compiler", [None, ModuleType("torch._inductor")], ids=["not imported", "being imported"])
-def test_a_compiler_that_the_job_does_not_use_is_neither_imported_nor_waited_for(prepared, compiler):
+def test_a_compiler_that_the_job_does_not_use_is_not_imported(prepared, compiler):
     # GIVEN a job that has not imported torch's compiler, or has not done so yet WHEN the profiler is prepared
     profile = prepared(compiler)
     # THEN it is without torch's own call, which would import that, and with the same settings
@@ -94,7 +94,7 @@ def test_stacks_are_kept_where_the_profiler_does_not_stop_or_its_trace_is_not_wr
     # WHEN it is stopped and stored THEN the stacks are there, and it says why there is no trace
     session.stop()
     assert session.store(tmp_path, request) == (0, "no trace: the profiler could not be stopped: division by zero")
-    assert [one.name for one in tmp_path.iterdir()] == ["c-1.stacks.speedscope.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c-1.stacks.speedscope.json"]
     # AND without stacks it is an error
     with pytest.raises(CaptureError, match=r"no trace: .*; no stacks: "):
         session.store(tmp_path, replace(request, max_bytes=10))
@@ -122,7 +122,7 @@ def guard(fake_torch):
     return made
 
 
-def test_our_own_calls_are_not_the_jobs_and_one_that_began_before_the_guard_is_seen_by_asking_torch(fake_torch, guard):
+def test_the_guard_ignores_our_calls_and_finds_a_profiler_that_began_before_it(fake_torch, guard):
     with guard.ours():
         fake_torch.module._prepare_profiler()
     assert guard.busy() is None
@@ -283,7 +283,7 @@ def test_a_trace_never_takes_the_place_of_another_nor_makes_its_directory(tmp_pa
 
 
 @pytest.mark.parametrize("path", ['a "b" c', "C:\\dir", "end\\", '{"x": 1'])
-def test_the_path_that_torch_writes_as_it_is_costs_no_trace(tmp_path, path):
+def test_an_unescaped_path_in_a_trace_does_not_fail_it(tmp_path, path):
     whole = b'{"traceEvents": [{"name": "x"}\n  ],"traceName": "' + path.encode() + b'" }'
     for length in range(len(whole) - 1):
         (tmp_path / "t.json").write_bytes(whole[:length])
@@ -293,7 +293,7 @@ def test_the_path_that_torch_writes_as_it_is_costs_no_trace(tmp_path, path):
 
 
 @pytest.mark.parametrize("events", [0, 1000])
-def test_the_end_is_found_whatever_the_length(tmp_path, events):
+def test_the_end_of_a_trace_is_found_at_any_length(tmp_path, events):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [{"name": "x" * 50}] * events, "traceName": "n", "more": {"a": [1]}}))
     assert ends_whole(path)

@@ -10,7 +10,7 @@ from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, Ro
 from tests.unit.trainer.conftest import in_a_thread
 
 
-class Told:
+class MonitorLog:
     def __init__(self) -> None:
         self.log: list[str] = []
 
@@ -30,24 +30,24 @@ class Told:
 class _Reentered:
     """As a monitor's own: one object is entered again and again."""
 
-    def __init__(self, told, name):
-        self._told, self._name = told, name
+    def __init__(self, monitor, name):
+        self._monitor, self._name = monitor, name
 
     def __enter__(self):
-        self._told.log.append(self._name)
+        self._monitor.log.append(self._name)
 
     def __exit__(self, *_):
-        self._told.log.append(f"/{self._name}")
+        self._monitor.log.append(f"/{self._name}")
 
 
 @pytest.fixture
-def told():
-    return Told()
+def monitor():
+    return MonitorLog()
 
 
 @pytest.fixture
-def steps(told):
-    return StageSteps(lambda: told, lambda: None)
+def steps(monitor):
+    return StageSteps(lambda: monitor, lambda: None)
 
 
 def stepped(steps, optimizer):
@@ -55,12 +55,12 @@ def stepped(steps, optimizer):
     steps.optimizer_ended(optimizer)
 
 
-def begun(steps, told, *optimizers):
+def begun(steps, monitor, *optimizers):
     """Two rounds have gone by: the monitor is there, and its first step is open."""
     for optimizer in (*optimizers, *optimizers) if optimizers else (1, 1):
         stepped(steps, optimizer)
-    assert told.log == ["step"]
-    told.log.clear()
+    assert monitor.log == ["step"]
+    monitor.log.clear()
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def begun(steps, told, *optimizers):
 )
 def test_a_step_ends_with_the_last_optimizer_of_a_round(order, ends):
     rounds = Rounds()
-    assert "".join("!" if rounds.ends(ord(one)) else "." for one in order) == ends
+    assert "".join("!" if rounds.ends(ord(letter)) else "." for letter in order) == ends
 
 
-def test_autograd_may_call_them_in_a_thread_of_its_own(steps, told):
+def test_autograd_may_step_optimizers_in_its_own_thread(steps, monitor):
     def backward():
         steps.enter("backward")
         in_a_thread(stepped, steps, 11)
@@ -86,11 +86,11 @@ def test_autograd_may_call_them_in_a_thread_of_its_own(steps, told):
 
     for _ in range(3):
         backward()
-    assert told.log == ["step", "backward", "/backward", "/step", "step"]
+    assert monitor.log == ["step", "backward", "/backward", "/step", "step"]
 
 
-def test_what_other_threads_do_is_theirs(steps, told):
-    begun(steps, told)
+def test_other_threads_do_not_count(steps, monitor):
+    begun(steps, monitor)
 
     def elsewhere():
         assert not steps.enter("data")
@@ -99,16 +99,16 @@ def test_what_other_threads_do_is_theirs(steps, told):
 
     steps.enter("forward")
     in_a_thread(elsewhere)
-    assert told.log == ["forward"]
+    assert monitor.log == ["forward"]
     assert steps.opened == ["forward"]
 
 
-def test_what_is_open_when_a_stage_is_left_is_left_with_it(steps, told):
-    begun(steps, told)
+def test_leaving_a_stage_leaves_the_stages_inside_it(steps, monitor):
+    begun(steps, monitor)
     steps.enter("backward")
     steps.enter("forward")
     steps.leave("backward")
-    assert told.log == ["backward", "forward", "/forward", "/backward"]
+    assert monitor.log == ["backward", "forward", "/forward", "/backward"]
 
 
 @pytest.mark.parametrize(
@@ -120,34 +120,34 @@ def test_what_is_open_when_a_stage_is_left_is_left_with_it(steps, told):
         ((CHECKPOINT, EVALUATION, COMPILATION), ["=checkpoint", "=eval+checkpoint", "=compilation"]),
     ],
 )
-def test_a_step_is_of_the_kind_of_all_that_is_done_in_it(steps, told, noted, kind):
-    begun(steps, told)
-    for one in noted:
-        steps.note(one)
-    assert told.log == kind
+def test_a_steps_kind_covers_everything_in_it(steps, monitor, noted, kind):
+    begun(steps, monitor)
+    for seam in noted:
+        steps.note(seam)
+    assert monitor.log == kind
     # AND the next one is an ordinary one
     stepped(steps, 1)
-    told.log.clear()
+    monitor.log.clear()
     steps.note(CHECKPOINT)
-    assert told.log == ["=checkpoint"]
+    assert monitor.log == ["=checkpoint"]
 
 
-def test_a_process_that_is_forked_before_it_trains_may_train(steps, told):
+def test_a_process_that_is_forked_before_it_trains_may_train(steps, monitor):
     # GIVEN a launcher that has imported torch, and forks its ranks
     steps.abandon()
-    begun(steps, told)
+    begun(steps, monitor)
     # AND a worker that is forked from one of these
     steps.abandon()
     stepped(steps, 1)
-    assert told.log == []
+    assert monitor.log == []
 
 
-def test_where_there_is_to_be_no_monitor_it_is_asked_for_once_a_round_at_most():
-    asked = []
-    steps = StageSteps(lambda: asked.append(1), lambda: None)
+def test_without_a_monitor_begin_is_called_once_a_round_at_most():
+    begun_rounds = []
+    steps = StageSteps(lambda: begun_rounds.append(1), lambda: None)
     for _ in range(5):
         stepped(steps, 1)
-    assert len(asked) <= 4
+    assert len(begun_rounds) <= 4
     assert steps.enter("forward")
 
 
@@ -195,5 +195,5 @@ def test_a_rank_s_place_is_read_from_meshes_pipelines_and_groups(monkeypatch, li
         ({"pp": 1, "tp": 1}, False, "pp1-fed"),
     ],
 )
-def test_stages_of_a_pipeline_are_cohorts_and_who_shares_a_tensor_is_of_one(coordinates, loads, cohort):
+def test_stages_of_a_pipeline_are_cohorts_and_ranks_that_share_a_tensor_share_one(coordinates, loads, cohort):
     assert cohort_of(coordinates, loads=loads) == cohort
