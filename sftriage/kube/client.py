@@ -22,10 +22,8 @@ from sftriage.kube.objects import API_VERSION, Kind, Now, dated, status_of
 _PATIENCE_S = (5.0, 30.0)
 """Time-outs for connecting, and for the answer."""
 _MAX_CHARS = 300
-FORBIDDEN, NOT_FOUND, STALE = 403, 404, 409
-"""Status if a right is missing, an object is missing, and if it has changed meanwhile (or exists already)."""
-GONE = 410
-"""Status if a watch would begin with expired events."""
+FORBIDDEN, NOT_FOUND, STALE, GONE = 403, 404, 409, 410
+"""Status if a right or an object is missing, an object changed meanwhile or exists already, or events have expired."""
 _JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"

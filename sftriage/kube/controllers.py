@@ -33,8 +33,7 @@ from sftriage.words.kube import REPORTS as REPORT_WORDS
 WANTED_ANNOTATION = f"{GROUP}/wanted"
 """On a job's Deployment, which is made last: the digest of what all its objects were made of."""
 USER, USER_NAME = 65532, "sftriage"
-METRICS_PORT = 9400
-HUB_VALID_DAYS = 3650
+METRICS_PORT, HUB_VALID_DAYS = 9400, 3650
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +109,18 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
 def removed(job: JobRef) -> list[tuple[str, str, str]]:
     """API version, plural and name of all objects a controller may have; its Deployment, which marks it, comes last."""
     secrets = (job.object_name, secret_of(job, InjectionSettings(hub_tls=True)))
-    *made, deployment = ((one["apiVersion"], plural_of(one["kind"]), secrets[0]) for one in manifest("controller.yaml"))
+    template = manifest("controller.yaml")
+    *made, deployment = ((each["apiVersion"], plural_of(each["kind"]), secrets[0]) for each in template)
     return [*made, *(("v1", "secrets", name) for name in secrets), deployment]
 
 
 def policy_files(found: Iterable[Standing]) -> dict[str, str]:
     """The policies in force as files, in their order; the shipped default if there are none."""
-    in_force = [one.body for one in found if one.in_force]
+    in_force = [policy.body for policy in found if policy.in_force]
     if not in_force:
         return {"default.yaml": find("default").read_text(encoding="utf-8")}
-    named = ((one, one["metadata"]["name"]) for one in in_force)
-    return {f"{n:03}-{name}.yaml": policy_text(one, {"name": name}) for n, (one, name) in enumerate(named)}
+    named = ((body, body["metadata"]["name"]) for body in in_force)
+    return {f"{n:03}-{name}.yaml": policy_text(body, {"name": name}) for n, (body, name) in enumerate(named)}
 
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ class JobPods:
     @classmethod
     def of(cls, pods: Mapping[Any, PodState]) -> JobPods:
         """The pods of a job; several watches may have the same pod."""
-        there = {one.name: one for one in pods.values() if one.active}
-        return cls(len(there), tuple(sorted(name for name, one in there.items() if not one.injected)))
+        there = {pod.name: pod for pod in pods.values() if pod.active}
+        return cls(len(there), tuple(sorted(name for name, pod in there.items() if not pod.injected)))
 
     @property
     def watched(self) -> bool:
@@ -200,15 +200,15 @@ def _annotated(body: Body) -> JobRef | None:
 class Controllers:
     """The controllers of the jobs of a cluster, or of some ``namespaces``.
 
-    A controller outlives the pods of its job for ``grace_s``, and reports of plain pods stay for ``keep_s``. ``look``
-    is called, in any thread, with a job that has to be reconciled; ``now`` is monotonic, in seconds.
+    A controller outlives the pods of its job for ``grace_s``, and reports of plain pods stay for ``keep_s``. It calls
+    ``reconcile_soon``, in any thread, with a job that has to be reconciled; ``now`` is monotonic, in seconds.
     """
 
     def __init__(
         self,
         objects: ClusterObjects,
         settings: ControllerSettings,
-        look: Callable[[JobRef], None],
+        reconcile_soon: Callable[[JobRef], None],
         namespaces: Sequence[str] = (),
         *,
         grace_s: float,
@@ -216,7 +216,7 @@ class Controllers:
         watch_s: int = client.WATCH_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._objects, self._settings, self._look = objects, settings, look
+        self._objects, self._settings, self._reconcile_soon = objects, settings, reconcile_soon
         self._grace_s, self._keep_s, self._now = grace_s, keep_s, now
         self._lock = threading.Lock()
         self._pods: dict[JobRef, dict[tuple[str, str], PodState]] = {}
@@ -247,19 +247,19 @@ class Controllers:
         return found
 
     def begin(self) -> None:
-        for one in list(self._watches):
-            one.start()
+        for watch in list(self._watches):
+            watch.start()
 
     def named(self, namespace: str, name: str = "") -> list[JobRef]:
         """The jobs of a namespace; with a ``name``, those of this name or id."""
         with self._lock:
             known = {*self._pods, *self._deployed}
-        found = (one for one in known if one.namespace == namespace)
-        return sorted((one for one in found if name in ("", one.name, one.job_id)), key=lambda one: one.job_id)
+        found = (job for job in known if job.namespace == namespace)
+        return sorted((job for job in found if name in ("", job.name, job.job_id)), key=lambda job: job.job_id)
 
     @property
     def _all_listed(self) -> bool:
-        return all(one.listed.is_set() or one in self._unneeded for one in list(self._watches))
+        return all(watch.listed.is_set() or watch in self._unneeded for watch in list(self._watches))
 
     def reconcile(self, job: JobRef) -> float | None:
         """Reconcile a job's objects; return seconds until the next check, None where none is due.
@@ -322,8 +322,8 @@ class Controllers:
             now = datetime.now(timezone.utc)
             first = secret(job, self._settings.injection, secrets.token_urlsafe(32), now)
             self._objects.request("POST", path_of("v1", "secrets", job.namespace), first, tolerate=client.STALE)
-        for one in made:
-            self._objects.apply(one, MANAGER)
+        for body in made:
+            self._objects.apply(body, MANAGER)
         log.info("%s: %s its controller", job.job_id, "started" if made_of is None else "updated")
 
     def _owners(self, job: JobRef) -> list[dict[str, str]]:
@@ -342,17 +342,17 @@ class Controllers:
 
     def _pod(self, watch: str, before: PodState | None, now: PodState | None) -> None:
         with self._lock:
-            for one in filter(None, (before, now)):
-                if one.job is None:
+            for pod in filter(None, (before, now)):
+                if pod.job is None:
                     continue
-                pods = self._pods.setdefault(one.job, {})
-                if one is now:
-                    pods[watch, one.name] = one
-                elif now is None or now.job != one.job:
-                    pods.pop((watch, one.name), None)
+                pods = self._pods.setdefault(pod.job, {})
+                if pod is now:
+                    pods[watch, pod.name] = pod
+                elif now is None or now.job != pod.job:
+                    pods.pop((watch, pod.name), None)
                 if not pods:
-                    del self._pods[one.job]
-        self._look_at(before, now)
+                    del self._pods[pod.job]
+        self._enqueue(before, now)
 
     def _namespace(self, before: str | None, now: str | None) -> None:
         if now is not None and now not in self._labelled:
@@ -371,8 +371,8 @@ class Controllers:
                 self._deployed[now.job] = now.made_of
             elif before is not None and before.job is not None:
                 self._deployed.pop(before.job, None)
-        self._look_at(before, now)
+        self._enqueue(before, now)
 
-    def _look_at(self, *seen: PodState | Deployed | None) -> None:
-        for job in {one.job for one in seen if one is not None and one.job is not None}:
-            self._look(job)
+    def _enqueue(self, *states: PodState | Deployed | None) -> None:
+        for job in {state.job for state in states if state is not None and state.job is not None}:
+            self._reconcile_soon(job)

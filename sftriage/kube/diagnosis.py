@@ -82,7 +82,7 @@ MAX_OBJECTS = 500
 _MAX_STORES = 3
 _OPERATORS = "sftriage-operator"
 """Label of the operator's deployment, and name of its service account."""
-_MINE = tuple(f"{what}.{GROUP}" for what in ("list triagereports", "list tracecaptures", "create tracecaptures"))
+_MINE = tuple(f"{right}.{GROUP}" for right in ("list triagereports", "list tracecaptures", "create tracecaptures"))
 _OPERATOR = (
     *(f"list triagepolicies.{GROUP}", f"patch tracecaptures.{GROUP}", f"update tracecaptures.{GROUP}/status"),
     *("list pods", "create deployments.apps", "create secrets"),
@@ -98,10 +98,10 @@ class _Reader:
     def get(self, part: str, path: str, **query: Any) -> dict[str, Any]:
         return dict(self.read(part, lambda: self.objects.request("GET", path, **query), {}))
 
-    def read(self, part: str, ask: Callable[[], Any], none: Any) -> Any:
+    def read(self, part: str, fetch: Callable[[], Any], none: Any) -> Any:
         """A part; ``none`` if it is missing, and with a note if it cannot be read."""
         try:
-            return ask()
+            return fetch()
         except AnsweredError as error:
             if error.status != NOT_FOUND:
                 self.unread[part] = str(error)
@@ -119,7 +119,7 @@ def gather(objects: ClusterObjects, namespace: str, now_s: float, system: str | 
     """
     reader = _Reader(objects)
     hooks = reader.list("webhooks", path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"))
-    ours = [one for one in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(one, "webhooks"))]
+    ours = [config for config in hooks if any(text(hook, "name").endswith(GROUP) for hook in items(config, "webhooks"))]
     system, account, deployments = _installed(reader, system)
     policies, captures, reports = (
         reader.read(kind.plural, partial(objects.list, kind, namespace), []) for kind in KINDS
@@ -158,37 +158,37 @@ def _installed(reader: _Reader, chosen: str | None) -> tuple[str, str, list[dict
     if chosen is None and (refused := reader.unread.pop("deployments", None)):
         reader.unread["elsewhere"] = refused
         found = reader.list("deployments", path_of("apps/v1", "deployments", SYSTEM), labelSelector=selector)
-    operators = [one for one in found if labels_of(one)[PART_LABEL] == _OPERATORS]
+    operators = [deployment for deployment in found if labels_of(deployment)[PART_LABEL] == _OPERATORS]
     first = next(iter(operators or found), {})
     system = chosen or text(mapping(first, "metadata"), "namespace") or SYSTEM
     account = text(mapping(first, "spec", "template", "spec"), "serviceAccountName") if operators else ""
     return system, f"system:serviceaccount:{system}:{account or _OPERATORS}", found
 
 
-def _may(reader: _Reader, whats: Iterable[str], namespace: str, who: str | None) -> dict[str, bool]:
+def _may(reader: _Reader, rights: Iterable[str], namespace: str, user: str | None) -> dict[str, bool]:
     """Rights of a user (default: the caller), by verb and resource, as in ``update resource.group/part``."""
-    kind = "SelfSubjectAccessReview" if who is None else "SubjectAccessReview"
-    found, user = {}, {}
-    if who is not None:
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{who.split(':')[2]}", "system:authenticated"]
-        user = {"user": who, "groups": groups}
-    for what in whats:
-        verb, _, of = what.partition(" ")
+    kind = "SelfSubjectAccessReview" if user is None else "SubjectAccessReview"
+    allowed, subject = {}, {}
+    if user is not None:
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}", "system:authenticated"]
+        subject = {"user": user, "groups": groups}
+    for right in rights:
+        verb, _, of = right.partition(" ")
         named, _, sub = of.partition("/")
         resource, _, group = named.partition(".")
         about = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": sub}
-        spec = {"resourceAttributes": about, **user}
+        spec = {"resourceAttributes": about, **subject}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
         path = path_of("authorization.k8s.io/v1", f"{kind.lower()}s")
         answer = reader.read("may", partial(reader.objects.request, "POST", path, body), None)
         if answer is None:
             return {}
-        found[what] = bool(mapping(answer, "status").get("allowed"))
-    return found
+        allowed[right] = bool(mapping(answer, "status").get("allowed"))
+    return allowed
 
 
 def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
-    services = (mapping(hook, "clientConfig", "service") for one in hooks for hook in items(one, "webhooks"))
+    services = (mapping(hook, "clientConfig", "service") for config in hooks for hook in items(config, "webhooks"))
     service = next(filter(None, services), None)
     if service is None:
         return None
@@ -200,7 +200,7 @@ def _serving(reader: _Reader, hooks: Sequence[Body]) -> int | None:
 
 
 def _served(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body]) -> Certificate | None:
-    bundles = [mapping(hook, "clientConfig").get("caBundle") for one in hooks for hook in items(one, "webhooks")]
+    bundles = [mapping(hook, "clientConfig").get("caBundle") for config in hooks for hook in items(config, "webhooks")]
     for deployment in deployments:
         if labels_of(deployment)[PART_LABEL] == _OPERATORS:
             continue
@@ -211,7 +211,7 @@ def _served(reader: _Reader, hooks: Sequence[Body], deployments: Sequence[Body])
             secret = reader.get("certificate", path_of("v1", "secrets", deployment["metadata"]["namespace"], str(name)))
             if "tls.crt" in mapping(secret, "data"):
                 try:
-                    return certificate(str(name), secret["data"]["tls.crt"], [str(one) for one in bundles if one])
+                    return certificate(str(name), secret["data"]["tls.crt"], map(str, filter(None, bundles)))
                 except (ImportError, ValueError) as error:
                     reader.unread["certificate"] = f"{error}"
     return None
@@ -227,7 +227,7 @@ def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificat
     from cryptography.x509 import load_pem_x509_certificates as loaded
 
     served, trusted = loaded(base64.b64decode(encoded))[0], False
-    for authority in (one for bundle in set(bundles) for one in loaded(base64.b64decode(bundle))):
+    for authority in (each for bundle in set(bundles) for each in loaded(base64.b64decode(bundle))):
         try:
             served.verify_directly_issued_by(authority)
             trusted = True
@@ -237,7 +237,7 @@ def certificate(secret: str, encoded: str, bundles: Iterable[str]) -> Certificat
 
 
 def _stores(captures: Iterable[Body]) -> dict[str, str]:
-    places = {text(found, "store"): found for one in captures if (found := mapping(status_of(one), "stored"))}
+    places = {text(found, "store"): found for capture in captures if (found := mapping(status_of(capture), "stored"))}
     problems = {}
     for url, found in list(places.items())[:_MAX_STORES]:
         try:
@@ -268,12 +268,12 @@ class Finding:
     do: str = ""
 
 
-def _found(seen: Snapshot, name: str, /, *, code: str = "", **given: object) -> Finding:
+def _found(cluster: Snapshot, name: str, /, *, code: str = "", **values: object) -> Finding:
     """A finding of ``findings.yaml``, filled in."""
     texts, part = manifest("findings.yaml")[name], name.partition(".")[0]
-    state = next(one for one in STATES if one in texts)
-    why = f": {seen.unread[part]}" if part in seen.unread else ""
-    about = {"namespace": seen.namespace, "system": seen.system, "account": seen.account, "why": why, **given}
+    state = next(state for state in STATES if state in texts)
+    why = f": {cluster.unread[part]}" if part in cluster.unread else ""
+    about = {"namespace": cluster.namespace, "system": cluster.system, "account": cluster.account, "why": why, **values}
     about |= {"label": jobs.INJECT_LABEL, "enabled": jobs.ENABLED}
     return Finding(code or part, state, texts[state].format(**about), texts.get("do", "").format(**about))
 
@@ -283,7 +283,7 @@ def _available(deployment: Body) -> bool:
 
 
 def _failure(deployment: Body) -> str:
-    found = [one for one in items(status_of(deployment), "conditions") if one.get("type") == "ReplicaFailure"]
+    found = [entry for entry in items(status_of(deployment), "conditions") if entry.get("type") == "ReplicaFailure"]
     return f" ({text(found[0], 'message')})" if found and text(found[0], "message") else ""
 
 
@@ -291,10 +291,10 @@ def _created_s(body: Body) -> float | None:
     return _seconds(body["metadata"].get("creationTimestamp"))
 
 
-def _old(seen: Snapshot, body: Body) -> bool:
+def _old(cluster: Snapshot, body: Body) -> bool:
     """Whether an object should have been handled by now."""
     created_s = _created_s(body)
-    return created_s is not None and seen.now_s - created_s > PATIENCE_S
+    return created_s is not None and cluster.now_s - created_s > PATIENCE_S
 
 
 def _seconds(time: Any) -> float | None:
@@ -305,7 +305,7 @@ def _seconds(time: Any) -> float | None:
 
 
 def _named(bodies: Sequence[Body]) -> str:
-    return _some([str(one["metadata"]["name"]) for one in bodies])
+    return _some([str(body["metadata"]["name"]) for body in bodies])
 
 
 def _some(names: Sequence[str]) -> str:
@@ -317,188 +317,190 @@ SOON_S = 7 * 86_400.0
 """A certificate that expires this soon should have been renewed by now."""
 
 
-def _rights(seen: Snapshot) -> Iterator[Finding]:
-    if lacking := [what for what, may in seen.may.items() if not may]:
-        yield _found(seen, "rights.lacking", names=_some(lacking))
-    elif seen.may:
-        yield _found(seen, "rights.there")
+def _rights(cluster: Snapshot) -> Iterator[Finding]:
+    if lacking := [right for right, may in cluster.may.items() if not may]:
+        yield _found(cluster, "rights.lacking", names=_some(lacking))
+    elif cluster.may:
+        yield _found(cluster, "rights.there")
 
 
-def _version(seen: Snapshot) -> Iterator[Finding]:
-    which = "unknown" if seen.version is None else "old" if seen.version < SIDECARS_SINCE else "new"
-    yield _found(seen, f"version.{which}", version=".".join(map(str, seen.version or ())))
+def _version(cluster: Snapshot) -> Iterator[Finding]:
+    which = "unknown" if cluster.version is None else "old" if cluster.version < SIDECARS_SINCE else "new"
+    yield _found(cluster, f"version.{which}", version=".".join(map(str, cluster.version or ())))
 
 
-def _definitions(seen: Snapshot) -> Iterator[Finding]:
-    there = {one["metadata"]["name"] for one in seen.definitions}
+def _definitions(cluster: Snapshot) -> Iterator[Finding]:
+    there = {definition["metadata"]["name"] for definition in cluster.definitions}
     missing = [kind.kind for kind in KINDS if kind.crd not in there]
-    which = "unread" if "definitions" in seen.unread else "missing" if missing else "there"
-    yield _found(seen, f"definitions.{which}", names=_some(missing))
+    which = "unread" if "definitions" in cluster.unread else "missing" if missing else "there"
+    yield _found(cluster, f"definitions.{which}", names=_some(missing))
 
 
-def _operator(seen: Snapshot) -> Iterator[Finding]:
-    yield from _deployment(seen, "operator", "no job gets a controller, and policies are not checked")
-    if lacking := [what for what, may in seen.operator_may.items() if not may]:
-        yield _found(seen, "operator_rights.lacking", names=_some(lacking))
+def _operator(cluster: Snapshot) -> Iterator[Finding]:
+    yield from _deployment(cluster, "operator", "no job gets a controller, and policies are not checked")
+    if lacking := [right for right, may in cluster.operator_may.items() if not may]:
+        yield _found(cluster, "operator_rights.lacking", names=_some(lacking))
 
 
-def _webhook(seen: Snapshot) -> Iterator[Finding]:
-    if "webhooks" in seen.unread:
-        yield _found(seen, "webhooks.unread")
-    elif not seen.webhooks:
-        yield _found(seen, "webhook_configuration.missing")
-    for one in seen.webhooks:
-        hooks = list(items(one, "webhooks"))
+def _webhook(cluster: Snapshot) -> Iterator[Finding]:
+    if "webhooks" in cluster.unread:
+        yield _found(cluster, "webhooks.unread")
+    elif not cluster.webhooks:
+        yield _found(cluster, "webhook_configuration.missing")
+    for configuration in cluster.webhooks:
+        hooks = list(items(configuration, "webhooks"))
         bare = [text(hook, "name") for hook in hooks if not mapping(hook, "clientConfig").get("caBundle")]
         which = "ca_bundle.missing" if bare else f"webhook_configuration.{'there' if hooks else 'empty'}"
-        yield _found(seen, which, name=one["metadata"]["name"], names=_some(bare))
-    yield from _deployment(seen, "webhook", "no pod is injected, and no error appears")
-    if seen.serving == 0:
-        yield _found(seen, "webhook_service.empty")
+        yield _found(cluster, which, name=configuration["metadata"]["name"], names=_some(bare))
+    yield from _deployment(cluster, "webhook", "no pod is injected, and no error appears")
+    if cluster.serving == 0:
+        yield _found(cluster, "webhook_service.empty")
 
 
-def _certificate(seen: Snapshot) -> Iterator[Finding]:
-    one = seen.certificate
+def _certificate(cluster: Snapshot) -> Iterator[Finding]:
+    one = cluster.certificate
     if one is None:
-        if "certificate" in seen.unread:
-            yield _found(seen, "certificate.unread")
+        if "certificate" in cluster.unread:
+            yield _found(cluster, "certificate.unread")
         return
-    left_s = one.not_after_s - seen.now_s
-    which = "over" if left_s < 0 else "early" if seen.now_s < one.not_before_s else "good"
+    left_s = one.not_after_s - cluster.now_s
+    which = "over" if left_s < 0 else "early" if cluster.now_s < one.not_before_s else "good"
     if which == "good" and not (one.trusted and left_s >= SOON_S):
         which = "soon" if one.trusted else "foreign"
     about = {"end": clock(one.not_after_s), "begin": clock(one.not_before_s), "left": lasted(max(left_s, 0.0))}
-    yield _found(seen, f"certificate.{which}", secret=one.secret, **about)
+    yield _found(cluster, f"certificate.{which}", secret=one.secret, **about)
 
 
-def _deployment(seen: Snapshot, part: str, without: str) -> Iterator[Finding]:
+def _deployment(cluster: Snapshot, part: str, without: str) -> Iterator[Finding]:
     about = {"part": part, "without": without}
-    found = [one for one in seen.deployments if labels_of(one).get(PART_LABEL) == f"sftriage-{part}"]
-    if not found and "elsewhere" in seen.unread:
-        yield _found(seen, "deployments.elsewhere", code=part, **about)
-    elif "deployments" in seen.unread:
-        yield _found(seen, "deployments.unread", **about)
+    found = [each for each in cluster.deployments if labels_of(each).get(PART_LABEL) == f"sftriage-{part}"]
+    if not found and "elsewhere" in cluster.unread:
+        yield _found(cluster, "deployments.elsewhere", code=part, **about)
+    elif "deployments" in cluster.unread:
+        yield _found(cluster, "deployments.unread", **about)
     elif not found:
-        yield _found(seen, "deployments.missing", code=part, **about)
-    places = sorted({one["metadata"]["namespace"] for one in found})
+        yield _found(cluster, "deployments.missing", code=part, **about)
+    places = sorted({deployment["metadata"]["namespace"] for deployment in found})
     if len(places) > 1:
-        yield _found(seen, "deployments.several", code=part, names=_some(places), **about)
-    for one in found:
-        about |= {"name": one["metadata"]["name"], "where": one["metadata"]["namespace"], "failure": _failure(one)}
-        yield _found(seen, f"deployments.{'runs' if _available(one) else 'fails'}", code=part, **about)
+        yield _found(cluster, "deployments.several", code=part, names=_some(places), **about)
+    for deployment in found:
+        metadata = deployment["metadata"]
+        about |= {"name": metadata["name"], "where": metadata["namespace"], "failure": _failure(deployment)}
+        yield _found(cluster, f"deployments.{'runs' if _available(deployment) else 'fails'}", code=part, **about)
 
 
-def diagnose(seen: Snapshot) -> list[Finding]:
+def diagnose(cluster: Snapshot) -> list[Finding]:
     """All findings, in the order in which to fix them."""
-    return [finding for check in _CHECKS for finding in check(seen)]
+    return [finding for check in _CHECKS for finding in check(cluster)]
 
 
-def _labels(seen: Snapshot) -> Iterator[Finding]:
-    if "pods" in seen.unread:
-        yield _found(seen, "pods.unread")
+def _labels(cluster: Snapshot) -> Iterator[Finding]:
+    if "pods" in cluster.unread:
+        yield _found(cluster, "pods.unread")
         return
-    if not seen.about and "about" not in seen.unread:
-        yield _found(seen, "namespace.missing")
+    if not cluster.about and "about" not in cluster.unread:
+        yield _found(cluster, "namespace.missing")
         return
-    namespace = labels_of(seen.about).get(jobs.INJECT_LABEL)
+    namespace = labels_of(cluster.about).get(jobs.INJECT_LABEL)
     if odd := [
         pod
-        for pod in seen.pods
+        for pod in cluster.pods
         if labels_of(pod).get(jobs.INJECT_LABEL, jobs.ENABLED) not in (jobs.ENABLED, "disabled")
     ]:
-        yield _found(seen, "label_value.pods", names=_named(odd), have="has" if len(odd) == 1 else "have")
+        yield _found(cluster, "label_value.pods", names=_named(odd), have="has" if len(odd) == 1 else "have")
     if namespace not in (None, jobs.ENABLED, "disabled"):
-        yield _found(seen, "label_value.namespace", value=namespace)
-    if without := [pod for pod in _training(seen) if not _asks(seen, pod)]:
-        yield _found(seen, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
-    elif not any(_asks(seen, pod) for pod in _training(seen)):
-        asks = ", which is labelled" if namespace == jobs.ENABLED else ""
-        yield _found(seen, "label.none", asks=asks)
+        yield _found(cluster, "label_value.namespace", value=namespace)
+    if without := [pod for pod in _training(cluster) if not _opted_in(cluster, pod)]:
+        yield _found(cluster, "label.missing", names=_named(without), train="trains" if len(without) == 1 else "train")
+    elif not any(_opted_in(cluster, pod) for pod in _training(cluster)):
+        labelled = ", which is labelled" if namespace == jobs.ENABLED else ""
+        yield _found(cluster, "label.none", labelled=labelled)
 
 
-def _injected(seen: Snapshot) -> Iterator[Finding]:
-    asking = [pod for pod in _training(seen) if _asks(seen, pod)]
-    lacking = [pod for pod in asking if not jobs.is_injected(pod)]
+def _injected(cluster: Snapshot) -> Iterator[Finding]:
+    labelled = [pod for pod in _training(cluster) if _opted_in(cluster, pod)]
+    lacking = [pod for pod in labelled if not jobs.is_injected(pod)]
     by_reason: dict[tuple[str, str], list[Body]] = {}
     for pod in lacking:
-        by_reason.setdefault(_not_injected(seen, pod), []).append(pod)
+        by_reason.setdefault(_not_injected(cluster, pod), []).append(pod)
     for (reason, warning), pods in by_reason.items():
-        yield _found(seen, f"injected.{reason}", names=_named(pods), warning=warning)
-    if asking and not lacking:
-        yield _found(seen, "injected.all", count=len(asking))
+        yield _found(cluster, f"injected.{reason}", names=_named(pods), warning=warning)
+    if labelled and not lacking:
+        yield _found(cluster, "injected.all", count=len(labelled))
 
 
-def _not_injected(seen: Snapshot, pod: Body) -> tuple[str, str]:
+def _not_injected(cluster: Snapshot, pod: Body) -> tuple[str, str]:
     """Why a pod is not injected: the name of the finding, and the webhook's warning."""
     created = _created_s(pod)
-    hooks = [one for one in map(_created_s, seen.webhooks) if one is not None]
-    if seen.version is not None and seen.version < SIDECARS_SINCE:
+    hooks = [created_s for created_s in map(_created_s, cluster.webhooks) if created_s is not None]
+    if cluster.version is not None and cluster.version < SIDECARS_SINCE:
         return "old", ""
-    if "webhooks" not in seen.unread and not hooks:
+    if "webhooks" not in cluster.unread and not hooks:
         return "no_webhook", ""
     if created is not None and hooks and created < min(hooks):
         return "before_webhook", ""
-    labelled = _labelled_s(pod if labels_of(pod).get(jobs.INJECT_LABEL) == jobs.ENABLED else seen.about)
+    labelled = _labelled_s(pod if labels_of(pod).get(jobs.INJECT_LABEL) == jobs.ENABLED else cluster.about)
     if created is not None and labelled is not None and labelled > created:
         return "before_label", ""
-    would = injection(pod, job_of(pod, seen.namespace), InjectionSettings(), seen.version)
+    would = injection(pod, job_of(pod, cluster.namespace), InjectionSettings(), cluster.version)
     if not would.patch and would.warnings:
         return "left_alone", would.warnings[0].removeprefix("sftriage: not injected: ")
     return "away", ""
 
 
-def _controllers(seen: Snapshot) -> Iterator[Finding]:
-    injected = [one for one in _training(seen) if jobs.is_injected(one)]
-    found = (job_of(one, seen.namespace) for one in injected if _old(seen, one))
+def _controllers(cluster: Snapshot) -> Iterator[Finding]:
+    injected = [pod for pod in _training(cluster) if jobs.is_injected(pod)]
+    found = (job_of(pod, cluster.namespace) for pod in injected if _old(cluster, pod))
     trained = list(dict.fromkeys(filter(None, found)))
-    if "controllers" in seen.unread:
+    if "controllers" in cluster.unread:
         if trained:
-            yield _found(seen, "controllers.unread")
+            yield _found(cluster, "controllers.unread")
         return
-    there = {labels_of(one).get(jobs.JOB_LABEL): one for one in seen.controllers}
-    reported = {labels_of(one).get(jobs.JOB_LABEL) for one in seen.reports}
+    there = {labels_of(controller).get(jobs.JOB_LABEL): controller for controller in cluster.controllers}
+    reported = {labels_of(report).get(jobs.JOB_LABEL) for report in cluster.reports}
     for job in trained:
         deployment, about = there.get(job.object_name), {"job": job.job_id, "name": job.object_name}
         if deployment is not None and not _available(deployment):
-            yield _found(seen, "controller.fails", failure=_failure(deployment), **about)
+            yield _found(cluster, "controller.fails", failure=_failure(deployment), **about)
         elif job.object_name not in reported:
-            yield _found(seen, f"{'controller' if deployment is None else 'report'}.missing", **about)
+            yield _found(cluster, f"{'controller' if deployment is None else 'report'}.missing", **about)
 
 
-def _objects(seen: Snapshot) -> Iterator[Finding]:
-    invalid = [one for one in seen.policies if (found := condition(one, "Accepted")) and found.status == "False"]
+def _objects(cluster: Snapshot) -> Iterator[Finding]:
+    accepted = [(policy, condition(policy, "Accepted")) for policy in cluster.policies]
+    invalid = [policy for policy, found in accepted if found is not None and found.status == "False"]
     if invalid:
-        yield _found(seen, "policies.invalid", names=_named(invalid))
-    for code, bodies in (("policies", seen.policies), ("captures", seen.captures)):
-        if late := [one for one in bodies if _unanswered(one) and _old(seen, one)]:
-            yield _found(seen, f"{code}.late", names=_named(late))
-    asked = [one for one in seen.captures if status_of(one).get("state") == "requested" and not _unanswered(one)]
-    if late := [one for one in asked if _old(seen, one)]:
+        yield _found(cluster, "policies.invalid", names=_named(invalid))
+    for code, bodies in (("policies", cluster.policies), ("captures", cluster.captures)):
+        if late := [body for body in bodies if _unanswered(body) and _old(cluster, body)]:
+            yield _found(cluster, f"{code}.late", names=_named(late))
+    requested = [each for each in cluster.captures if status_of(each).get("state") == "requested"]
+    if late := [each for each in requested if not _unanswered(each) and _old(cluster, each)]:
         named = sorted({str(mapping(capture, "spec").get("job")) for capture in late})
-        yield _found(seen, "captures.idle", names=_named(late), jobs=_some(named))
+        yield _found(cluster, "captures.idle", names=_named(late), jobs=_some(named))
 
 
-def _store(seen: Snapshot) -> Iterator[Finding]:
-    stored = [one for one in seen.captures if status_of(one).get("state") == "stored"]
-    if kept := [one for one in stored if not mapping(status_of(one), "stored")]:
-        yield _found(seen, "store.none", names=_named(kept))
-    for url, problem in seen.stores.items():
+def _store(cluster: Snapshot) -> Iterator[Finding]:
+    stored = [capture for capture in cluster.captures if status_of(capture).get("state") == "stored"]
+    if kept := [capture for capture in stored if not mapping(status_of(capture), "stored")]:
+        yield _found(cluster, "store.none", names=_named(kept))
+    for url, problem in cluster.stores.items():
         which = "reached" if not problem else "directory" if url.startswith(("file:", "/")) else "unreachable"
-        yield _found(seen, f"store.{which}", url=url, problem=problem)
+        yield _found(cluster, f"store.{which}", url=url, problem=problem)
 
 
-def _quota(seen: Snapshot) -> Iterator[Finding]:
-    for one in seen.quotas:
-        hard, used = mapping(one, "status", "hard"), mapping(one, "status", "used")
-        if full := [f"{what} ({used.get(what)} of {most})" for what, most in hard.items() if used.get(what) == most]:
-            yield _found(seen, "quota.full", name=one["metadata"]["name"], names=_some(full))
+def _quota(cluster: Snapshot) -> Iterator[Finding]:
+    for quota in cluster.quotas:
+        hard, used = mapping(quota, "status", "hard"), mapping(quota, "status", "used")
+        if full := [f"{name} ({used.get(name)} of {most})" for name, most in hard.items() if used.get(name) == most]:
+            yield _found(cluster, "quota.full", name=quota["metadata"]["name"], names=_some(full))
     refusals: dict[str, str] = {}
-    for one in (event for event in seen.events if text(event, "reason") == "FailedCreate"):
-        of = mapping(one, "involvedObject")
-        refusals[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(one, "message")
+    for event in (each for each in cluster.events if text(each, "reason") == "FailedCreate"):
+        of = mapping(event, "involvedObject")
+        refusals[f"{of.get('kind', '')} {of.get('name', '')}".strip()] = text(event, "message")
     for name, message in list(refusals.items())[:MAX_NAMED]:
         over = "exceeded quota" in message
-        yield _found(seen, "quota.refuses" if over else "events.refused", name=name, message=message)
+        yield _found(cluster, "quota.refuses" if over else "events.refused", name=name, message=message)
 
 
 _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
@@ -517,14 +519,14 @@ _CHECKS: Sequence[Callable[[Snapshot], Iterator[Finding]]] = (
 )
 
 
-def _training(seen: Snapshot) -> list[Body]:
-    going = [one for one in seen.pods if status_of(one).get("phase") not in ("Succeeded", "Failed")]
-    return [one for one in going if job_of(one, seen.namespace) is not None]
+def _training(cluster: Snapshot) -> list[Body]:
+    going = [pod for pod in cluster.pods if status_of(pod).get("phase") not in ("Succeeded", "Failed")]
+    return [pod for pod in going if job_of(pod, cluster.namespace) is not None]
 
 
-def _asks(seen: Snapshot, pod: Body) -> bool:
+def _opted_in(cluster: Snapshot, pod: Body) -> bool:
     own = labels_of(pod).get(jobs.INJECT_LABEL)
-    return own == jobs.ENABLED or (own is None and labels_of(seen.about).get(jobs.INJECT_LABEL) == jobs.ENABLED)
+    return own == jobs.ENABLED or (own is None and labels_of(cluster.about).get(jobs.INJECT_LABEL) == jobs.ENABLED)
 
 
 def _unanswered(body: Body) -> bool:
@@ -534,8 +536,8 @@ def _unanswered(body: Body) -> bool:
 def _labelled_s(body: Body) -> float | None:
     """When the label of an object was last written, if the server kept that."""
     found = []
-    for one in items(mapping(body, "metadata"), "managedFields"):
-        labels: Mapping[str, Any] = mapping(one, "fieldsV1", "f:metadata", "f:labels")
-        if f"f:{jobs.INJECT_LABEL}" in labels and (when := _seconds(one.get("time"))) is not None:
+    for entry in items(mapping(body, "metadata"), "managedFields"):
+        labels: Mapping[str, Any] = mapping(entry, "fieldsV1", "f:metadata", "f:labels")
+        if f"f:{jobs.INJECT_LABEL}" in labels and (when := _seconds(entry.get("time"))) is not None:
             found.append(when)
     return max(found, default=None)

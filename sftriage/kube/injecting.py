@@ -263,7 +263,7 @@ def _left_alone(pod: Pod, job: JobRef | None, server: Version | None) -> str | N
     if "windows" in (mapping(spec, "os").get("name"), mapping(spec, "nodeSelector").get("kubernetes.io/os")):
         return left_alone("windows")
     containers = spec.get("containers")
-    if not isinstance(containers, list) or not containers or not all(isinstance(one, Mapping) for one in containers):
+    if not isinstance(containers, list) or not containers or not all(isinstance(each, Mapping) for each in containers):
         return left_alone("no_containers")
     taken = ", ".join(sorted(set(_taken(spec))))
     return left_alone("taken", names=taken) if taken else None
@@ -288,10 +288,10 @@ def _taken(spec: Mapping[str, Any]) -> Iterator[str]:
 def _trainers(pod: Pod) -> tuple[list[int], tuple[str, ...]]:
     containers = list(items(mapping(pod, "spec"), "containers"))
     named = [name.strip() for name in annotations_of(pod).get(CONTAINERS_ANNOTATION, "").split(",") if name.strip()]
-    missing = sorted(set(named) - {text(one, "name") for one in containers})
+    missing = sorted(set(named) - {text(container, "name") for container in containers})
     if missing:
         return [], (left_alone("not_there", names=", ".join(missing)),)
-    wanted = [index for index, one in enumerate(containers) if not named or text(one, "name") in named]
+    wanted = [index for index, container in enumerate(containers) if not named or text(container, "name") in named]
     closed = [index for index in wanted if "valueFrom" in (_variable(containers[index], PATH) or {})]
     trains = [index for index in wanted if index not in closed]
     names = ", ".join(text(containers[index], "name") for index in closed)
@@ -309,7 +309,7 @@ def _watched(
         rest = f"$({PATH})" if next(items(container, "envFrom"), None) is not None else image_path
         environment = [{"name": PATH, "value": _first(rest)}, *environment]
     elif SITE not in (value := text(found, "value")).split(":"):
-        index = next(number for number, one in enumerate(container["env"]) if one is found)
+        index = next(number for number, variable in enumerate(container["env"]) if variable is found)
         yield _add(f"{at}/env/{index}/value", _first(value))
     yield from _appended(container, at, "env", environment)
     yield from _appended(container, at, "volumeMounts", ours["volumeMounts"])
@@ -320,11 +320,11 @@ def _first(rest: str) -> str:
 
 
 def _variable(container: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    return next((one for one in reversed(list(items(container, "env"))) if one.get("name") == name), None)
+    return next((each for each in reversed(list(items(container, "env"))) if each.get("name") == name), None)
 
 
 def _warnings(pod: Pod, trains: Sequence[int], environment: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    spec, ours = mapping(pod, "spec"), {one["name"]: one.get("value") for one in environment}
+    spec, ours = mapping(pod, "spec"), {variable["name"]: variable.get("value") for variable in environment}
     for index in trains:
         container = spec["containers"][index]
         for variable in ("SFTRIAGE_RINGS", "SFTRIAGE_SPOOL", *(["PYTHON_EXEC"] if "PYTHON_EXEC" in ours else [])):
@@ -369,21 +369,18 @@ def _metadata(pod: Pod, job: JobRef) -> Iterator[Operation]:
 def _appended(
     holder: Mapping[str, Any], at: str, name: str, wanted: Sequence[Mapping[str, Any]]
 ) -> Iterator[Operation]:
-    there = {text(one, "name") for one in items(holder, name)}
-    missing = [dict(one) for one in wanted if one["name"] not in there]
+    there = {text(item, "name") for item in items(holder, name)}
+    missing = [dict(item) for item in wanted if item["name"] not in there]
     if missing and not isinstance(holder.get(name), list):
         yield _add(f"{at}/{name}", missing)
     else:
-        for one in missing:
-            yield _add(f"{at}/{name}/-", one)
+        for item in missing:
+            yield _add(f"{at}/{name}/-", item)
 
 
 def _add(path: str, value: Any) -> Operation:
     return {"op": "add", "path": path, "value": value}
 
-
-EACH = "*"
-"""Every item of a list, and every value of a mapping."""
 
 _RAY = "headGroupSpec.template", "workerGroupSpecs.*.template"
 _TEMPLATES: Mapping[str, tuple[str, ...]] = {
@@ -396,7 +393,7 @@ _TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "RayCluster": tuple(f"body.spec.{group}" for group in _RAY),
     "RayJob": tuple(f"body.spec.rayClusterSpec.{group}" for group in _RAY),
 }
-"""Where pod templates are, by kind: `batch/v1` and Volcano call theirs Job both."""
+"""Where pod templates are, by kind (`batch/v1` and Volcano both have a Job); * stands for every item or value."""
 
 _NAMED_LATER = {
     "TrainJob": "its pod templates are in its runtime, which serves jobs of any name; use the webhook",
@@ -469,7 +466,7 @@ def _places(holder: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
     """The holders and keys of what is at a path."""
     first, *rest = path
     keys = list(range(len(holder)) if isinstance(holder, list) else holder if isinstance(holder, dict) else ())
-    for key in keys if first == EACH else [first] if first in keys else []:
+    for key in keys if first == "*" else [first] if first in keys else []:
         if rest:
             yield from _places(holder[key], rest)
         elif isinstance(holder[key], dict):
@@ -478,5 +475,5 @@ def _places(holder: Any, path: Sequence[str]) -> Iterator[tuple[Any, Any]]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+        return {name: _copied(part) for name, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list) else value

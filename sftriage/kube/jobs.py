@@ -31,7 +31,7 @@ def items(holder: Any, name: str) -> Iterator[Mapping[str, Any]]:
     """The mappings in a list of that name."""
     found = holder.get(name) if isinstance(holder, Mapping) else None
     if isinstance(found, Sequence) and not isinstance(found, str):
-        yield from (one for one in found if isinstance(one, Mapping))
+        yield from (item for item in found if isinstance(item, Mapping))
 
 
 def text(holder: Any, name: str) -> str:
@@ -55,9 +55,9 @@ def _texts(found: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 INJECT_LABEL, ENABLED = f"{GROUP}/inject", "enabled"
-"""The label of a pod or a namespace that asks for sftriage, and its value."""
+"""The label that opts a pod or a namespace in, and its value."""
 NAME_LABEL = f"{GROUP}/job-name"
-"""The label by which a person says of which job a pod is."""
+"""The label by which a person names the job of a pod."""
 JOB_LABEL = f"{GROUP}/job"
 """On every injected pod and every object of a job: its `JobRef.object_name`."""
 JOB_ID_ANNOTATION, STATUS_ANNOTATION, INJECTED = f"{GROUP}/job-id", f"{GROUP}/status", "injected"
@@ -87,7 +87,7 @@ OWNERS: Mapping[System, tuple[str, str]] = {
 }
 """The API version and kind of the object that a job is; a job of plain pods is none."""
 
-_NAME_ROOM = 63 - len("sftriage--") - 8
+_MAX_NAME = 63 - len("sftriage--") - 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class JobRef:
     def object_name(self) -> str:
         """The name of each of its objects in its namespace: controller, service, secret, policies. A DNS label."""
         digest = hashlib.sha256(self.job_id.encode()).hexdigest()[:8]
-        kept = re.sub(r"[^a-z0-9]+", "-", self.name.lower())[:_NAME_ROOM].strip("-")
+        kept = re.sub(r"[^a-z0-9]+", "-", self.name.lower())[:_MAX_NAME].strip("-")
         return "-".join(part for part in ("sftriage", kept, digest) if part)
 
     @property

@@ -40,7 +40,7 @@ class TraceRow:
 
     def distance_from(self, step: int) -> int | None:
         """Steps between this capture and a step: 0 if captured, or in the window that led to the capture."""
-        spans = [one for one in (self.steps, self.because_of) if one is not None]
+        spans = [span for span in (self.steps, self.because_of) if span is not None]
         return min((max(first - step, step - last, 0) for first, last in spans), default=None)
 
 
@@ -106,10 +106,10 @@ def _span(holder: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
     """The captures of a step, or else the nearest one; and whether they contain the step itself."""
-    known = [(away, one) for one in rows if (away := one.distance_from(step)) is not None]
-    holding = [one for away, one in known if away == 0]
+    known = [(away, row) for row in rows if (away := row.distance_from(step)) is not None]
+    holding = [row for away, row in known if away == 0]
     nearest = sorted(known, key=lambda one: one[0])[:1]
-    return (holding, True) if holding else ([one for _, one in nearest], False)
+    return (holding, True) if holding else ([row for _, row in nearest], False)
 
 
 def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
@@ -118,10 +118,10 @@ def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
     Raises:
         UsageError: none is stored.
     """
-    found = [(trace_row(one), one) for one in bodies]
-    stored = [(row, one) for row, one in found if row.store and rank in (None, row.rank)]
+    found = [(trace_row(body), body) for body in bodies]
+    stored = [(row, body) for row, body in found if row.store and rank in (None, row.rank)]
     if step is not None:
-        stored = [(row, one) for row, one in stored if row.distance_from(step) == 0]
+        stored = [(row, body) for row, body in stored if row.distance_from(step) == 0]
     if not stored:
         of = ("" if rank is None else f" of rank {rank}") + ("" if step is None else f" of step {step}")
         names = [f"{row.name} ({row.state})" for row, _ in found]

@@ -84,10 +84,10 @@ class Mirrored:
 
         A person's request is the object of its capture. A capture that was deleted does not come back.
         """
-        requested = ((row, one) for row in self._rows() for one in row.requests)
-        for count, (row, one) in enumerate(requested):
-            if count < MAX_OBJECTS and one.capture_id not in known:
-                yield one.capture_id, self._body(row, one)
+        requested = ((row, capture) for row in self._rows() for capture in row.requests)
+        for count, (row, capture) in enumerate(requested):
+            if count < MAX_OBJECTS and capture.capture_id not in known:
+                yield capture.capture_id, self._body(row, capture)
 
     def statuses(self, bodies: Iterable[Body], now_s: float) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """The objects whose status is out of date, each with its status now."""
@@ -142,7 +142,7 @@ class Mirrored:
     def _of(self, capture_id: str, rank: int) -> KnownCapture:
         view = self.view
         result = view.states.get(capture_id) or CaptureResult(capture_id, rank, "accepted")
-        manifest = next((one for one in view.captures if one.capture_id == capture_id), None)
+        manifest = next((stored for stored in view.captures if stored.capture_id == capture_id), None)
         if not isinstance(manifest, Manifest):
             return KnownCapture(result)
         upload, info = view.uploads.get(capture_id), view.info
@@ -204,7 +204,7 @@ def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[st
 log = logging.getLogger(__name__)
 
 MANAGER = "sftriage-controller"
-LOOK_S, AT_LEAST_S = 1.0, 10.0
+PASS_S, AT_LEAST_S = 1.0, 10.0
 """Shortest and longest time between two passes."""
 REPORT_S = 30.0
 """How often a report is written if only its counts differ."""
@@ -245,7 +245,7 @@ class Mirror(Sink):
             *("mirror", self._turn, AT_LEAST_S),
             failing="cannot update all objects of the job in the cluster",
             expected=(SftriageError, OSError),
-            backoff=Backoff(LOOK_S, _LONGEST_PAUSE_S),
+            backoff=Backoff(PASS_S, _LONGEST_PAUSE_S),
         )
 
     def begin(self) -> None:
@@ -270,15 +270,15 @@ class Mirror(Sink):
 
     def _turn(self) -> None:
         began_s = time.thread_time()
-        self._look()
+        self._pass()
         if self._overtaken and self._loop.stopping.is_set():
             # (this is the last pass; by then the watch has what was written meanwhile)
-            time.sleep(LOOK_S)
-            self._look()
+            time.sleep(PASS_S)
+            self._pass()
         # (changes meanwhile are for the next pass)
-        self._loop.least_s = max(LOOK_S, (time.thread_time() - began_s) / SHARE)
+        self._loop.least_s = max(PASS_S, (time.thread_time() - began_s) / SHARE)
 
-    def _look(self) -> None:
+    def _pass(self) -> None:
         self._captures.listed.wait(AT_LEAST_S)
         if self._next is not self._source:
             view = self._next.view()
@@ -345,8 +345,8 @@ class Mirror(Sink):
             if before != status:
                 self._objects.put_status(REPORTS, served, status)
             self._written = what, now_s
-            for one in statuses.news(before, status, self._job):
-                self._news.setdefault(one.reason, []).append(one)
+            for change in statuses.news(before, status, self._job):
+                self._news.setdefault(change.reason, []).append(change)
         if self._written != (what, now_s):
             self._loop.wake()
 
@@ -358,7 +358,7 @@ class Mirror(Sink):
         with self._noting(client.FORBIDDEN):
             for node in nodes:
                 found = self._objects.request("GET", path, fieldSelector=f"spec.nodeName={node}", **query)
-                names += [one["metadata"]["name"] for one in found["items"]]
+                names += [pod["metadata"]["name"] for pod in found["items"]]
         return ", ".join(names)
 
     def _served_report(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def dated(
         now_s: seconds since the epoch.
         others: keep its conditions of other types.
     """
-    before = {one.type: one for one in readable(status_of(body).get("conditions"))}
+    before = {entry.type: entry for entry in readable(status_of(body).get("conditions"))}
     conditions, generation = [], body["metadata"].get("generation")
     for now in found:
         old = before.pop(now.type, None)
@@ -124,9 +124,9 @@ def dated(
 def readable(conditions: Any) -> list[Condition]:
     """The valid conditions of an object."""
     found = []
-    for one in conditions if isinstance(conditions, Sequence) else ():
+    for entry in conditions if isinstance(conditions, Sequence) else ():
         try:
-            found.append(Condition.model_validate(one))
+            found.append(Condition.model_validate(entry))
         except ValidationError:
             continue
     return found
@@ -140,7 +140,7 @@ def status_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def condition(body: Mapping[str, Any], kind: str) -> Condition | None:
     """One condition of an object."""
-    return next((one for one in readable(status_of(body).get("conditions")) if one.type == kind), None)
+    return next((entry for entry in readable(status_of(body).get("conditions")) if entry.type == kind), None)
 
 
 GROUP, VERSION = "sftriage.dev", "v1alpha1"
@@ -355,7 +355,7 @@ def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
     try:
         spec = TraceCaptureSpec.model_validate(given)
     except ValidationError as error:
-        found = [(one["loc"], str(one["msg"])) for one in error.errors(include_input=False)]
+        found = [(problem["loc"], str(problem["msg"])) for problem in error.errors(include_input=False)]
         return None, "\n".join(f"{path_text(('spec', *where))}: {message}" for where, message in found)
     stalled = spec.trigger is not None and spec.trigger.label == "stalled"
     wrong = [f"{path_text(('spec', *where))}: {message}" for where, message in in_capture(given, stalled=stalled)]

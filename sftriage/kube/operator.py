@@ -85,16 +85,16 @@ class Reconciler:
         """Start controllers of jobs from now on; in the operator's loop."""
         loop = asyncio.get_running_loop()
 
-        def look(job: JobRef) -> None:
-            loop.call_soon_threadsafe(self.look, JOBS, job.job_id)
-            loop.call_soon_threadsafe(self.look, CAPTURES.kind, job.namespace)
+        def reconcile_soon(job: JobRef) -> None:
+            loop.call_soon_threadsafe(self.enqueue, JOBS, job.job_id)
+            loop.call_soon_threadsafe(self.enqueue, CAPTURES.kind, job.namespace)
 
-        self.controllers = Controllers(self._objects, settings, look, namespaces, **times_s)
+        self.controllers = Controllers(self._objects, settings, reconcile_soon, namespaces, **times_s)
         self.controllers.begin()
         for namespace in namespaces or ("",):
-            self.look(REPORTS.kind, namespace)
+            self.enqueue(REPORTS.kind, namespace)
 
-    def look(self, kind: str, namespace: str | None) -> None:
+    def enqueue(self, kind: str, namespace: str | None) -> None:
         self._waiting.add((kind, namespace or ""))
         self._there.set()
 
@@ -115,7 +115,7 @@ class Reconciler:
         else:
             self._pauses_s.pop(what, None)
         if again_s:
-            asyncio.get_running_loop().call_later(again_s, self.look, *what)
+            asyncio.get_running_loop().call_later(again_s, self.enqueue, *what)
 
     def _try(self, kind: str, name: str) -> float | None:
         """Reconcile one item; return seconds until the next check (0: none), or log a failure and return None."""
@@ -133,12 +133,12 @@ class Reconciler:
             # Whatever it is: the others continue, and this one is tried again.
             _log.exception("could not reconcile %s in %s", kind, name)
             return None
-        written = [self._write(*one) for one in found]
+        written = [self._write(*entry) for entry in found]
         return 0.0 if all(written) else None
 
     def _policies(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = standings(self._objects.list(POLICIES, namespace), time.time())
-        return [(POLICIES, one.body, one.status.plain()) for one in found if one.changed]
+        return [(POLICIES, entry.body, entry.status.plain()) for entry in found if entry.changed]
 
     def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
         found = self._objects.list(CAPTURES, namespace)
@@ -152,8 +152,10 @@ class Reconciler:
                     self._address(body, jobs[0])
                 else:
                     words[about["name"]] = CAPTURE_WORDS["no_job"]
-        known = ((one, KnownCapture(words=words.get(one["metadata"]["name"], ""))) for one in found if _unanswered(one))
-        return [(CAPTURES, one, capture_status(one, capture, time.time()).plain()) for one, capture in known]
+        known = (
+            (body, KnownCapture(words=words.get(body["metadata"]["name"], ""))) for body in filter(_unanswered, found)
+        )
+        return [(CAPTURES, body, capture_status(body, capture, time.time()).plain()) for body, capture in known]
 
     def _address(self, body: dict[str, Any], job: JobRef) -> None:
         about = body["metadata"]
@@ -171,7 +173,7 @@ class Reconciler:
                 _log.warning("%s: %s", name, error)
             # (an object that has changed meanwhile is read again)
             return answer == client.NOT_FOUND
-        _log.info("%s: %s", name, ", ".join(f"{one['type']}: {one['reason']}" for one in status["conditions"]))
+        _log.info("%s: %s", name, ", ".join(f"{each['type']}: {each['reason']}" for each in status["conditions"]))
         return True
 
 
@@ -221,13 +223,13 @@ def registry(
 
     @kopf.on.event(GROUP, VERSION, POLICIES.plural, registry=found)
     async def policy(namespace: str | None, **_: Any) -> None:
-        reconciler.look(POLICIES.kind, namespace)
+        reconciler.enqueue(POLICIES.kind, namespace)
         for job in reconciler.controllers.named(namespace or "") if reconciler.controllers is not None else ():
-            reconciler.look(JOBS, job.job_id)
+            reconciler.enqueue(JOBS, job.job_id)
 
     @kopf.on.event(GROUP, VERSION, CAPTURES.plural, registry=found)
     async def capture(namespace: str | None, **_: Any) -> None:
-        reconciler.look(CAPTURES.kind, namespace)
+        reconciler.enqueue(CAPTURES.kind, namespace)
 
     @kopf.on.delete(GROUP, VERSION, CAPTURES.plural, registry=found, id="trace", backoff=RETRY_S)
     def deleted(body: kopf.Body, **_: Any) -> None:

@@ -48,7 +48,7 @@ def loaded(body: Body) -> LoadedPolicy:
     try:
         found = parse(policy_text(body, body["metadata"]), name)
     except PolicyError as error:
-        raise PolicyError(name, [replace(one, line=0, column=0) for one in error.problems]) from None
+        raise PolicyError(name, [replace(problem, line=0, column=0) for problem in error.problems]) from None
     return replace(found, places={})
 
 
@@ -95,7 +95,7 @@ def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
 
 
 def _lines(problems: Sequence[Problem]) -> str:
-    lines = [f"{one.path}: {one.message}" if one.path else one.message for one in problems[:MAX_SHOWN]]
+    lines = [f"{each.path}: {each.message}" if each.path else each.message for each in problems[:MAX_SHOWN]]
     more = len(problems) - MAX_SHOWN
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
 
@@ -189,7 +189,7 @@ def _stored(known: KnownCapture) -> objects.StoredTrace | None:
     return objects.StoredTrace(
         store=known.store,
         reference=known.reference,
-        size_bytes=sum(one.size_bytes for one in files),
+        size_bytes=sum(file.size_bytes for file in files),
         artefacts=tuple(map(objects.StoredArtefact.model_validate, files)),
     )
 
@@ -246,19 +246,19 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
 
     ``pod`` names the pods on `suspect_nodes`.
     """
-    stands = RunSummary(view)
+    summary = RunSummary(view)
     held = [row for row in view.rows if row.outcome in ("hold", "throttle")]
     captures = list(_captures(view))
     return objects.TriageReportStatus(
         observedGeneration=body["metadata"].get("generation"),
-        conditions=dated(body, (_healthy(stands), _watched(view)), now_s, others=True),
+        conditions=dated(body, (_healthy(summary), _watched(view)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
-        health=stands.health,
-        summary=stands.sentence or stands.headline,
-        since_step=stands.since_step,
-        suspect=stands.named or None,
-        node=(", ".join(suspect_nodes(view)) or None) if stands.named else None,
-        pod=(pod or None) if stands.named else None,
+        health=summary.health,
+        summary=summary.sentence or summary.headline,
+        since_step=summary.since_step,
+        suspect=summary.named or None,
+        node=(", ".join(suspect_nodes(view)) or None) if summary.named else None,
+        pod=(pod or None) if summary.named else None,
         verdict=objects.LastVerdict.model_validate(view.rows[-1]) if view.rows else None,
         windows=view.windows,
         windows_held=len(held),
@@ -274,17 +274,17 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
 def outdated(body: Body, now_s: float, keep_s: float) -> bool:
     """Whether a report without an owner (that of plain pods) has not changed for ``keep_s``."""
     about = body["metadata"]
-    changed = [one.lastTransitionTime for one in readable(status_of(body).get("conditions"))]
+    changed = [entry.lastTransitionTime for entry in readable(status_of(body).get("conditions"))]
     newest = max([*changed, str(about.get("creationTimestamp", ""))])
     # (times of one form, in UTC, are in the order of their letters)
     return not about.get("ownerReferences") and newest < clock(now_s - keep_s)
 
 
-def _healthy(stands: RunSummary) -> Now:
-    healthy: objects.Answer = "True" if stands.health == "healthy" else "False"
-    status: objects.Answer = "Unknown" if stands.health in _NOT_KNOWN else healthy
-    reason = "".join(word.capitalize() for word in stands.health.split("_"))
-    words = f"{stands.headline}. {stands.sentence}".strip()
+def _healthy(summary: RunSummary) -> Now:
+    healthy: objects.Answer = "True" if summary.health == "healthy" else "False"
+    status: objects.Answer = "Unknown" if summary.health in _NOT_KNOWN else healthy
+    reason = "".join(word.capitalize() for word in summary.health.split("_"))
+    words = f"{summary.headline}. {summary.sentence}".strip()
     return Now("Healthy", status, reason, words)
 
 
@@ -313,7 +313,7 @@ def _holds(held: Sequence[WindowRow]) -> Iterator[objects.Hold]:
 
 
 def _captures(view: View) -> Iterator[objects.ReportedCapture]:
-    stored = {one.capture_id: one for one in view.captures if isinstance(one, Manifest)}
+    stored = {capture.capture_id: capture for capture in view.captures if isinstance(capture, Manifest)}
     for capture_id, result in reversed(list(view.states.items())):
         manifest = stored.get(capture_id)
         yield objects.ReportedCapture(
@@ -346,8 +346,8 @@ def _advice(view: View) -> objects.ReportedAdvice | None:
 
 
 def _remedy(view: View) -> objects.ReportedRemedy | None:
-    changes = [one for one in view.notes if isinstance(one, RemedyChanged)]
-    changes += [one for one in tried_in(view) if one.state != "undone"]
+    changes = [note for note in view.notes if isinstance(note, RemedyChanged)]
+    changes += [change for change in tried_in(view) if change.state != "undone"]
     if not changes:
         return None
     newest = changes[-1]
@@ -393,9 +393,9 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any], job: JobRef) -> Iter
     remedy = now.get("remedy")
     if isinstance(remedy, Mapping) and remedy != before.get("remedy"):
         yield ReportNews(f"Remedy{str(remedy.get('state')).capitalize()}", "Normal", str(remedy.get("words")))
-    known = {one["capture_id"]: one["state"] for one in _reported(before)}
+    known = {capture["capture_id"]: capture["state"] for capture in _reported(before)}
     for state, reason in (("stored", "CaptureStored"), ("failed", "CaptureFailed"), ("expired", "CaptureFailed")):
-        new = [one for one in _reported(now) if one["state"] == state != known.get(one["capture_id"])]
+        new = [capture for capture in _reported(now) if capture["state"] == state != known.get(capture["capture_id"])]
         if new:
             words = NEWS[state].format(count=len(new), capture_id=new[0]["capture_id"], rank=new[0]["rank"])
             fetch = job.fetch_command if state == "stored" else ""
@@ -404,7 +404,7 @@ def news(before: Mapping[str, Any], now: Mapping[str, Any], job: JobRef) -> Iter
 
 
 def _reported(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [one for one in status.get("captures") or () if isinstance(one, Mapping) and "capture_id" in one]
+    return [each for each in status.get("captures") or () if isinstance(each, Mapping) and "capture_id" in each]
 
 
 def event_name(job: JobRef, reason: str) -> str:

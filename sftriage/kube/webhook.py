@@ -70,10 +70,10 @@ def _decided(request: Mapping[str, Any], settings: InjectionSettings, server: Ve
         return _stamped(request)
     if kind != ("", "pods") or text(request, "operation") != "CREATE":
         return Injection()
-    asked = labels_of(made).get(INJECT_LABEL)
+    label = labels_of(made).get(INJECT_LABEL)
     found = job_of(made, text(request, "namespace"))
     # (in a namespace that is labelled there are other pods than those of jobs)
-    if asked not in (None, ENABLED) or (asked is None and found is None):
+    if label not in (None, ENABLED) or (label is None and found is None):
         return Injection()
     return injection(made, found, settings, server)
 
@@ -96,7 +96,7 @@ MAX_BODY_BYTES = 8 << 20
 """A server limits an object to 3 MiB, and a review contains it twice."""
 CERTIFICATE, KEY = "tls.crt", "tls.key"
 LOOK_S = 0.5
-ASK_S, ASK_AGAIN_S = 300.0, 5.0
+VERSION_S, UNKNOWN_VERSION_S = 300.0, 5.0
 """How often to read the server's version: once known, and before."""
 LEAVE_S = 5
 
@@ -126,7 +126,7 @@ class Reloaded(Generic[Value]):
 def _stamps(files: Iterable[Path]) -> tuple[tuple[int, int, int], ...]:
     with contextlib.suppress(OSError):
         found = [path.stat() for path in files]
-        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)
     return ()
 
 
@@ -170,27 +170,27 @@ def version_of_cluster(objects: ClusterObjects) -> Version | None:
 
 
 class WebhookServer:
-    """Answers reviews; ``ask_version`` returns the API server's version, or None, and runs on another thread."""
+    """Answers reviews; ``read_version`` returns the API server's version, or None, and runs on another thread."""
 
-    def __init__(self, settings: Callable[[], InjectionSettings], ask_version: Callable[[], Version | None]) -> None:
-        self._settings, self._ask_version = settings, ask_version
+    def __init__(self, settings: Callable[[], InjectionSettings], read_version: Callable[[], Version | None]) -> None:
+        self._settings, self._read_version = settings, read_version
         self._server: Version | None = None
         routes = [Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthy)]
         self.app = Starlette(routes=[*routes, Route("/readyz", self._ready)], lifespan=self._life)
 
     @contextlib.asynccontextmanager
     async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        asking = asyncio.create_task(self._ask())
+        polling = asyncio.create_task(self._poll_version())
         yield
-        asking.cancel()
+        polling.cancel()
 
-    async def _ask(self) -> None:
+    async def _poll_version(self) -> None:
         while True:
-            found = await run_in_threadpool(self._ask_version)
+            found = await run_in_threadpool(self._read_version)
             if found is not None and found != self._server:
                 log.info("the cluster runs Kubernetes %d.%d", *found)
             self._server = found or self._server
-            await asyncio.sleep(ASK_AGAIN_S if found is None else ASK_S)
+            await asyncio.sleep(UNKNOWN_VERSION_S if found is None else VERSION_S)
 
     async def _mutate(self, request: Request) -> Response:
         body = bytearray()
@@ -231,7 +231,7 @@ def wait_for_certificate(folder: Path, patience_s: float) -> None:
 
 
 def serve(webhook: WebhookServer, host: str, port: int, folder: Path) -> None:
-    """Serve until the process is told to stop.
+    """Serve until SIGTERM or Ctrl-C.
 
     Raises:
         SftriageError: the certificate cannot be used, or the port is taken.
@@ -277,7 +277,7 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
 
     def begun(name: str, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         names = name, "sftriage webhook authority"
-        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in names)
+        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in names)
         made = x509.CertificateBuilder(by, subject, public, x509.random_serial_number())
         return made.not_valid_before(now - _SLACK).not_valid_after(until)
 
@@ -290,7 +290,7 @@ def issued(names: Sequence[str], now: datetime.datetime, days: int = VALID_DAYS)
     certificate = (
         begun("sftriage webhook", key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_name(one) for one in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signs.public_key()), critical=False)
         .sign(signs, hashes.SHA256())
@@ -326,7 +326,7 @@ def good_until(files: Mapping[str, bytes], names: Sequence[str]) -> datetime.dat
         covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (KeyError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return None
-    if key.public_key() != certificate.public_key() or not {_name(one) for one in names} <= set(covered):
+    if key.public_key() != certificate.public_key() or not {_name(name) for name in names} <= set(covered):
         return None
     return certificate.not_valid_after_utc
 
@@ -363,7 +363,7 @@ def certify(
     files = {name: base64.b64decode(value) for name, value in data.items()}
     found = objects.request("GET", configured)
     webhooks = found.get("webhooks") or []
-    bundles = {one["clientConfig"].get("caBundle", "") for one in webhooks}
+    bundles = {webhook["clientConfig"].get("caBundle", "") for webhook in webhooks}
     trusted = base64.b64decode(bundles.pop()) if len(bundles) == 1 else b""
     made, wanted_trust = wanted(files, trusted, names, now)
     # Trust first: with a certificate that is not trusted yet, pods would be created without sftriage.

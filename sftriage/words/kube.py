@@ -69,9 +69,9 @@ REMOVAL: Mapping[str, str] = {
 """What happens to a trace whose object is being deleted."""
 
 
-def removal_sentence(code: str, **given: object) -> str:
+def removal_sentence(code: str, **values: object) -> str:
     """What happens to the trace of an object that is being deleted."""
-    return REMOVAL[code].format(**given)
+    return REMOVAL[code].format(**values)
 
 
 LEFT_ALONE: Mapping[str, str] = {

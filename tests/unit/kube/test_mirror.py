@@ -217,7 +217,7 @@ class Server(KeptObjects):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, caplog):
     caplog.set_level(logging.CRITICAL)
-    for name, value in (("LOOK_S", 0.01), ("AT_LEAST_S", 0.05), ("REPORT_S", 0.05), ("_LONGEST_PAUSE_S", 0.05)):
+    for name, value in (("PASS_S", 0.01), ("AT_LEAST_S", 0.05), ("REPORT_S", 0.05), ("_LONGEST_PAUSE_S", 0.05)):
         monkeypatch.setattr(f"sftriage.kube.mirror.{name}", value)
     monkeypatch.setattr("sftriage.kube.client._PAUSE_S", 0.01)
 

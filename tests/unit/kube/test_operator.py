@@ -56,7 +56,7 @@ def reconciled(server: Answering, *rounds: tuple[str, ...]) -> list[str]:
             while number and (server.writes or not server.requests):
                 await asyncio.sleep(0)
             for namespace in namespaces:
-                reconciler.look(POLICIES.kind, namespace)
+                reconciler.enqueue(POLICIES.kind, namespace)
         await asyncio.wait_for(server.written.wait(), DEADLINE_S)
         assert not task.done()
         task.cancel()
