@@ -40,7 +40,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines]
 
 
-def test_jobs_and_how_they_stand(server, namespace, laptop):
+def test_status_lists_jobs(server, namespace, laptop):
     assert "no report on any job in namespace" in laptop("status").stderr
     assert "no report on job x" in laptop("status", "x", code=1).stderr
     reported(server, namespace)
@@ -54,7 +54,7 @@ def test_jobs_and_how_they_stand(server, namespace, laptop):
     assert (row["job"], row["suspect"], row["lost_s"], row["watched"]) == ("resnet", "rank 2 in data", 12.5, None)
 
 
-def test_which_step_of_a_job_was_slow_and_its_trace(server, namespace, laptop, stored):
+def test_traces_lists_slow_steps_and_their_traces(server, namespace, laptop, stored):
     """GIVEN a job with a slow rank and its trace THEN one command says both, of all steps or of one."""
     assert "no capture of job resnet" in laptop("list", "--job", "resnet").stderr
     reported(server, namespace)
@@ -92,7 +92,7 @@ def test_a_trace_comes_to_the_laptop_verified(server, namespace, laptop, stored)
         assert "nope" in laptop(command, "c", "--artefact", "nope", code=2).stderr
 
 
-def test_a_trace_that_was_changed_is_not_given_out(server, namespace, laptop, stored, tmp_path):
+def test_a_tampered_trace_is_refused(server, namespace, laptop, stored, tmp_path):
     """GIVEN a store in which somebody exchanged a trace, or its manifest too THEN either is noticed."""
     store, manifest = stored
     captured(server, namespace, store, manifest)
@@ -124,11 +124,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_fetched_is_said(laptop, arguments, says):
+def test_a_trace_that_cannot_be_fetched_is_reported(laptop, arguments, says):
     assert says in laptop("get", *arguments, code=2).stderr
 
 
-def test_one_whose_trace_is_not_there_yet(server, namespace, laptop):
+def test_a_capture_without_a_trace_yet(server, namespace, laptop):
     server.create(made("TraceCapture", "c", {"job": "resnet", "rank": 2, "reason": "slow"}), namespace)
     assert "c has no trace in a store: requested. No controller has answered yet." in laptop("get", "c", code=2).stderr
 
@@ -161,7 +161,7 @@ ENDS = {"stored": 0, "failed": 1, "refused": 1, "expired": 1}
 
 
 @pytest.mark.parametrize(("state", "code"), ENDS.items())
-def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace, laptop, state, code):
+def test_capture_waits_and_reports_the_end(server, namespace, laptop, state, code):
     reported(server, namespace)
     options = ("--rank", 3, "--reason", "why?", "--profiler", "torch", "--steps", 2, "--max-bytes", "64Mi")
     with laptop.running("capture", f"{'resnet'}", *options, "--json") as process:
@@ -178,7 +178,7 @@ def test_a_person_asks_for_a_capture_and_is_told_how_it_ended(server, namespace,
     assert (f"{name} is {state}: that is why" in err) == (code == 1)
 
 
-def test_whoever_does_not_wait_is_told_its_name(server, namespace, laptop):
+def test_capture_without_waiting_prints_the_name(server, namespace, laptop):
     limits = ("--warmup-steps", 2, "--max-seconds", 30)
     done = laptop("capture", "resnet", "--rank", 1, "--reason", "why?", "--no-wait", *limits)
     asked = the_one(server, namespace)
@@ -189,7 +189,7 @@ def test_whoever_does_not_wait_is_told_its_name(server, namespace, laptop):
     assert "is requested (timed out waiting)" in waited.stderr
 
 
-def test_what_makes_no_sense_is_not_asked_for(server, namespace, laptop):
+def test_an_invalid_capture_is_not_created(server, namespace, laptop):
     done = laptop("capture", "resnet", "--rank", 1, "--reason", "x", "--max-bytes", "3 apples", code=2)
     assert "spec.max_bytes" in done.stderr
     assert server.get("tracecaptures", namespace=namespace)["items"] == []
@@ -205,7 +205,7 @@ def test_ctrl_c_ends_only_the_waiting(server, namespace, laptop):
     assert the_one(server, namespace)["metadata"]["name"] == name
 
 
-def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
+def test_a_capture_deleted_meanwhile(server, namespace, laptop):
     with laptop.running("capture", "resnet", "--rank", 1, "--reason", "why?") as process:
         server.kubectl("delete", "tcap", the_one(server, namespace)["metadata"]["name"], "-n", namespace)
         _, err = process.communicate(timeout=SOON_S)
@@ -213,7 +213,7 @@ def test_one_that_is_deleted_meanwhile(server, namespace, laptop):
     assert "The TraceCapture was deleted." in err
 
 
-def test_kubectl_has_it_as_a_plugin(server, namespace, laptop):
+def test_kubectl_runs_the_plugin(server, namespace, laptop):
     reported(server, namespace)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**laptop.environment, "PATH": path}

@@ -238,7 +238,7 @@ def shared_hub(folder: Path, namespace: str, held: contextlib.ExitStack) -> str:
 
 
 @pytest.mark.parametrize("how", ["hub_tls", "nats"])
-def test_a_hub_that_is_encrypted_or_shared_by_all_jobs_does_as_well(server, tmp_path, environment, how):
+def test_an_encrypted_or_shared_hub_works(server, tmp_path, environment, how):
     """GIVEN that in the settings WHEN a rank is slow THEN its trace comes, and metrics are for who has the token"""
     with server.namespace() as namespace, contextlib.ExitStack() as held:
         settings: dict[str, object] = {"hub_tls": True}
@@ -263,7 +263,7 @@ def test_a_hub_that_is_encrypted_or_shared_by_all_jobs_does_as_well(server, tmp_
             assert "Violation" not in (tmp_path / "nats.log").read_text()
 
 
-def test_sidecars_of_another_version_are_said_to_be(job):
+def test_sidecars_of_another_version_are_reported(job):
     """GIVEN pods of before an upgrade THEN the controller says so, and they train on"""
     controller, agent = job.start_controller(), job.start_agent(newer=1)
     trainers = job.start_trainers()
@@ -274,7 +274,7 @@ def test_sidecars_of_another_version_are_said_to_be(job):
     assert job.captures() == []
 
 
-def test_a_disk_of_the_controller_s_pod_that_is_full_for_a_while_loses_no_job(server, tmp_path, environment):
+def test_a_controller_survives_a_full_disk(server, tmp_path, environment):
     """GIVEN a disk of controller and hub that takes nothing THEN the job trains on, and is judged again afterwards"""
     with contextlib.ExitStack() as held:
         disk = held.enter_context(small_disk(tmp_path / "runs", "64m", 5000))
@@ -296,7 +296,7 @@ def test_a_disk_of_the_controller_s_pod_that_is_full_for_a_while_loses_no_job(se
         assert controller.poll() is None, job.said
 
 
-def test_a_cluster_that_is_away_holds_nothing_up_and_is_shown_later(job):
+def test_a_controller_survives_an_unreachable_cluster(job):
     """GIVEN a job WHEN the API server is away meanwhile THEN its rank is captured, and that is shown later."""
     assert isinstance(job.server, OwnCluster)
     controller, agent = job.start_controller(), job.start_agent()

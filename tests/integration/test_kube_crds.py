@@ -40,13 +40,13 @@ def documented(kind: str = "TriagePolicy") -> dict[str, str]:
 POLICIES = {**{name: find(name).read_text() for name in shipped()}, **documented()}
 
 
-def test_there_are_policies_in_the_documentation():
+def test_the_documentation_has_policies():
     assert documented()
     assert documented("TraceCapture")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-def test_the_server_says_that_the_schema_is_structural(server, kind):
+def test_the_server_accepts_the_schemas_as_structural(server, kind):
     """GIVEN the definitions as they lie in k8s/crds THEN the server serves them, with no complaint about a schema."""
     conditions = {
         one["type"]: one["status"] for one in server.get("crd", kind.crd, namespace="default")["status"]["conditions"]
@@ -74,7 +74,7 @@ def test_kubectl_explains_every_field(server, path, said):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
+def test_a_policy_survives_a_round_trip(server, namespace, name):
     """GIVEN a policy of the command line WHEN the server has taken it THEN our validator takes what it gives back."""
     text = POLICIES[name]
     server.kubectl("create", "-n", namespace, "-f", "-", text=text)
@@ -98,7 +98,7 @@ def test_a_policy_comes_back_from_the_server_as_it_was(server, namespace, name):
     assert shown[1].split()[1:4] == ["True", "False", str(len(said["spec"]["rules"]))]
 
 
-def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+def test_a_report_keeps_its_status_and_has_columns(server, namespace):
     """GIVEN a run with a slow rank, hold-offs and captures WHEN its report is written THEN the server has all of it."""
     server.create(made("TriageReport", "r", {"job": "resnet"}), namespace)
     served = server.get("triagereport", "r", namespace=namespace)
@@ -118,7 +118,7 @@ def test_a_report_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     assert shown[1].split()[:-1] == ["r", "resnet", "throttled", *suspect, "60", "0.9", "2"]
 
 
-def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
+def test_a_capture_keeps_its_status_and_has_columns(server, namespace):
     trigger = {"policy": "default", "rule": "slow-rank", "stage": "data", "first_step": 100, "last_step": 149}
     spec = {"job": "resnet", "rank": 2, "reason": "slow in data", "trigger": trigger}
     server.create(made("TraceCapture", "c", spec), namespace)
@@ -139,7 +139,7 @@ def test_a_capture_keeps_its_status_and_shows_it_at_a_glance(server, namespace):
     assert "dreaming" in server.kubectl("replace", "--raw", path, "-f", "-", text=wrong_, check=False).stderr
 
 
-def test_a_number_that_comes_back_without_its_point_is_the_same(server, namespace):
+def test_a_float_returned_as_an_integer_is_the_same(server, namespace):
     said = {"min_coverage": 1.0, "min_persistence": 0.5, "false_names_per_million_steps": 1e-06}
     server.create(wrong("spec.detection", said), namespace)
     served = server.get("triagepolicy", "default", namespace=namespace)
@@ -152,7 +152,7 @@ CAPTURES = {**documented("TraceCapture"), "the sample": (K8S / "samples" / "capt
 
 
 @pytest.mark.parametrize("text", CAPTURES.values(), ids=CAPTURES)
-def test_a_capture_of_the_documentation_is_one_that_can_be_asked_for(server, namespace, text):
+def test_documented_captures_are_accepted(server, namespace, text):
     text = text.replace("sftriage-samples", namespace)
     served = json.loads(server.kubectl("create", "-n", namespace, "-o", "json", "-f", "-", text=text).stdout)
     spec, wrong_ = capture_of(served)
@@ -190,7 +190,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("path", "value"), REFUSED.values(), ids=REFUSED)
-def test_what_a_schema_can_say_is_refused_at_the_door(server, namespace, path, value):
+def test_the_server_refuses_what_violates_the_schema(server, namespace, path, value):
     """GIVEN a policy that is wrong by itself THEN no object is made of it, nor does `policy validate` take it."""
     policy = wrong(path, value)
     done = server.create(policy, namespace, check=False)
@@ -200,7 +200,7 @@ def test_what_a_schema_can_say_is_refused_at_the_door(server, namespace, path, v
     assert not found.in_force
 
 
-def test_what_is_null_was_not_said(server, namespace):
+def test_null_counts_as_absent(server, namespace):
     """GIVEN a field that is null THEN the server leaves it out, and the policy is as if it had not been there."""
     server.create(wrong("spec.limits.captures_per_day", None), namespace)
     served = server.get("triagepolicy", "default", namespace=namespace)
@@ -232,7 +232,7 @@ def _definition(group: str, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "overlay", [".", "cert-manager", "cert-manager-nats", "nats", "dashboards", "prometheus", "samples"]
 )
-def test_the_manifests_are_taken_as_they_are(server, namespace, overlay):
+def test_the_server_accepts_the_manifests_and_an_upgrade(server, namespace, overlay):
     """GIVEN all of k8s/ WHEN it is applied, and again with another image THEN the server takes it, but newer kinds."""
     foreign = [_definition(group, kind) for group, kinds in FOREIGN.items() for kind in kinds]
     server.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(foreign))

@@ -23,7 +23,7 @@ def wrong(laptop: Laptop) -> dict[str, str]:
     return {one["code"]: one["says"] for one in laptop.json("doctor", code=1) if one["state"] == "wrong"}
 
 
-def test_a_doctor_finds_why_nothing_happens(server, namespace, laptop):
+def test_doctor_finds_what_is_missing(server, namespace, laptop):
     """GIVEN a cluster in which nothing is installed but definitions THEN each thing that is missing is said in turn."""
     found = wrong(laptop)
     assert {"operator", "webhook", "webhook_configuration"} <= set(found)
@@ -65,7 +65,7 @@ def installed(server) -> Iterator[None]:
         server.kubectl("delete", "deployments,secrets", "--all", "-n", "sftriage-system")
 
 
-def test_an_installation_that_does_not_work_is_looked_through(server, namespace, laptop, installed):
+def test_doctor_examines_a_broken_installation(server, namespace, laptop, installed):
     """GIVEN all of it installed, and nothing running THEN what is missing is found, and each again as it is mended."""
     found = wrong(laptop)
     assert "has no caBundle (pods.sftriage.dev" in found["ca_bundle"]
@@ -91,7 +91,7 @@ def test_an_installation_that_does_not_work_is_looked_through(server, namespace,
     assert "not signed by an authority" in wrong(laptop)["certificate"]
 
 
-def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, laptop, tmp_path):
+def test_doctor_reports_missing_rights_as_unknown(server, namespace, laptop, tmp_path):
     """GIVEN a person without rights THEN that is said, and what they may not look at is not called wrong."""
     server.kubectl("apply", "-f", str(K8S / "rbac"))
     as_operator = server.as_account(tmp_path)
@@ -102,7 +102,7 @@ def test_whoever_may_see_little_is_told_what_they_may_not(server, namespace, lap
     assert "create tracecaptures" in next(one["says"] for one in findings if one["code"] == "rights")
 
 
-def test_an_operator_is_found_wherever_it_was_installed(server, namespace, laptop, tmp_path, request):
+def test_doctor_finds_an_operator_in_any_namespace(server, namespace, laptop, tmp_path, request):
     """GIVEN sftriage in a namespace of its owner's choosing, as a chart has it, THEN it and its rights are found."""
     request.addfinalizer(lambda: server.prepare("rbac"))
     with server.namespace() as chosen:

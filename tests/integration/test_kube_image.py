@@ -50,7 +50,7 @@ HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent)
 BUILD, FINAL = stages((ROOT / "Dockerfile").read_text())
 
 
-def test_the_final_image_runs_as_nobody_and_holds_nothing_of_the_build():
+def test_the_final_image_is_unprivileged_and_has_nothing_of_the_build():
     assert [BUILD.name, FINAL.name] == ["build", ""]
     assert BUILD.base == FINAL.base == "${BASE}"
     assert FINAL.of("USER") == ["65532:65532"]
@@ -60,7 +60,7 @@ def test_the_final_image_runs_as_nobody_and_holds_nothing_of_the_build():
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint here: make .venv/.dev")
-def test_a_linter_has_nothing_to_say_of_it():
+def test_hadolint_finds_nothing():
     done = subprocess.run([str(HADOLINT), "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -129,7 +129,7 @@ def installed(tmp_path_factory) -> Path:
     return built
 
 
-def test_the_image_is_built_by_its_own_commands_and_runs_as_nobody(installed, tmp_path):
+def test_the_image_builds_and_runs_unprivileged(installed, tmp_path):
     """GIVEN what the build leaves THEN sftriage runs of it, as a user of no name, on a root that is read only."""
     (carried := tmp_path / "carried").mkdir()
     carried.chmod(0o777)

@@ -99,7 +99,7 @@ def policy(name: str) -> dict[str, Any]:
     return {**default, "metadata": {"name": name}, "spec": {"rules": [{"name": f"rule-{name}", "match": {}}]}}
 
 
-def test_a_job_has_a_controller_that_follows_its_policies_and_goes_with_its_pods(server, namespace, operators):
+def test_a_controller_follows_policies_and_goes_with_the_pods(server, namespace, operators):
     operators.start()
     # WHEN a job's pods come THEN its controller does, and belongs to the job
     job = TrainingJob(server, namespace)
@@ -138,7 +138,7 @@ def test_a_job_has_a_controller_that_follows_its_policies_and_goes_with_its_pods
     assert "Traceback" not in operators.said()
 
 
-def test_pods_that_are_labelled_and_not_injected_are_said(server, namespace, operators):
+def test_labelled_but_not_injected_pods_are_reported(server, namespace, operators):
     """GIVEN a webhook that was away THEN the report names the pods that it missed, until they are others."""
     operators.start()
     job = TrainingJob(server, namespace)
@@ -158,7 +158,7 @@ def test_pods_that_are_labelled_and_not_injected_are_said(server, namespace, ope
     wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
 
 
-def test_pods_of_a_labelled_namespace_that_were_missed_are_said(server, namespace, operators):
+def test_missed_pods_of_a_labelled_namespace_are_reported(server, namespace, operators):
     """GIVEN a job without a label WHEN its namespace gets one THEN its pods that lack sftriage are said."""
     operators.start(everywhere=True)
     job, other = TrainingJob(server, namespace, labelled=False), TrainingJob(server, namespace, "other")
@@ -175,7 +175,7 @@ def test_pods_of_a_labelled_namespace_that_were_missed_are_said(server, namespac
     wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
 
 
-def test_what_happened_while_no_operator_was_there_is_caught_up_with(server, namespace, operators):
+def test_the_operator_catches_up_after_downtime(server, namespace, operators):
     process = operators.start()
     gone, stays = TrainingJob(server, namespace, "gone"), TrainingJob(server, namespace, "stays")
     for job in (gone, stays):
@@ -192,7 +192,7 @@ def test_what_happened_while_no_operator_was_there_is_caught_up_with(server, nam
     wait_until(lambda: stays.policies() == late.policies() == ["new"], SOON_S)
 
 
-def test_the_report_of_plain_pods_goes_once_it_is_old_and_that_of_a_job_with_the_job(server, namespace, operators):
+def test_old_reports_of_plain_pods_are_removed(server, namespace, operators):
     """GIVEN reports without news WHEN an operator looks THEN of those that no object owns none stays"""
     job = TrainingJob(server, namespace)
     job.add_pod(0)
@@ -209,7 +209,7 @@ def test_the_report_of_plain_pods_goes_once_it_is_old_and_that_of_a_job_with_the
     wait_until(lambda: job.injected()[0] == "True Injected", SOON_S)
 
 
-def test_a_person_s_capture_is_given_to_the_controller_of_its_job(server, namespace, operators):
+def test_a_person_s_capture_reaches_its_job_s_controller(server, namespace, operators):
     """GIVEN a capture of a job that there is, and of one that comes later THEN each has the label of its job."""
     operators.start()
     job = TrainingJob(server, namespace)
@@ -228,7 +228,7 @@ def test_a_person_s_capture_is_given_to_the_controller_of_its_job(server, namesp
     wait_until(lambda: label("later") == later.ref.object_name, SOON_S)
 
 
-def test_of_two_operators_one_works_and_the_other_goes_on_when_it_dies(server, namespace, operators):
+def test_a_second_operator_takes_over(server, namespace, operators):
     # GIVEN two operators with one lease
     first = operators.start("first", "--lease", LEASE)
     wait_until(lambda: "leading as" in operators.said("first"), SOON_S)

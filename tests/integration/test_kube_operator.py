@@ -52,7 +52,7 @@ FINE, CONFLICT = ("True Valid", "False InForce"), ("True Valid", "True Conflicts
 INVALID = ("False Invalid", "Unknown Invalid")
 
 
-def test_policies_are_told_how_they_stand(server, namespace, operator):
+def test_policies_get_conditions(server, namespace, operator):
     """GIVEN policies that are valid, or not, or not together THEN each is told so, and again when that changes."""
     server.create(policy("a"), namespace)
     with operator.running():
@@ -82,7 +82,7 @@ def test_policies_are_told_how_they_stand(server, namespace, operator):
 
 
 @pytest.mark.skipif(OWN not in os.environ or ANY in os.environ, reason="a server of others is not ended here")
-def test_a_server_that_goes_and_comes_back_is_found_again(tmp_path):
+def test_the_operator_survives_a_server_restart(tmp_path):
     """GIVEN a server that soon forgets WHEN it ends and comes back, and watches expire THEN nothing is missed."""
     rules, audit = tmp_path / "audit.yaml", tmp_path / "audit.log"
     rules.write_text(
@@ -130,7 +130,7 @@ FORBIDDEN = {
 }
 
 
-def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
+def test_the_operator_has_exactly_the_rights_that_it_needs(server, tmp_path):
     """GIVEN the operator's own token THEN it reads no secrets, changes no policies, gives only our rights."""
     mine = Cluster(server.as_account(tmp_path))
     found: dict[str, set[str]] = {"yes": set(), "no": set()}
@@ -149,7 +149,7 @@ def test_it_may_do_what_it_does_and_nothing_else(server, tmp_path):
         mine.kubectl(*role, "--clusterrole=sftriage-controller")
 
 
-def test_credentials_that_are_none_are_said_and_end_it(server, tmp_path):
+def test_invalid_credentials_end_the_operator(server, tmp_path):
     config = yaml.safe_load(server.as_account(tmp_path).read_text())
     config["users"][0]["user"] = {"token": "nobody's"}
     kubeconfig = tmp_path / "kubeconfig-nobody"
@@ -197,7 +197,7 @@ def test_replicas_are_ready_while_the_server_answers_them(server, namespace, ope
     wait_until(lambda: ready(files[0]) and ready(files[1]), SOON_S)
 
 
-def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, namespace, operator):
+def test_captures_are_validated_at_once(server, namespace, operator):
     good = {"job": "resnet", "rank": 2, "reason": "why?"}
     server.create(made("TraceCapture", "good", good), namespace)
     server.create(made("TraceCapture", "bad", {**good, "profiler": "nsys", "torch": {}}), namespace)
@@ -214,9 +214,7 @@ def test_a_person_is_told_at_once_whether_what_they_ask_for_makes_sense(server, 
     assert "options of torch have no effect with the profiler nsys" in message
 
 
-def test_the_command_line_lists_a_cluster_s_policies_and_says_why_one_is_not_in_force(
-    server, namespace, operator, laptop
-):
+def test_kube_policy_lists_policies_with_reasons(server, namespace, operator, laptop):
     """GIVEN a policy in force, one that conflicts, and one that nobody has looked at THEN each is told as it is."""
     empty = laptop("policy")
     assert (empty.stdout, empty.stderr) == ("", f"sftriage: no policy in namespace {namespace}\n")
@@ -255,7 +253,7 @@ def gone(server: Cluster, namespace: str) -> Callable[[], bool]:
     return lambda: not server.get("tracecaptures", namespace=namespace)["items"]
 
 
-def test_a_trace_in_a_store_that_is_not_ours_is_left_and_that_is_said(server, namespace, operator, stored):
+def test_a_trace_in_a_foreign_store_stays_and_is_reported(server, namespace, operator, stored):
     """GIVEN an operator that was given no store THEN the object waits, says why, and goes once somebody is given it."""
     with operator.running():
         name = with_finalizer(server, namespace, *stored)

@@ -264,7 +264,7 @@ def test_a_labelled_job_s_slow_step_explains_itself(platform, tmp_path, labels, 
 FAILS_ONCE = 'if mkdir /out/failed 2>/dev/null; then timeout -s KILL 15 "$@"; exit 1; fi; exec "$@"'
 
 
-def test_containers_that_begin_again_lose_nothing(platform):
+def test_restarted_containers_lose_nothing(platform):
     """GIVEN trainers that fail once, and then an agent and a controller that are killed THEN the trace is there"""
     cluster, credentials = platform
     cluster.server.create(yaml.safe_load(POLICY), cluster.namespace)
@@ -287,7 +287,7 @@ def test_containers_that_begin_again_lose_nothing(platform):
     assert trains.containers["train"].restarts == 1
 
 
-def test_a_controller_that_is_drained_from_its_node_is_followed_by_another(platform):
+def test_a_controller_moves_to_another_node(platform):
     """GIVEN a controller whose pod goes, and all of its files with it, WHEN another comes THEN the trace is there"""
     cluster, credentials = platform
     # (the script takes 60 steps, of which those are lost that the first one had)
@@ -306,7 +306,7 @@ def test_a_controller_that_is_drained_from_its_node_is_followed_by_another(platf
     assert stored["spec"]["trigger"]["stage"] == "data"
 
 
-def test_the_operator_as_its_manifest_has_it_deletes_a_trace_in_a_store_that_asks_who_it_is(platform, monkeypatch):
+def test_the_operator_s_manifest_passes_store_credentials(platform, monkeypatch):
     """GIVEN the operator's own pod, and a store with credentials, WHEN a capture is deleted THEN so is its trace"""
     cluster, credentials = platform
     server, namespace = cluster.server, cluster.namespace

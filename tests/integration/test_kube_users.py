@@ -81,13 +81,15 @@ def captured(folder: Path, user: int, annotations: dict[str, str], *options: str
             return subprocess.run([*asks, *options], capture_output=True, timeout=120, check=False).returncode == 0
 
         trained.until(asked, 180)
-        yield LocalStore(run).manifests().manifests[-1]
+        # (a policy may have captured too)
+        manifests = LocalStore(run).manifests().manifests
+        yield next(manifest for manifest in manifests if manifest.capture_id.startswith("asked"))
         # AND no user was kept from the files of another
         assert "ermission" not in trained.said
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_a_trainer_of_any_user_is_watched_and_captured_by_an_agent_of_another(folder, user):
+def test_trainers_and_agent_may_be_different_users(folder, user):
     """GIVEN trainers of root's or somebody's, whose files are theirs alone WHEN a trace is asked for THEN it comes."""
     with captured(folder, user, {}) as manifest:
         assert {one.name for one in manifest.artefacts} >= {"trace.json.gz", "stacks.speedscope.json"}
@@ -95,14 +97,14 @@ def test_a_trainer_of_any_user_is_watched_and_captured_by_an_agent_of_another(fo
 
 
 @needs.nsys
-def test_a_rank_that_starts_under_nsys_is_captured_by_an_agent_that_cannot_reach_it(folder):
+def test_a_rank_under_nsys_captures_itself(folder):
     """GIVEN a pod that is annotated WHEN a report is asked for THEN the rank opens its range, and the agent has it."""
     with captured(folder, 1000, {"sftriage.dev/nsys": "example.com/nsys:1"}, "--profiler", "nsys") as manifest:
         assert "trace.nsys-rep" in {one.name for one in manifest.artefacts}
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_nsight_systems_is_brought_from_an_image_that_has_it(tmp_path, there):
+def test_nsight_systems_is_copied_from_its_image(tmp_path, there):
     """GIVEN an image in which `nsys` is a link, as its package has it THEN it runs from the volume, and never fails."""
     image, volume = tmp_path / "opt" / "nsight-systems" / "2025.1", tmp_path / "volume"
     program = image / "target-linux-x64" / "nsys"

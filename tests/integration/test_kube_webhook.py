@@ -96,7 +96,7 @@ def asked(server: Cluster, namespace: str) -> None:
     wait_until(injected, SOON_S)
 
 
-def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
+def test_pods_of_every_kind_of_job_are_injected(server, namespace, webhook):
     """GIVEN pods as their controllers make them WHEN the server is asked for them THEN it has them injected, once."""
     with webhook.running("--server-version", "1.31"):
         asked(server, namespace)
@@ -124,7 +124,7 @@ def test_pods_of_every_job_come_back_injected(server, namespace, webhook):
             server.kubectl("delete", "pod", twice["metadata"]["name"], "-n", namespace, "--now", "--wait=false")
 
 
-def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_left(server, namespace, webhook):
+def test_a_labelled_namespace_injects_its_jobs_only(server, namespace, webhook):
     server.kubectl("label", "namespace", namespace, "sftriage.dev/inject=enabled")
     with webhook.running("--server-version", "1.31"):
         asked(server, namespace)
@@ -141,7 +141,7 @@ def test_a_namespace_that_is_labelled_has_its_jobs_watched_and_its_other_pods_le
             assert said == ""
 
 
-def test_a_cluster_without_sidecars_that_end_has_its_pods_left_alone_and_kubectl_says_so(server, namespace, webhook):
+def test_an_old_cluster_s_pods_stay_unchanged_with_a_warning(server, namespace, webhook):
     """GIVEN this server, should it be old WHEN the webhook asks it for its version THEN no pod is injected."""
     told = json.loads(server.kubectl("version", "-o", "json").stdout)["serverVersion"]
     if (int(told["major"]), int(told["minor"].rstrip("+"))) >= (1, 29):
@@ -153,7 +153,7 @@ def test_a_cluster_without_sidecars_that_end_has_its_pods_left_alone_and_kubectl
         assert f"Warning: sftriage: not injected: Kubernetes 1.{told['minor'].rstrip('+')} has no sidecars" in said
 
 
-def test_with_the_webhook_away_pods_start_and_captures_do_not(server, namespace, webhook):
+def test_without_the_webhook_pods_start_and_captures_do_not(server, namespace, webhook):
     """GIVEN a webhook that nobody runs THEN a pod is made as it is; and no capture, for nobody says who asks for it."""
     # (once the server knows of the configuration)
     wait_until(
@@ -169,7 +169,7 @@ def _gone(server: Cluster, namespace: str) -> bool:
     return False
 
 
-def test_a_new_certificate_is_taken_up_without_a_restart(server, namespace, webhook):
+def test_a_new_certificate_needs_no_restart(server, namespace, webhook):
     with webhook.running("--server-version", "1.31"):
         asked(server, namespace)
         created(server, pod({"job-name": "resnet"}), namespace)
@@ -181,7 +181,7 @@ def test_a_new_certificate_is_taken_up_without_a_restart(server, namespace, webh
         assert found["metadata"]["annotations"]["sftriage.dev/status"] == "injected"
 
 
-def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webhook):
+def test_the_requester_of_a_capture_is_the_server_s_user(server, namespace, webhook):
     with webhook.running("--server-version", "1.31"):
         asked(server, namespace)
         claims = {**CAPTURE, "spec": {**CAPTURE["spec"], "requested_by": {"username": "boss", "uid": "1"}}}
@@ -196,7 +196,7 @@ def test_who_asks_for_a_capture_is_what_the_server_says(server, namespace, webho
         assert (spec["requested_by"], spec["reason"]) == (by, "another")
 
 
-def test_a_certificate_of_its_own_is_made_with_the_rights_on_two_objects_alone(server, tmp_path):
+def test_the_certificate_needs_rights_on_two_objects_only(server, tmp_path):
     """GIVEN the manifests as they are WHEN one is made THEN all webhooks trust it; a second time none is."""
     server.prepare("webhook/webhook.yaml", "certificates/rbac.yaml")
     environment = {**os.environ, "KUBECONFIG": str(server.as_account(tmp_path, "sftriage-certificates"))}

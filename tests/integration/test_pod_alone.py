@@ -52,7 +52,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize(("password", "address", "annotations"), ALONE.values(), ids=ALONE)
-def test_a_job_that_nobody_watches_trains_and_ends_as_without_us(tmp_path, password, address, annotations):
+def test_an_unwatched_job_trains_and_ends_as_without_sftriage(tmp_path, password, address, annotations):
     body = injected(TRAIN, annotations, securityContext={"runAsUser": 12345})
     objects = Objects(images=IMAGES)
     if password:
@@ -66,7 +66,7 @@ def test_a_job_that_nobody_watches_trains_and_ends_as_without_us(tmp_path, passw
     assert ended_by_itself(one), one.said
 
 
-def test_a_job_that_is_deleted_is_not_held_up_by_its_agent(tmp_path):
+def test_the_agent_does_not_delay_a_deletion(tmp_path):
     """GIVEN an agent that waits for its hub, and trainers, WHEN the pod is deleted THEN all end before their time."""
     waits = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
     body = injected(["sh", "-c", waits])
@@ -77,7 +77,7 @@ def test_a_job_that_is_deleted_is_not_held_up_by_its_agent(tmp_path):
     assert ended_by_itself(one), one.said
 
 
-def test_a_job_that_fails_fails_with_its_own_code(tmp_path):
+def test_a_failing_job_keeps_its_exit_code(tmp_path):
     body = injected(["sh", "-c", "exit 7"])
     with running(body, tmp_path / "pod", objects=Objects(images=IMAGES)) as one:
         assert one.wait(120) == "Failed"

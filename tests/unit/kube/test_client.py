@@ -68,7 +68,7 @@ def followed(lists, watches):
 A, B, ENDED = ("a", "Running"), ("b", "Running"), ("a", "Succeeded")
 
 
-def test_what_happens_is_told_once():
+def test_each_change_is_reported_once():
     events = [
         ("ADDED", pod("b", version="8")),
         ("MODIFIED", pod("b", version="9")),
@@ -83,7 +83,7 @@ def test_what_happens_is_told_once():
     assert asked == [("list", None), ("watch", "7"), ("watch", "20")]
 
 
-def test_many_are_read_in_pages():
+def test_lists_are_read_in_pages():
     told, _, asked = followed([([pod("a")], "more"), ([pod("b")], None)], [])
     assert told == [(None, A), (None, B)]
     assert asked[:2] == [("list", None), ("list", "more")]
@@ -97,14 +97,14 @@ FORGOTTEN = {
 
 
 @pytest.mark.parametrize("error", FORGOTTEN.values(), ids=FORGOTTEN)
-def test_what_went_unseen_is_found_when_all_is_listed_again(error, caplog):
+def test_missed_changes_are_found_by_listing_again(error, caplog):
     caplog.set_level(logging.CRITICAL)
     told, kept, _ = followed([([pod("a"), pod("b")], None), ([pod("a", "Succeeded")], None)], [[error]])
     assert told == [(None, A), (None, B), (A, ENDED), (B, None)]
     assert kept == [ENDED]
 
 
-def test_while_the_server_is_away_what_was_seen_stays(caplog):
+def test_known_objects_stay_while_the_server_is_away(caplog):
     caplog.set_level(logging.CRITICAL)
     told, kept, _ = followed([([pod("a")], None), ClusterError("away"), ([pod("a")], None)], [[ClusterError("broken")]])
     assert (told, kept) == ([(None, A)], [A])
@@ -130,7 +130,7 @@ HELD = {
 
 
 @pytest.mark.parametrize(("spec", "later_s", "free"), HELD.values(), ids=HELD)
-def test_a_lease_is_taken_that_is_free(candidates, spec, later_s, free):
+def test_a_free_or_expired_lease_is_taken(candidates, spec, later_s, free):
     """GIVEN a lease WHEN it stays as it is for some time THEN a candidate takes it or does not"""
     server, clock, (a, _) = candidates
     server.keep(LEASE, {"metadata": {"name": "lease"}, "spec": spec})
@@ -139,7 +139,7 @@ def test_a_lease_is_taken_that_is_free(candidates, spec, later_s, free):
     assert a.try_to_lead() is free
 
 
-def test_of_two_one_leads_until_it_is_not_heard_of(candidates):
+def test_a_leader_leads_until_it_stops_renewing(candidates):
     server, clock, (a, b) = candidates
     assert [a.try_to_lead(), b.try_to_lead()] == [True, False]
     # WHEN it renews THEN the other one waits on
@@ -155,7 +155,7 @@ def test_of_two_one_leads_until_it_is_not_heard_of(candidates):
     assert a.try_to_lead()
 
 
-def test_who_comes_too_late_does_not_lead(candidates):
+def test_a_candidate_whose_write_is_stale_does_not_lead(candidates):
     """GIVEN two that see it free in the same moment THEN what the second one writes is refused."""
     server, _, (a, b) = candidates
     request = server.request

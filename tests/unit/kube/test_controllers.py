@@ -39,7 +39,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("case", SEEN.values(), ids=SEEN)
-def test_what_matters_of_a_pod(case):
+def test_the_state_of_a_pod(case):
     body, expected = case
     assert PodState.of(body) == expected
 
@@ -52,7 +52,7 @@ STANDS = {
 
 
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
-def test_how_a_job_s_pods_stand(case):
+def test_the_injected_condition_of_a_job(case):
     injected, watched, told = case
     pods = {("labelled", f"p-{n}"): PodState(f"p-{n}", JOB, one, True) for n, one in enumerate(injected)}
     # (two watches see the same pod; one that has ended does not count)
@@ -109,7 +109,7 @@ def kinds(server):
     return sorted(body["kind"] for body in server.kept.values())
 
 
-def test_a_controller_is_made_for_injected_pods_and_goes_after_a_while_without(looked):
+def test_a_controller_exists_while_pods_do_and_for_the_grace_period(looked):
     found, server, clock = looked([pod()])
     assert kinds(server) == [
         *("ConfigMap", "Deployment", "NetworkPolicy", "RoleBinding", "Secret", "Service", "ServiceAccount"),
@@ -131,7 +131,7 @@ def test_a_controller_is_made_for_injected_pods_and_goes_after_a_while_without(l
     assert found.reconcile(JOB) == 60.0
 
 
-def test_pods_that_were_missed_get_a_report_and_no_controller(looked):
+def test_missed_pods_get_a_report_and_no_controller(looked):
     _, server, _ = looked([pod(annotations={})])
     (report,) = server.kept.values()
     assert report["kind"] == "TriageReport"
@@ -155,7 +155,7 @@ def digest(found):
     return found["Deployment"]["metadata"]["annotations"][controllers.WANTED_ANNOTATION]
 
 
-def test_all_of_it_is_the_job_s():
+def test_the_job_owns_all_objects_and_all_are_removed():
     found = made()
     assert set(found) == {"ServiceAccount", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy", "Deployment"}
     for one in found.values():
@@ -169,7 +169,7 @@ def test_all_of_it_is_the_job_s():
     assert removed[-1] == ("apps/v1", "deployments", JOB.object_name)
 
 
-def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
+def test_an_encrypted_hub_has_its_certificate_in_its_secret():
     """GIVEN hub_tls THEN one Secret, made once, has what the controller serves by; agents get less of it"""
     said = InjectionSettings(hub_tls=True)
     found = secret(JOB, said, "x", NOW)
@@ -191,14 +191,14 @@ def test_a_hub_that_is_encrypted_has_its_certificate_beside_its_password():
     assert found["metadata"]["name"] != secret(JOB, InjectionSettings(), "x", NOW)["metadata"]["name"]
 
 
-def test_it_is_known_by_what_it_was_made_of_and_policies_start_no_pod_anew():
+def test_the_digest_follows_all_objects_and_policies_restart_no_pod():
     first, again, other = made(), made(), made(policies={"a.yaml": "b"})
     assert digest(first) == digest(again) != digest(other)
     assert first["Deployment"]["spec"] == other["Deployment"]["spec"]
     assert digest(made(owners=())) != digest(first)
 
 
-def test_the_policies_in_force_are_files_in_their_order_and_of_none_the_default():
+def test_policies_in_force_become_ordered_files_or_the_default():
     old = body("z-old", {**RULE, "name": "one"}, created="2027-01-15T07:00:00Z")
     new = body("a-new", {**RULE, "name": "two"}, created="2027-01-15T08:00:00Z")
     conflicting = body("b", {**RULE, "name": "one"}, created="2027-01-15T09:00:00Z")
@@ -219,7 +219,7 @@ def released(request):
     return yaml.safe_load(request.param.read_text())
 
 
-def test_its_agents_find_the_hub_that_the_operator_has_made_now(released):
+def test_agents_of_an_old_pod_find_the_new_hub(released):
     """GIVEN a pod of before WHEN the controller is one of now THEN address, Secret and key are those its agent has"""
     observed = PodState.of(released)
     assert (observed.job, observed.injected) == (JOB, True)
@@ -240,6 +240,6 @@ def test_its_agents_find_the_hub_that_the_operator_has_made_now(released):
     assert labels.items() <= released["metadata"]["labels"].items()
 
 
-def test_a_pod_of_before_that_comes_by_the_webhook_stays_as_it_is(released):
+def test_the_webhook_leaves_a_pod_of_an_older_release_unchanged(released):
     """GIVEN a job that `sftriage kube inject` of before has changed THEN the webhook of now adds nothing to its pods"""
     assert injection(released, JOB, NEXT, (1, 31)).patch == ()

@@ -22,7 +22,7 @@ from tests.unit.kube.pods import JOBS, pod
 
 
 @pytest.mark.parametrize(("body", "found"), JOBS.values(), ids=JOBS)
-def test_a_pod_is_of_the_job_that_its_labels_name(body, found):
+def test_labels_name_the_job_of_a_pod(body, found):
     expected = None if found is None else JobRef.of_id(f"ml/{found}")
     assert job_of(body, "ml") == expected
     # AND where its own metadata says the namespace, that is it
@@ -30,7 +30,7 @@ def test_a_pod_is_of_the_job_that_its_labels_name(body, found):
     assert job_of(body, "elsewhere") == expected
 
 
-def test_a_pod_that_does_not_ask_for_it_itself_is_no_job_by_itself():
+def test_a_bare_pod_in_a_labelled_namespace_is_no_job():
     """GIVEN a namespace that is labelled WHEN somebody starts a shell in it THEN that is no training job."""
     body = pod(name="shell")
     del body["metadata"]["labels"]
@@ -38,7 +38,7 @@ def test_a_pod_that_does_not_ask_for_it_itself_is_no_job_by_itself():
 
 
 @given(st.text(min_size=1, max_size=300), st.sampled_from(["ml", "n" * 63]))
-def test_the_name_of_its_objects_is_one_that_any_object_may_have(name, namespace):
+def test_object_names_are_valid_for_any_job(name, namespace):
     job = JobRef("pod", name, namespace)
     assert re.fullmatch(r"[a-z][a-z0-9-]{0,61}[a-z0-9]", job.object_name)
     assert job.object_name == JobRef("pod", name, namespace).object_name
@@ -49,7 +49,7 @@ def test_two_jobs_do_not_share_objects():
     assert len({job.object_name for job in jobs}) == len({job.job_id for job in jobs}) == len(jobs)
 
 
-def test_a_job_is_owned_by_the_object_that_it_is():
+def test_the_owner_of_a_job_s_objects():
     assert JobRef("trainjob", "resnet", "ml").owner == ("trainer.kubeflow.org/v1alpha1", "TrainJob", "resnet")
     owner = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "resnet")
     assert JobRef("leaderworkerset", "resnet-2", "ml").owner == owner
@@ -79,7 +79,7 @@ def test_a_pod_of_any_job_is_injected_once(body):
     assert f"{found.object_name}.ml.svc:7422" in agent["command"]
 
 
-def test_a_container_that_another_webhook_adds_later_is_watched_too():
+def test_a_container_added_by_another_webhook_is_injected_too():
     out = injecting.applied(pod(), injection(pod(), JOB, SETTINGS, NEW).patch)
     out["spec"]["containers"].append({"name": "late"})
     again = injecting.applied(out, injection(out, JOB, SETTINGS, NEW).patch)
@@ -138,7 +138,7 @@ def kept(before: Any, after: Any, path: str = "") -> bool:
 
 
 @given(_POD)
-def test_nothing_that_is_there_is_changed_and_twice_is_once(body):
+def test_injection_only_adds_and_is_idempotent(body):
     before = copy.deepcopy(body)
     found = injection(body, JOB, SETTINGS, NEW)
     assert body == before
@@ -159,7 +159,7 @@ _ANY = st.recursive(
 
 
 @given(_ANY, _ANY, _ANY, _ANY)
-def test_whatever_a_pod_is_nothing_is_raised(metadata, spec, one, other):
+def test_no_pod_raises(metadata, spec, one, other):
     for body in (
         {"metadata": metadata, "spec": spec},
         {"metadata": {"labels": one, "annotations": other}, "spec": {"containers": [{"name": "a", "env": one}]}},
@@ -184,7 +184,7 @@ def templates(value: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("job", "body"), WORKLOADS["injected"].items(), ids=WORKLOADS["injected"])
-def test_every_template_is_as_the_webhook_would_have_its_pods(job, body):
+def test_templates_are_injected_as_the_webhook_injects_pods(job, body):
     before = copy.deepcopy(body)
     found = injected(body, "elsewhere", DEFAULTS, OLDEST)
     assert body == before
@@ -196,7 +196,7 @@ def test_every_template_is_as_the_webhook_would_have_its_pods(job, body):
 
 
 @pytest.mark.parametrize("body", WORKLOADS["as_they_are"])
-def test_what_is_no_training_job_comes_out_as_it_is(body):
+def test_other_objects_stay_unchanged(body):
     found = injected(body, "ml", DEFAULTS, OLDEST)
     assert (found.body, found.templates) == (body, 0)
 
@@ -229,7 +229,7 @@ def test_a_job_can_come_from_stdin(sftriage, monkeypatch):
     assert yaml.safe_load(out)["spec"]["template"]["spec"]["initContainers"]
 
 
-def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftriage, tmp_path):
+def test_carry_copies_the_recorder_and_makes_the_spool(sftriage, tmp_path):
     folder, spool = tmp_path / "sftriage", tmp_path / "disk" / "spool"
     outcome = sftriage("kube", "carry", str(folder), "--spool", str(spool))
     assert (outcome.code, outcome.out) == (0, "")
@@ -239,7 +239,7 @@ def test_what_trainers_need_is_carried_and_traces_have_a_place_for_any_user(sftr
     assert sftriage("kube", "carry", str(folder), "--spool", str(spool)).code == 0
 
 
-def test_settings_say_only_what_differs(tmp_path):
+def test_settings_have_defaults(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("store: s3://traces\nresources: {cpu: 100m}\n")
     found = injecting.read_settings(path)

@@ -35,7 +35,7 @@ def test_a_job_is_found_by_its_name_its_id_or_the_name_of_its_objects(job):
     assert not is_of(made("TriageReport", "r", {"job": "other"}), job)
 
 
-def test_what_nobody_has_said_anything_of_is_a_row_too():
+def test_objects_without_a_status_are_rows_too():
     job = job_row(made("TriageReport", "r", {"job": "train"}))
     assert [job[of] for of in ("health", "suspect", "since_step", "watched", "captures")] == ["", "", None, None, 0]
     row = trace_row(made("TraceCapture", "c", {"job": "train", "rank": 3}))
@@ -69,12 +69,12 @@ BEST = {
 
 
 @pytest.mark.parametrize(("captures", "asked", "expected"), BEST.values(), ids=BEST)
-def test_which_trace_tells_most(captures, asked, expected):
+def test_the_most_informative_trace(captures, asked, expected):
     bodies = [capture(name, **one) for name, one in zip("abc", captures, strict=False)]
     assert best(bodies, **{"step": None, "rank": None, **asked})["metadata"]["name"] == expected
 
 
-def test_no_trace_is_said_with_what_there_is():
+def test_a_missing_trace_is_reported_with_the_job_s_captures():
     with pytest.raises(UsageError, match=r"no stored trace of rank 7 of step 3; captures of the job: c \(failed\)"):
         best([capture(state="failed", stored=False)], 3, 7)
     with pytest.raises(UsageError, match=r"^no stored trace$"):
@@ -90,12 +90,12 @@ STORED = {
 
 
 @pytest.mark.parametrize(("about", "error", "says"), STORED.values(), ids=STORED)
-def test_where_there_is_no_trace_it_is_said_why(about, error, says):
+def test_a_capture_without_a_trace_is_reported_with_the_reason(about, error, says):
     with pytest.raises(error, match=says):
         stored_of(capture(**about))
 
 
-def test_a_status_that_cannot_be_read_is_no_place():
+def test_an_unreadable_status_has_no_trace():
     body = capture()
     assert stored_of(body).reference == "train/run/c"
     body["status"]["stored"] = {"store": ""}
@@ -113,7 +113,7 @@ PROGRESS = {
 
 
 @pytest.mark.parametrize(("body", "state", "over"), PROGRESS.values(), ids=PROGRESS)
-def test_how_far_a_capture_is(body, state, over):
+def test_the_progress_of_a_capture(body, state, over):
     found, is_over, words = progress_of(body)
     assert (found, is_over, bool(words)) == (state, over, True)
 
@@ -124,7 +124,7 @@ def test_the_definitions_are_printed_for_kubectl(sftriage):
     assert list(yaml.safe_load_all(outcome.out)) == [definition(kind) for kind in KINDS]
 
 
-def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, monkeypatch, tmp_path):
+def test_an_unreachable_cluster_is_one_line(sftriage, monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as held:
         server = f"https://127.0.0.1:{held.getsockname()[1]}"
     kubeconfig = tmp_path / "kubeconfig"
@@ -135,7 +135,7 @@ def test_a_cluster_that_is_not_there_is_said_in_a_line(sftriage, monkeypatch, tm
     assert outcome.err.startswith("sftriage: cannot reach the cluster: ")
 
 
-def test_a_certificate_is_read_and_held_against_those_whom_the_webhook_trusts():
+def test_a_certificate_is_checked_against_the_trusted_authorities():
     """GIVEN a certificate of a CA THEN it is trusted by whoever knows that CA, and by nobody who knows another."""
     begun = datetime(2027, 1, 1, tzinfo=timezone.utc)
     served, of_ca, of_other = (

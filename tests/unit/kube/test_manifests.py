@@ -94,7 +94,7 @@ def test_every_manifest_is_valid(overlay, there):
             validate(body)
 
 
-def test_what_the_operator_makes_for_a_job_is_valid():
+def test_the_objects_of_a_controller_are_valid():
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "pretraining", "uid": "7d"}
     job = JobRef("job", "pretraining", "ml")
     tls, nats = InjectionSettings(hub_tls=True, metrics_secret="m"), InjectionSettings(nats="tls://nats:4222")
@@ -103,7 +103,7 @@ def test_what_the_operator_makes_for_a_job_is_valid():
             validate(one)
 
 
-def test_a_shared_hub_has_the_certificate_that_its_address_and_its_pod_want():
+def test_the_certificate_of_a_shared_hub_fits_its_address_and_pod():
     bodies = {(one["kind"], one["metadata"]["name"]): one for one in built("cert-manager-nats")}
     made = bodies["Certificate", "sftriage-nats"]["spec"]
     said = yaml.safe_load(bodies["ConfigMap", "sftriage-injection"]["data"]["settings.yaml"])
@@ -113,7 +113,7 @@ def test_a_shared_hub_has_the_certificate_that_its_address_and_its_pod_want():
 
 
 @pytest.mark.parametrize("overlay", [".", "cert-manager", "cert-manager-nats"])
-def test_pods_of_ours_are_restricted_and_bounded(overlay):
+def test_sftriage_s_own_pods_are_restricted_and_bounded(overlay):
     """GIVEN our own pods THEN they keep to the pod security standard "restricted", and ask for what they take."""
     specs = list(_pod_specs(built(overlay)))
     assert specs
@@ -135,7 +135,7 @@ def documented(word: str) -> dict[str, Any]:
     return dict(yaml.safe_load(found))
 
 
-def test_the_job_of_the_documentation_is_valid_before_and_after():
+def test_the_documented_job_is_valid_before_and_after_injection():
     job = documented("apiVersion: batch/v1")
     validate(job)
     found = injected(job, "training", SETTINGS, (1, 29))
@@ -146,7 +146,7 @@ def test_the_job_of_the_documentation_is_valid_before_and_after():
     )
 
 
-def test_the_settings_of_the_documentation_are_all_that_there_are():
+def test_the_documentation_lists_all_settings():
     said = documented("image: ")
     settings = InjectionSettings.model_validate(said)
     assert set(said) == set(InjectionSettings.model_fields)
@@ -158,7 +158,7 @@ def test_the_settings_of_the_documentation_are_all_that_there_are():
     )
 
 
-def test_the_settings_that_are_installed_are_valid():
+def test_the_installed_settings_are_valid():
     (kept,) = (body for body in built(".") if body["metadata"]["name"] == "sftriage-injection")
     InjectionSettings.model_validate(yaml.safe_load(kept["data"]["settings.yaml"]))
 
@@ -174,7 +174,7 @@ def _pod_specs(value: Any) -> Any:
             yield from _pod_specs(inner)
 
 
-def test_no_webhook_ever_keeps_a_pod_from_starting():
+def test_no_webhook_can_block_a_pod():
     (configuration,) = (body for body in built(".") if body["kind"] == "MutatingWebhookConfiguration")
     pods = [one for one in configuration["webhooks"] if one["rules"][0]["resources"] == ["pods"]]
     assert len(pods) == 2
@@ -187,7 +187,7 @@ def test_no_webhook_ever_keeps_a_pod_from_starting():
 
 
 @pytest.mark.parametrize("file", ["certificates/rbac.yaml", "rbac/operator.yaml", "rbac/controller.yaml"])
-def test_each_right_has_its_reason_beside_it(file):
+def test_each_right_has_a_comment_with_its_reason(file):
     rights = re.findall(r"^  verbs: .*$", (K8S / file).read_text(), re.MULTILINE)
     assert rights
     assert all(re.search(r"\] # \w", line) for line in rights)
@@ -217,7 +217,7 @@ def by_name(bodies: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any
     return found
 
 
-def test_the_chart_is_what_the_manifests_make_it():
+def test_the_chart_is_current():
     """GIVEN the manifests THEN the chart is that of `python k8s/make_chart.py`, and there is nothing else in it"""
     found = {
         str(path.relative_to(CHART)): path
@@ -249,7 +249,7 @@ def test_the_chart_is_what_the_manifests_make_it():
     ],
     ids=str,
 )
-def test_it_makes_the_objects_of_the_kustomization(overlays, values):
+def test_helm_renders_the_objects_of_the_kustomization(overlays, values):
     """GIVEN values that say what an overlay says THEN object for object the same; but who installs makes namespaces"""
     wanted = by_name([body for one in overlays for body in built(one)])
     wanted = {key: body for key, body in wanted.items() if key[0] not in ("CustomResourceDefinition", "Namespace")}
@@ -257,7 +257,7 @@ def test_it_makes_the_objects_of_the_kustomization(overlays, values):
 
 
 @renders
-def test_values_are_followed():
+def test_helm_values_take_effect():
     """GIVEN another image, namespace, replicas, resources and store THEN nothing is as it was by default"""
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
     part = {"replicas": 3, "resources": resources}
@@ -289,7 +289,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("values", "fine"), VALUES.values(), ids=VALUES)
-def test_what_values_may_be_is_checked_before_anything_is_made(values, fine):
+def test_the_schema_of_the_values_refuses_mistakes(values, fine):
     checks = jsonschema.Draft7Validator(schema())
     assert checks.is_valid({**yaml.safe_load((CHART / "values.yaml").read_text()), **values}) is fine
 
@@ -303,7 +303,7 @@ def test_helm_lint_finds_nothing():
 CRDS = K8S / "crds"
 
 
-def test_the_files_are_what_the_models_say():
+def test_the_shipped_definitions_are_current():
     """GIVEN the models THEN `k8s/crds` has what `python k8s/make_crds.py` makes of them, and nothing else."""
     assert {path.name: path.read_text() for path in CRDS.glob("*.yaml")} == dict(definitions_written())
 
@@ -344,7 +344,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("about", DEFINITIONS, ids=lambda about: about.of.kind)
-def test_columns_show_fields_that_there_are(about):
+def test_columns_show_existing_fields(about):
     """GIVEN a column THEN its path leads to a field of its type, or to a condition."""
     assert [column.name for column in about.columns if not column.wide] == COLUMNS[about.of.kind]
     fields = {path: one.get("type") for path, one in every(object_schema(about.of))}
@@ -366,6 +366,6 @@ class Closed(BaseModel):
 @pytest.mark.parametrize(
     ("model", "said"), [(Either, "Either.x: .* allows no union"), (Closed, "Closed.x: .* allows no uniqueItems")]
 )
-def test_what_kubernetes_cannot_say_is_an_error_and_not_left_out(model, said):
+def test_what_no_structural_schema_allows_is_an_error(model, said):
     with pytest.raises(ValueError, match=said):
         structural(model)

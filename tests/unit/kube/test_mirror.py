@@ -56,7 +56,7 @@ def answered(outcome, reason, *requests):
 
 
 @pytest.mark.parametrize("text", ["", "ml", "ml/jobset", "ml/jobset/", "/jobset/x", "ml/nothing/x"])
-def test_what_is_no_id_is_refused(text):
+def test_an_invalid_id_is_refused(text):
     with pytest.raises(ValueError, match="not NAMESPACE/SYSTEM/NAME"):
         JobRef.of_id(text)
 
@@ -64,7 +64,7 @@ def test_what_is_no_id_is_refused(text):
 @pytest.mark.parametrize(
     ("profiler", "label"), [("torch", "suspect"), ("nsys", "suspect"), ("stacks", "suspect"), ("stacks", "stalled")]
 )
-def test_what_a_policy_asked_for_is_an_object_that_a_server_takes(profiler, label):
+def test_a_policy_s_capture_becomes_a_valid_object(profiler, label):
     ((capture_id, body),) = run(fired(profiler, label)).new(())
     assert capture_id == "c-1"
     assert refused("TraceCapture", "spec", body["spec"]) == ""
@@ -78,7 +78,7 @@ def test_what_a_policy_asked_for_is_an_object_that_a_server_takes(profiler, labe
     assert len(body["metadata"]["name"]) <= 253
 
 
-def test_objects_of_two_runs_have_names_of_their_own():
+def test_objects_of_two_runs_have_different_names():
     other = run(fired(), info=replace(INFO, run_id="run-2"))
     ((_, first),), ((_, second),) = run(fired()).new(()), other.new(())
     assert first["metadata"]["name"] != second["metadata"]["name"]
@@ -95,7 +95,7 @@ FAR = {
 
 
 @pytest.mark.parametrize(("state", "upload", "reference"), FAR.values(), ids=FAR)
-def test_how_far_it_is_is_said(state, upload, reference):
+def test_the_state_of_a_mirrored_capture(state, upload, reference):
     about = {} if state is None else {"states": {"c-1": CaptureResult("c-1", 2, state, "why")}}
     about |= {"captures": (manifest_of("c-1"),)} if state == "stored" else {}
     about |= {"uploads": {"c-1": Upload(url=STORE, state=upload)}} if upload else {}
@@ -111,7 +111,7 @@ def test_how_far_it_is_is_said(state, upload, reference):
 @pytest.mark.parametrize(
     ("state", "now"), [(None, "failed"), ("running", "failed"), ("stored", None), ("failed", None)]
 )
-def test_what_another_run_left_unended_has_failed(state, now):
+def test_an_unended_capture_of_another_run_has_failed(state, now):
     """GIVEN the object of a run whose record is gone with its pod THEN it does not stay as it was for ever."""
     ((_, body),) = run(fired()).new(())
     before = served(body, None if state is None else {"state": state})
@@ -119,7 +119,7 @@ def test_what_another_run_left_unended_has_failed(state, now):
     assert [status["state"] for _, status in found] == ([] if now is None else [now])
 
 
-def test_what_a_person_asks_for_is_asked_of_the_run():
+def test_a_person_s_capture_becomes_a_request_to_the_run():
     (request,) = run().requests([by_person()])
     assert (request.request_id, request.ranks, request.who) == (f"k8s-{UID}", (2,), "unknown")
     assert request.reason == "why is the loader slow?"
@@ -138,11 +138,11 @@ NOT_ASKED = {
 
 
 @pytest.mark.parametrize("body", NOT_ASKED.values(), ids=NOT_ASKED)
-def test_these_are_not_asked_of_the_run(body):
+def test_these_captures_are_not_requested(body):
     assert list(run().requests([body])) == []
 
 
-def test_the_answer_to_a_person_is_on_their_object():
+def test_the_answer_to_a_request_is_in_its_object():
     request = CaptureRequest("asked-1", 2, "stacks", 5, 0, 60.0, 2**29)
     taken = run(requests=(answered("capture", "asked", request),))
     assert list(taken.requests([by_person()])) == []
@@ -162,7 +162,7 @@ def test_the_answer_to_a_person_is_on_their_object():
     assert list(run().statuses([by_person()], NOW_S)) == []
 
 
-def test_a_report_is_its_job_s():
+def test_a_report_belongs_to_its_job():
     body = JOB.report([{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "resnet", "uid": "1"}])
     assert body["metadata"]["name"] == JOB.object_name
     assert body["metadata"]["annotations"] == {"sftriage.dev/job-id": "ml/jobset/resnet"}
@@ -256,7 +256,7 @@ def test_a_capture_and_a_report_follow_the_run(server, run, mirror):
     assert server.made == {"TraceCapture": 1, "TriageReport": 1}
 
 
-def test_what_happened_while_the_cluster_was_away_is_shown_later(server, run, mirror):
+def test_changes_during_an_outage_are_mirrored_later(server, run, mirror):
     until(lambda: server.of("triagereports"))
     server.away = True
     # WHEN the run goes on THEN whoever tells of it waits for nothing
@@ -270,19 +270,19 @@ def test_what_happened_while_the_cluster_was_away_is_shown_later(server, run, mi
     until(lambda: states(server) == ["accepted"])
 
 
-def test_a_cluster_that_stays_away_keeps_nobody_from_ending(server, run, mirror):
+def test_an_unreachable_cluster_does_not_delay_the_end(server, run, mirror):
     server.away = True
     assert not mirror.finish(0.1)
 
 
-def test_who_comes_too_late_writes_again(server, run, mirror):
+def test_a_stale_write_is_repeated(server, run, mirror):
     server.stale.update({"TraceCapture": 2, "TriageReport": 2})
     fire(run)
     until(lambda: states(server) == ["accepted"])
     until(lambda: server.of("triagereports")[0].get("status", {}).get("windows") == 1)
 
 
-def test_what_somebody_deleted_is_not_made_again_by_whoever_goes_on(server, run, mirror):
+def test_a_deleted_capture_is_not_recreated_after_a_restart(server, run, mirror):
     fire(run)
     (one,) = until(lambda: server.of("tracecaptures"))
     until((run.directory.path / "cluster.json").exists)
@@ -299,7 +299,7 @@ def test_what_somebody_deleted_is_not_made_again_by_whoever_goes_on(server, run,
     assert [one["sftriage.dev/capture-id"] for one in annotations] == ["c-2"]
 
 
-def test_a_person_s_request_is_left_once_and_answered(server, run, mirror):
+def test_a_request_is_forwarded_once_and_answered(server, run, mirror):
     run.record(4, range(10), lambda rank, step: {"data": 10.0})
     about = {"name": "look", "uid": "u-1", "generation": 1, "labels": {"sftriage.dev/job": JOB.object_name}}
     spec = {"job": "resnet", "rank": 2, "reason": "why?"}

@@ -56,7 +56,7 @@ def standing_of(found):
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_a_policy_is_the_same_with_all_that_a_server_keeps_beside_it(name):
+def test_a_served_policy_equals_the_policy_of_its_file(name):
     """GIVEN a shipped policy as a server has it, status and all THEN it is the policy of the file."""
     file = yaml.safe_load(find(name).read_text())
     served = {**body(name), "spec": file["spec"], "status": {"conditions": [{"type": "Accepted"}]}}
@@ -65,7 +65,7 @@ def test_a_policy_is_the_same_with_all_that_a_server_keeps_beside_it(name):
     assert parse(yaml.safe_dump(served), "x.yaml").policy == statuses.loaded(served).policy
 
 
-def test_what_kubectl_writes_of_a_new_object_is_taken():
+def test_fields_that_kubectl_adds_are_accepted():
     text = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata:\n  name: p\n  creationTimestamp: null\n"
     assert parse(f"{text}spec: {{rules: [{{name: r, match: {{}}}}]}}\nstatus: {{}}\n", "p.yaml").places
     # BUT what is nobody's is still a mistake
@@ -73,7 +73,7 @@ def test_what_kubectl_writes_of_a_new_object_is_taken():
         parse(text.replace("creationTimestamp: null", "nmae: p") + "spec: {}\n", "p.yaml")
 
 
-def test_an_editor_takes_what_people_write_into_a_policy_for_a_cluster():
+def test_the_json_schema_accepts_metadata_of_a_cluster():
     policy = {**body(), "metadata": {"name": "p", "namespace": "ml", "labels": {"a": "b"}, "annotations": {"c": "d"}}}
     validator = jsonschema.Draft202012Validator(TriagePolicy.model_json_schema(by_alias=True))
     assert list(validator.iter_errors(policy)) == []
@@ -89,7 +89,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_what_does_not_validate_is_not_accepted_with_the_words_of_policy_validate(mistake):
+def test_an_invalid_policy_has_the_messages_of_policy_validate(mistake):
     served, said = mistake
     (found,) = statuses.standings([served], NOW_S)
     assert standing_of([found]) == {served["metadata"]["name"]: ("False Invalid", "Unknown Invalid")}
@@ -126,14 +126,14 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case", TOGETHER.values(), ids=TOGETHER)
-def test_the_oldest_are_in_force(case):
+def test_the_oldest_policies_are_in_force(case):
     bodies, expected = case
     found = statuses.standings(bodies, NOW_S)
     assert standing_of(found) == expected
     assert [one.in_force for one in found] == [conditions == FINE for conditions in expected.values()]
 
 
-def test_a_conflict_says_with_whom():
+def test_a_conflict_names_the_other_policy():
     _, newer = statuses.standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
     assert newer.status.conditions[1].message == (
         "Not in force: an older policy of its namespace forbids it.\n"
@@ -141,7 +141,7 @@ def test_a_conflict_says_with_whom():
     )
 
 
-def test_a_status_is_written_once_and_says_since_when():
+def test_a_status_is_written_once_with_the_time_of_its_change():
     # GIVEN a policy whose status is as it should be
     (first,) = statuses.standings([body()], NOW_S)
     assert first.changed
@@ -159,7 +159,7 @@ def test_a_status_is_written_once_and_says_since_when():
 
 
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [5, {"type": "Accepted"}]}])
-def test_whatever_stands_in_a_status_is_written_over(status):
+def test_an_unreadable_status_is_replaced(status):
     served = {**body(), "status": status}
     (found,) = statuses.standings([served], NOW_S)
     assert found.changed
@@ -182,7 +182,7 @@ plain = st.recursive(
 
 
 @given(spec=plain, rule=plain)
-def test_whatever_a_policy_says_its_status_is_one_that_the_server_takes(spec, rule):
+def test_the_status_of_any_policy_is_valid(spec, rule):
     bodies = [{**body("a"), "spec": spec}, {**body("b"), "spec": {"rules": [rule]}}, body("c")]
     before = copy.deepcopy(bodies)
     for one in statuses.standings(bodies, NOW_S):
@@ -228,12 +228,12 @@ def seen_of(state: str = "", detail: str = "", reproduced: str | None = None, ro
 CAPTURES = cases(HERE / "captures.txt")
 
 
-def test_every_state_is_in_the_table():
+def test_the_table_has_every_state():
     assert {said.split(";")[0] for _, said in CAPTURES} == {"requested", *get_args(CaptureState)}
 
 
 @pytest.mark.parametrize(("given", "expected"), CAPTURES)
-def test_how_far_a_capture_is(given, expected):
+def test_the_conditions_of_a_capture(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
     status = capture_status(capture(about.pop("spec", ASKED)), seen_of(**about), NOW_S)
     found = [f"{one.type} {one.status} {one.reason}: {one.message}" for one in status.conditions]
@@ -242,7 +242,7 @@ def test_how_far_a_capture_is(given, expected):
     assert refused("TraceCapture", "status", status.plain()) == ""
 
 
-def test_a_stored_capture_says_what_it_shows():
+def test_the_status_of_a_stored_capture_is_complete():
     sleeps = CauseInfo(code="sleep", sure=True, sentence="Rank 2 sleeps.", next_step="Look.")
     cost = CostInfo(first_step=158, last_step=165, cost_s=0.5, before_s=0.1)
     seen = stored("yes", cost=cost)
@@ -268,7 +268,7 @@ def test_a_stored_capture_says_what_it_shows():
     }
 
 
-def test_what_a_person_or_a_policy_asks_for_is_understood():
+def test_captures_of_people_and_policies_are_valid():
     for spec in (ASKED, FIRED, {**ASKED, "profiler": "torch", "steps": 8, "torch": {"record_shapes": True}}):
         found, wrong = capture_of({"spec": spec})
         assert (found is not None, wrong) == (True, "")
@@ -276,7 +276,7 @@ def test_what_a_person_or_a_policy_asks_for_is_understood():
 
 
 @pytest.mark.parametrize(("given", "expected"), cases(HERE / "removals.txt"))
-def test_what_becomes_of_the_trace_of_a_deleted_capture(given, expected):
+def test_the_removal_of_the_trace_of_a_deleted_capture(given, expected):
     about = yaml.safe_load(f"{{{given}}}")
     deleted = capture(status=about.get("status"), deletionTimestamp="2027-01-15T08:00:00Z")
     found = statuses.removal(deleted, NOW_S + about.get("later_s", 0))
@@ -296,9 +296,7 @@ text = st.text(max_size=3000)
     state=st.sampled_from(get_args(CaptureState)),
     reproduced=st.sampled_from(["yes", "no", "partly", None]),
 )
-def test_whatever_is_known_of_a_capture_its_status_is_one_that_the_server_takes(
-    detail, host, steps, cost, state, reproduced
-):
+def test_the_status_of_any_capture_is_valid(detail, host, steps, cost, state, reproduced):
     seen = stored(reproduced, cost=CostInfo.model_construct(cost_s=cost))
     about = seen.manifest.capture.model_copy(update={"host": host})
     took = result(state, detail, first_step=steps[0], last_step=steps[1])
@@ -341,7 +339,7 @@ STANDS = {
 
 
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)
-def test_how_a_job_stands(case):
+def test_the_conditions_of_a_report(case):
     seen, health, *expected = case
     status, _ = status_of(seen)
     assert status.health == health
@@ -352,7 +350,7 @@ def test_how_a_job_stands(case):
     assert all(one.message.strip() for one in status.conditions)
 
 
-def test_a_slow_job_is_reported_whole():
+def test_the_report_of_a_slow_job_is_complete():
     # GIVEN a rank that is slow in data, a capture of it, two hold-offs before that, and what a capture cost
     rows = (HEALTHY, held_row(10, "co_critical"), held_row(20, "co_critical"), SLOW)
     found = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.02, expected_s=0.02)
@@ -376,7 +374,7 @@ def test_a_slow_job_is_reported_whole():
     assert plain["cost"] == {"stragglers_s": 0.9, "stragglers_rank_hours": 0.001, "captures_s": 1.5}
 
 
-def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_done():
+def test_a_chronic_straggler_is_reported_with_advice_and_remedy():
     # GIVEN a rank that is named in one window after the other, and a remedy that was kept
     slow = [row(50 + 10 * n, "suspect", "throttle", "overhead_budget", onset=60) for n in range(6)]
     saved = {"on_s": 0.28, "off_s": 0.33, "saves_s": 0.05, "error_s": 0.002}
@@ -393,7 +391,7 @@ def test_a_straggler_that_stays_is_reported_with_what_would_help_and_what_was_do
     assert {"advice", "remedy"}.isdisjoint(status_of(view(HEALTHY))[1])
 
 
-def test_a_report_is_bounded_however_long_its_run():
+def test_a_report_is_bounded():
     # GIVEN thousands of windows held for ever other reasons, in long sentences, and thousands of captures
     rows = [replace(held_row(10 * n, f"reason-{n % 500}"), words="é" * 5000, resolves="é" * 5000) for n in range(3000)]
     states = {f"c{n}": CaptureResult(f"c{n}", n, "failed") for n in range(3000)}
@@ -415,9 +413,7 @@ any_text = st.text(max_size=600) | st.just("\ud800")
     exposed_s=st.floats(),
     reasons=st.lists(any_text, max_size=20),
 )
-def test_whatever_is_on_record_the_status_is_one_that_the_server_takes(
-    words, sentence, named, gain_s, exposed_s, reasons
-):
+def test_the_status_of_any_report_is_valid(words, sentence, named, gain_s, exposed_s, reasons):
     suspects = tuple(replace(one, gain_s=gain_s) for one in SLOW.suspects)
     about = {"words": words, "sentence": sentence, "resolves": words, "exposed_s": exposed_s, "suspects": suspects}
     slow = replace(SLOW, **about, named=named or "x", reasons=tuple(reasons))
@@ -437,7 +433,7 @@ OUTDATED = [
 
 
 @pytest.mark.parametrize(("days", "owners", "old"), OUTDATED)
-def test_which_reports_are_removed(days, owners, old):
+def test_old_reports_without_an_owner_are_removed(days, owners, old):
     """GIVEN a report that was made, and changed, so many days ago THEN after a week without news and owner it is old"""
     made_at, *changed = (clock(NOW_S - one * DAY_S) for one in days)
     said = {"type": "Watched", "status": "False", "reason": "Ended", "message": "over"}
@@ -458,7 +454,7 @@ def status(health="suspect", remedy=None, **captures):
 
 
 @pytest.mark.parametrize(("given", "expected"), cases(HERE / "news.txt"))
-def test_what_changes_is_news_once(given, expected):
+def test_a_change_is_reported_once(given, expected):
     before, now = yaml.safe_load(f"[{given}]")
     found = statuses.news(status(**before) if before else {}, status(**now), JOB)
     assert ("; ".join(f"{one.kind} {one.reason}: {one.message}" for one in found) or "nothing") == expected
@@ -468,8 +464,8 @@ HEALTHS = st.sampled_from(get_args(Health))
 OF_EACH = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(get_args(CaptureState)))
 
 
-@given(st.lists(st.builds(lambda face, captures: status(face, **captures), HEALTHS, OF_EACH), max_size=40))
-def test_however_long_a_job_it_has_few_events(course):
+@given(st.lists(st.builds(lambda health, captures: status(health, **captures), HEALTHS, OF_EACH), max_size=40))
+def test_a_job_has_few_events(course):
     """GIVEN any course of a job THEN its events have a dozen names at most, and each counts how often it was so."""
     served, count = {}, 0
     report = made("TriageReport", JOB.object_name, {"job": "pretraining"})

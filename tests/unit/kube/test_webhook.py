@@ -50,7 +50,7 @@ def told(asked: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     return patch, response.get("warnings", [])
 
 
-def test_a_pod_that_is_made_is_injected_where_it_will_be():
+def test_a_new_pod_is_injected_for_its_namespace():
     patch, warnings = told(review(pod(JOB)))
     assert warnings == []
     assert applied(pod(JOB), patch)["metadata"]["annotations"]["sftriage.dev/job-id"] == "ml/job/resnet"
@@ -74,16 +74,16 @@ QUIET = {
 
 
 @pytest.mark.parametrize("asked", QUIET.values(), ids=QUIET)
-def test_what_is_none_of_its_business_is_let_through_without_a_word(asked):
+def test_other_requests_pass_unchanged_and_without_warning(asked):
     assert told(asked) == ([], [])
 
 
-def test_a_pod_in_a_namespace_that_is_labelled_is_injected_if_it_is_of_a_job():
+def test_a_labelled_namespace_injects_pods_of_jobs_only():
     patch, _ = told(review(unlabelled(**JOB)))
     assert patch
 
 
-def test_what_goes_wrong_is_a_warning_and_nothing_more(monkeypatch):
+def test_an_exception_becomes_a_warning(monkeypatch):
     def boom(*_: Any) -> None:
         raise RuntimeError("boom")
 
@@ -104,7 +104,7 @@ STAMPS = {
 
 
 @pytest.mark.parametrize(("operation", "spec", "before"), STAMPS.values(), ids=STAMPS)
-def test_a_capture_is_asked_for_by_who_the_server_says(operation, spec, before):
+def test_the_server_s_user_is_stamped_on_a_capture(operation, spec, before):
     patch, warnings = told(review({"spec": spec}, CAPTURES, operation, oldObject={"spec": before}, userInfo=USER))
     assert patch == [{"op": "add", "path": "/spec/requested_by", "value": ADA}]
     assert warnings == []
@@ -113,14 +113,14 @@ def test_a_capture_is_asked_for_by_who_the_server_says(operation, spec, before):
     assert told(again) == ([], [])
 
 
-def test_a_capture_that_nobody_was_known_to_ask_for_gets_no_name_later():
+def test_a_capture_without_requester_gets_none_later():
     changed = {"spec": {"requested_by": {"username": "boss", "uid": ""}}}
     patch, _ = told(review(changed, CAPTURES, "UPDATE", oldObject={"spec": {"rank": 1}}, userInfo=USER))
     assert patch == [{"op": "remove", "path": "/spec/requested_by"}]
 
 
 @pytest.mark.parametrize("asked", [{}, {"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "1"}}])
-def test_what_is_no_review_is_no_question(asked):
+def test_only_admission_reviews_are_answered(asked):
     with pytest.raises(ValueError, match="not an AdmissionReview"):
         answer(asked, SETTINGS, NEW)
 
@@ -133,7 +133,7 @@ _ANY = st.recursive(
 
 
 @given(_ANY, _ANY, st.sampled_from([PODS, CAPTURES]), st.sampled_from(["CREATE", "UPDATE"]))
-def test_no_answer_ever_refuses(made, user, resource, operation):
+def test_no_request_is_ever_refused(made, user, resource, operation):
     told(review(made, resource, operation, oldObject=user, userInfo=user))
     told(review({"metadata": made, "spec": user}, resource, operation, userInfo=made))
 
@@ -164,13 +164,13 @@ def test_it_is_ready_and_injects_once_it_knows_the_version_of_the_cluster(versio
     ],
     ids=["half", "a list", "nothing", "deep", "large"],
 )
-def test_what_is_no_review_gets_an_error_and_the_server_goes_on(body, status):
+def test_an_invalid_review_gets_an_http_error_and_the_server_continues(body, status):
     with webhook() as client:
         assert client.post("/mutate", content=body).status_code == status
         assert client.get("/healthz").text == "ok"
 
 
-def test_settings_that_change_take_effect_and_those_that_make_no_sense_do_not(tmp_path, caplog):
+def test_changed_settings_take_effect_unless_invalid(tmp_path, caplog):
     path = tmp_path / "settings.yaml"
 
     def write(text: str) -> None:
@@ -217,7 +217,7 @@ def shaken(server: ssl.SSLContext, made: dict[str, bytes]) -> bool:
     return back is not None
 
 
-def test_each_handshake_has_the_certificate_that_lies_there_then(tmp_path, caplog):
+def test_each_handshake_uses_the_newest_valid_certificate(tmp_path, caplog):
     first, second = (issued(["a.b.svc"], datetime.now(timezone.utc)) for _ in range(2))
     laid(tmp_path, first)
     context = rotating(tmp_path)
@@ -235,7 +235,7 @@ def test_each_handshake_has_the_certificate_that_lies_there_then(tmp_path, caplo
     assert shaken(context, first)
 
 
-def test_a_folder_without_a_certificate_is_waited_for_and_then_said(tmp_path):
+def test_a_missing_certificate_is_reported_after_the_wait(tmp_path):
     with pytest.raises(InputError, match=r"no tls\.crt and tls\.key in"):
         wait_for_certificate(tmp_path, 0.0)
     with pytest.raises(InputError, match="no usable certificate"):
@@ -250,7 +250,7 @@ GOOD = issued(NAMES, NOW)
 OLD = issued(NAMES, NOW - timedelta(days=310))
 
 
-def test_a_certificate_is_good_for_the_names_of_its_service_and_for_a_year():
+def test_a_certificate_is_valid_for_its_service_and_a_year():
     assert NAMES[0] == "sftriage-webhook.sftriage-system.svc"
     assert good_until(GOOD, NAMES) == NOW + timedelta(days=365)
     assert good_until(GOOD, ("another.ns.svc",)) is None
@@ -268,20 +268,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("files", BAD.values(), ids=BAD)
-def test_what_is_no_good_certificate_is_made_anew_and_alone_is_trusted(files):
+def test_an_unusable_certificate_is_replaced_and_distrusted(files):
     assert good_until(files, NAMES) is None
     made, trusted = wanted(files, b"whatever", NAMES, NOW)
     assert made is not None
     assert trusted == made["ca.crt"]
 
 
-def test_a_good_one_stays_and_is_trusted():
+def test_a_valid_certificate_stays_and_is_trusted():
     assert wanted(GOOD, GOOD["ca.crt"], NAMES, NOW) == (None, GOOD["ca.crt"])
     # AND where somebody has taken the trust away, it is trusted again
     assert wanted(GOOD, b"", NAMES, NOW) == (None, GOOD["ca.crt"])
 
 
-def test_one_that_ends_soon_is_replaced_and_both_are_trusted_meanwhile():
+def test_an_expiring_certificate_is_replaced_and_both_are_trusted():
     made, trusted = wanted(OLD, OLD["ca.crt"], NAMES, NOW)
     assert made is not None
     assert trusted == made["ca.crt"] + OLD["ca.crt"]
