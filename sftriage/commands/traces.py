@@ -50,7 +50,7 @@ from sftriage.words.verdicts import counted, place, size, span
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
     """The captures of the selected run, for completion in a shell."""
     try:
-        if not context.params.get("store") and not context.params.get("catalogue"):
+        if not any(context.params.get(name) for name in ("store", "catalogue", "cluster")):
             ids = LocalStore(find_run(context.params.get("run")).path).ids()
             return sorted(name for name in ids if name.startswith(incomplete))
     except (SftriageError, OSError):

@@ -1,4 +1,4 @@
-"""`sftriage analyze`, `whatif` and `advise`: what a program reads, what a person reads, and what bad input gets."""
+"""`sftriage analyze`, `whatif` and `advise`: JSON, text, and refusals of bad input."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def test_json_is_one_object_a_window_with_the_documented_fields(sftriage, tmp_pa
     outcome = sftriage("analyze", path, "--window", 30, "--stride", 15, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     windows = [json.loads(line) for line in outcome.out.splitlines()]
-    # THEN every window is there, and names rank and stage
+    # THEN every window names rank and stage
     assert [(w["first_step"], w["last_step"]) for w in windows] == [(0, 29), (15, 44), (30, 59)]
     for window in windows:
         assert (window["label"], window["reasons"]) == ("suspect", [])
@@ -64,25 +64,25 @@ def test_json_is_one_object_a_window_with_the_documented_fields(sftriage, tmp_pa
     assert list(tmp_path.rglob("*")) == [path]
 
 
-def test_a_pause_is_told_beside_what_a_step_takes(sftriage, tmp_path):
-    # GIVEN a job whose ranks all stood still in backward once, for 55 s
+def test_a_pause_has_its_own_line_beside_the_step_time(sftriage, tmp_path):
+    # GIVEN a job whose ranks all paused in backward once, for 55 s
     path = recorded(tmp_path / "job.npz", slow_s=0.0)
     arrays = dict(np.load(path))
     arrays["durations_s"][30, :, 2] += 55.0
     np.savez(path, **arrays)
-    # WHEN analysed THEN a step takes what it does, and the pause has a line of its own
+    # WHEN analysed THEN the step time excludes the pause, which has its own line
     outcome = sftriage("analyze", path)
     assert "Healthy" in outcome.out
     assert "The job paused for 55.0 s in step 30 (all ranks, in backward)." in outcome.out
     assert all("ms" in line and " 101." in line for line in outcome.out.splitlines() if " to " in line and "│" in line)
 
 
-def test_what_was_judged_on_the_devices_clock_says_so(sftriage, tmp_path):
-    # GIVEN ranks on devices: hosts that see nothing, and a kernel that is slow on rank 1
+def test_a_verdict_names_the_devices_clock(sftriage, tmp_path):
+    # GIVEN ranks on devices: hosts that see no difference, and a slow kernel on rank 1
     device = np.load(recorded(tmp_path / "device.npz", stage=1, rank=1))["durations_s"]
     host = np.broadcast_to(device.sum(axis=2, keepdims=True) / len(STAGES), device.shape)
     np.savez(tmp_path / "job.npz", durations_s=host, device_s=device, stages=STAGES, sync=["backward"])
-    # WHEN analysed, THEN the verdict stands on the device's clock, for a person and for a program
+    # WHEN analysed, THEN the verdict uses the device's clock, in text and JSON
     outcome = sftriage("analyze", tmp_path / "job.npz")
     assert "Rank 1 is slow in forward" in outcome.out
     assert "by the devices' clock." in outcome.out
@@ -91,11 +91,11 @@ def test_what_was_judged_on_the_devices_clock_says_so(sftriage, tmp_path):
     assert {json.loads(line)["clock"] for line in windows} == {"device"}
 
 
-def test_what_only_the_hosts_clock_says_of_devices_is_held(sftriage, tmp_path):
-    # GIVEN the hosts' times alone of ranks on devices, one of which takes long in forward
+def test_devices_with_only_host_times_are_held(sftriage, tmp_path):
+    # GIVEN only host times of ranks on devices, one of which is slow in forward
     host = np.load(recorded(tmp_path / "host.npz", stage=1, rank=1))["durations_s"]
     np.savez(tmp_path / "job.npz", durations_s=host, on_device=True, stages=STAGES, sync=["backward"])
-    # WHEN analysed, THEN it is held for its clock, and who it would have been is there
+    # WHEN analysed, THEN the window is held for its clock, with the likely suspect
     last = json.loads(sftriage("analyze", tmp_path / "job.npz", "--json").out.splitlines()[-1])
     assert (last["label"], last["reasons"], last["clock"]) == ("needs_evidence", ["clock_limited"], "host")
     assert (last["suspects"][0]["rank"], last["suspects"][0]["stage"]) == (1, "forward")
@@ -110,22 +110,22 @@ def printed(table):
 
 
 @pytest.mark.parametrize("table", [windows_table, lambda some: decisions_table(list(map(decided, some)))])
-def test_rows_say_of_which_attempt_they_are_where_there_are_several(table):
-    def steps_and_attempts(seen):
-        titles, *rows = [[cell.strip() for cell in line] for line in printed(table(seen)) if line]
+def test_rows_have_the_attempt_if_there_are_several(table):
+    def steps_and_attempts(judged):
+        titles, *rows = [[cell.strip() for cell in line] for line in printed(table(judged)) if line]
         return [tuple(row[titles.index(title)] for title in ("attempt", "steps") if title in titles) for row in rows]
 
     assert steps_and_attempts([verdict(20), verdict(20, attempt=1)]) == [("1", "20 to 69"), ("2", "20 to 69")]
     assert steps_and_attempts([verdict(20), verdict(30)]) == [("20 to 69",), ("30 to 79",)]
 
 
-def decided(seen):
-    return decision_values(decision(seen)) | {"results": []}
+def decided(judged):
+    return decision_values(decision(judged)) | {"results": []}
 
 
 @pytest.fixture
 def traced(tmp_path):
-    """Write a job's operations as Parquet, and say where."""
+    """Write a job's operations as Parquet; returns the path."""
     arrow = pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
     from pyarrow import parquet
 
@@ -151,7 +151,7 @@ def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftri
     assert (outcome.code, outcome.err) == (0, "")
     written = (tmp_path / name).read_bytes()
     events = json.loads(gzip.decompress(written) if name.endswith("gz") else written)["traceEvents"]
-    # THEN one process is a step as it was replayed, the other the ideal one, each with all workers
+    # THEN one process is the replayed step, the other the ideal one, each with all workers
     found = json.loads(outcome.out)
     ends_s = [
         max(one["ts"] + one["dur"] for one in events if one.get("pid") == pid and "ts" in one) / 1e6 for pid in (1, 2)
@@ -160,11 +160,11 @@ def test_a_step_is_written_for_perfetto_as_measured_and_without_stragglers(sftri
     assert ends_s == pytest.approx([step["replayed_s"], found["ideal_step_s"]])
     assert len({(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}) == 2 * 12
     # AND no worker does two computations at once
-    for lane in range(12):
+    for worker in range(12):
         spans = sorted(
             (one["ts"], one["dur"])
             for one in events
-            if one.get("tid") == lane and "compute" in one["name"] and one["pid"] == 1 and "ts" in one
+            if one.get("tid") == worker and "compute" in one["name"] and one["pid"] == 1 and "ts" in one
         )
         assert spans
         assert all(at + took <= after + 1e-3 for (at, took), (after, _) in pairwise(spans))
@@ -174,16 +174,16 @@ def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
     # GIVEN the trace of a job in which one worker is slow
     job = Job(stages=3, dps=4, steps=5)
     dp, pp = job.slow_worker()
-    # WHEN it is asked what it would run at without
+    # WHEN it is replayed
     outcome = sftriage("whatif", traced(job), "--json")
     assert (outcome.code, outcome.err) == (0, "")
     found = json.loads(outcome.out)
-    # THEN S is its mean step over one without stragglers, and each step's is its own
+    # THEN S is the mean step time over that without stragglers, and each step has its own slowdown
     assert found["S"] == pytest.approx(found["step_s"] / found["ideal_step_s"])
     assert [one["step"] for one in found["steps"]] == [7, 10, 13, 16, 19]
     assert np.mean([one["replayed_s"] for one in found["steps"]]) == pytest.approx(found["step_s"])
     assert np.mean([one["slowdown"] for one in found["steps"]]) == pytest.approx(found["S"])
-    # AND every worker has its slowdown, the slow one the most
+    # AND every worker has a slowdown, the slow one the largest
     assert {(one["dp"], one["pp"], one["rank"]) for one in found["workers"]} == {
         (dp, pp, pp * 4 + dp) for dp in range(4) for pp in range(3)
     }
@@ -199,13 +199,13 @@ def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
     assert kind["remedy"]
 
 
-def test_a_person_gets_the_sentence_first_and_a_heat_map(sftriage, traced):
+def test_the_text_begins_with_the_sentence_and_has_a_heat_map(sftriage, traced):
     # GIVEN the trace of a job whose last stage has more to compute
     job = Job(stages=3, dps=2)
     job.last_stage()
-    # WHEN a person asks
+    # WHEN it is replayed
     outcome = sftriage("whatif", traced(job, encoded=False))
-    # THEN first comes what it would run at, then why and what to do, then who
+    # THEN the text has the time without stragglers, then the cause and the remedy, then the workers
     lines = outcome.out.splitlines()
     assert lines[0].startswith("Without stragglers a step would take ")
     assert lines[1].startswith("Last stage: all its workers take longer than the others'.")
@@ -215,8 +215,8 @@ def test_a_person_gets_the_sentence_first_and_a_heat_map(sftriage, traced):
     assert "backward-compute" in outcome.out
 
 
-def test_a_healthy_job_is_said_to_be_one(sftriage, traced):
-    # GIVEN a job that nothing slows down, WHEN a person asks, THEN one line says so, and nobody is shown
+def test_a_healthy_job_has_one_line(sftriage, traced):
+    # GIVEN a job without stragglers, WHEN it is replayed, THEN one line says so, without a table
     outcome = sftriage("whatif", traced(Job(stages=2, dps=2)))
     assert outcome.out.startswith("Stragglers cost next to nothing: ")
     assert len(outcome.out.splitlines()) == 1
@@ -224,8 +224,8 @@ def test_a_healthy_job_is_said_to_be_one(sftriage, traced):
     assert (found["M_W"], found["M_S"], found["kinds"], found["stages"]) == (None, None, [], [])
 
 
-def test_a_wide_job_shows_its_slowest_part(sftriage, traced):
-    # GIVEN a job of 40 data-parallel ranks, WHEN a person asks, THEN the map has the slowest, and says of how many
+def test_a_wide_job_shows_its_slowest_workers(sftriage, traced):
+    # GIVEN 40 data-parallel ranks, WHEN replayed, THEN the map has the slowest workers and the total
     job = Job(stages=2, dps=40, steps=3, microbatches=4)
     dp, _ = job.slow_worker()
     out = sftriage("whatif", traced(job)).out
@@ -251,12 +251,12 @@ def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tm
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
+def test_the_suspect_of_a_verdict_saves_its_gain(split):
     # GIVEN four ranks, one of which is 20 ms late in data, and the verdict on these steps
     window = FourRanks(n_ranks=4).run(Fault("data", 2, 0.02), split=split)
     verdict = classify(window)
     shown = whatif_of(operations_of(window, verdict))
-    # THEN that is the first thing said, and the first kind, and nobody looks at the network
+    # THEN its gain is the first sentence, and it is the only kind: the network is not blamed
     first, (kind,) = verdict.suspects[0], shown.values()["kinds"]
     gain_s, of_rank_2 = first.gain_s, [{"dp": 2, "pp": 0}]
     assert first.ranks == (2,)
@@ -274,11 +274,11 @@ def test_whom_a_verdict_names_saves_what_the_verdict_says(split):
     ("split", "queued_s", "code"), [(True, 0.0, "communication"), (True, 0.3, "in_sync"), (False, 0.0, "in_sync")]
 )
 def test_the_network_is_blamed_only_where_the_last_gradient_and_the_counters_say_so(split, queued_s, code):
-    # GIVEN four ranks of which every fifth step takes 200 ms more once all have come to the sync stage
+    # GIVEN four ranks; every fifth step takes 200 ms longer after all have reached the sync stage
     job = FourRanks(n_ranks=4)
     window = job.run(split=split)
     window.durations_NRS[::5, :, 2] += 0.2
-    # AND one of them may have waited for a CPU meanwhile
+    # AND one rank may have been waiting for a CPU then
     waits_NR = np.zeros((50, 4))
     waits_NR[::5, 1] = queued_s
     window = replace(window, counted_NRC=counted_of({"queued_s": waits_NR}))
@@ -286,7 +286,7 @@ def test_the_network_is_blamed_only_where_the_last_gradient_and_the_counters_say
 
 
 def test_cohorts_are_the_stages_of_a_pipeline(sftriage, tmp_path):
-    # GIVEN four ranks of two roles, of which the second has more to do
+    # GIVEN four ranks of two roles, the second with more work
     path = recorded(tmp_path / "job.npz", slow_s=0.0)
     arrays = dict(np.load(path))
     durations = arrays["durations_s"]
@@ -307,7 +307,7 @@ def test_steps_of_another_kind_and_those_without_all_ranks_are_left_out(sftriage
     arrays["durations_s"][20] *= 50.0
     arrays["durations_s"][40, 1] = np.nan
     np.savez(path, **arrays, kinds=["evaluation" if step == 20 else "" for step in range(60)])
-    # WHEN analysed, THEN neither these nor the steps after them, which begin with what came after theirs, are in it
+    # WHEN analysed, THEN these steps and the next ones, which begin with their tails, are left out
     outcome = sftriage("whatif", path, "--json")
     found = json.loads(outcome.out)
     assert not {20, 21, 40, 41} & {one["step"] for one in found["steps"]}
@@ -381,7 +381,7 @@ def noted(run, **remedy):
         journal.append(RemedyChanged(**ABOUT, **remedy))
 
 
-def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figures(sftriage, tmp_path):
+def test_a_slow_link_that_the_job_has_measured_is_named_with_its_own_figures(sftriage, tmp_path):
     # GIVEN a run that is healthy by its own standards, with a pipeline that has measured a slow link
     made = run_at(tmp_path / "run")
     for first in range(0, 250, 50):
@@ -392,14 +392,13 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     noted(
         made.directory.path, **link, state="advised", reason="not_allowed", numbers={"delay_s": 0.02}, pipeline=figures
     )
-    # THEN advice names it, and what to do about it, in words, as values and at a glance
-    said = sftriage("advise", made.directory.path).out.splitlines()
-    assert said[0] == "The link between stages 1 and 2 delays a microbatch by 20.0 ms."
-    assert said[1].startswith("Run stages further ahead (Adaptra). Saves ")
-    told = sftriage("advise", made.directory.path, "--json").json
-    assert told["slow_link"] == {"link": 1, "delay_s": 0.02}
+    # THEN advice names it and the remedy, in text, in JSON and in the summary
+    lines = sftriage("advise", made.directory.path).out.splitlines()
+    assert lines[0] == "The link between stages 1 and 2 delays a microbatch by 20.0 ms."
+    assert lines[1].startswith("Run stages further ahead (Adaptra). Saves ")
+    assert sftriage("advise", made.directory.path, "--json").json["slow_link"] == {"link": 1, "delay_s": 0.02}
     assert any("advise" in one.command for one in RunSummary(made.source.view()).steps)
-    # AND no more once it has healed
+    # AND no longer once it has recovered
     noted(made.directory.path, **link, state="undone", reason="gone", pipeline=figures)
     assert sftriage("advise", made.directory.path).out.splitlines() == [
         "No rank has been slow for long enough to need a remedy.",
@@ -408,24 +407,24 @@ def test_a_slow_link_that_the_job_has_measured_is_named_with_nobody_elses_figure
     ]
 
 
-def test_what_an_exchange_takes_is_taken_from_the_record(sftriage, slow):
-    # GIVEN the same run, whose ranks have measured what an all-reduce takes them
+def test_advice_uses_the_recorded_time_of_an_exchange(sftriage, slow):
+    # GIVEN the same run, whose ranks have measured an all-reduce
     numbers = {"ring_s": 0.15, "ring_ranks": 4.0, "ring_bytes": 1e8}
     who = {"remedy": "stragglar", "rank": 2, "who": "rank 2"}
     noted(slow, **who, state="advised", reason="not_allowed", numbers=numbers)
-    # THEN StragglAR is told in seconds with nobody's figures: as those of the same messages
-    told, named = (
+    # THEN StragglAR saves as many seconds as with the options of the same messages
+    measured, named = (
         sftriage("advise", slow, *more, "--json").json
         for more in ((), ("--gradients", "100MB", "--bandwidth", "1", "--latency", "0"))
     )
     found, expected = (
-        next(one for one in of["remedies"] if one["code"] == "stragglar")["saves_s"] for of in (told, named)
+        next(one for one in of["remedies"] if one["code"] == "stragglar")["saves_s"] for of in (measured, named)
     )
     assert found == pytest.approx(expected)
 
 
-def test_what_was_tried_is_said_beside_what_would_help(sftriage, slow):
-    # GIVEN the same run, in which a remedy was tried on two groups of ranks, and is kept on one of them
+def test_advice_lists_the_remedies_that_were_tried(sftriage, slow):
+    # GIVEN the same run, in which a remedy was tried on two groups of ranks, and kept on one
     who = {"remedy": "stragglar", "rank": 2, "who": "rank 2"}
     measured = {"on_s": 0.15, "off_s": 0.13, "error_s": 0.001, "saves_s": -0.02}
     for switch, state, reason in (
@@ -436,30 +435,30 @@ def test_what_was_tried_is_said_beside_what_would_help(sftriage, slow):
         ("three", "advised", "not_allowed"),
     ):
         noted(slow, **who, switch=switch, state=state, reason=reason, numbers=measured)
-    # THEN advice says what came of it, before what its model promises
-    said = sftriage("advise", slow).out.splitlines()
-    assert [line.partition(": ")[2].partition(";")[0] for line in said[1:3]] == [
+    # THEN advice has their results before the estimates of models
+    lines = sftriage("advise", slow).out.splitlines()
+    assert [line.partition(": ")[2].partition(";")[0] for line in lines[1:3]] == [
         "undone, because it does not help",
         "kept, because it helps",
     ]
-    told = sftriage("advise", slow, "--json").json["tried"]
-    assert [(one["switch"], one["state"], one["numbers"]) for one in told] == [
+    tried = sftriage("advise", slow, "--json").json["tried"]
+    assert [(remedy["switch"], remedy["state"], remedy["numbers"]) for remedy in tried] == [
         ("one", "undone", measured),
         ("two", "kept", measured),
     ]
 
 
-def test_windows_that_lack_ranks_do_not_hide_who_is_slow(sftriage, slow):
-    # GIVEN the same run, nothing of whose straggler is heard any more for as many windows as count
+def test_windows_that_lack_ranks_do_not_hide_a_straggler(sftriage, slow):
+    # GIVEN the same run, followed by as many windows without the straggler as advice considers
     with closing(Recorder(slow / "decisions.jsonl")) as journal:
         for first in range(250, 1250, 50):
             one = verdict(first, "needs_evidence", reasons=("low_coverage",))
             journal.window(one, decision(one, "hold", "low_coverage"))
-    # THEN the last that is known stands
+    # THEN advice uses the last known straggler
     assert sftriage("advise", slow).out.startswith("Rank 2 delays 4 ranks in data")
 
 
-def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
+def test_a_pipeline_gets_advice_without_a_straggler(sftriage, traced, tmp_path):
     made = run_at(tmp_path / "run")
     pipeline = traced(Job(stages=3, dps=2, steps=3), encoded=False)
     outcome = sftriage("advise", made.directory.path, "--pipeline", pipeline)
@@ -468,12 +467,12 @@ def test_a_pipeline_is_advised_on_with_nobody_slow(sftriage, traced, tmp_path):
     assert "Run stages further ahead (Adaptra). " in outcome.out
 
 
-def test_who_is_slow_for_a_few_windows_is_not_there_to_stay(sftriage, tmp_path):
-    # GIVEN a run of which 3 of the last 10 windows name a rank
+def test_a_rank_that_is_slow_in_a_few_windows_needs_no_remedy(sftriage, tmp_path):
+    # GIVEN a run in which 3 of the last 10 windows name a rank
     made = run_at(tmp_path / "run")
     for first in range(0, 500, 50):
         made.decide(verdict(first, "suspect" if first >= 350 else "healthy"))
     outcome = sftriage("advise", made.directory.path)
-    # THEN there is nothing to live with
+    # THEN there is no advice
     assert outcome.out == "No rank has been slow for long enough to need a remedy.\n"
     assert not any("advise" in one.command for one in RunSummary(made.source.view()).steps)

@@ -1,4 +1,4 @@
-"""From a step to its captures, or to why there is none; also where only some of a run's older steps are kept."""
+"""From a step to its captures, or the reason there is none; also if a run's older steps were thinned."""
 
 import json
 from dataclasses import replace
@@ -24,26 +24,26 @@ ROW = CaptureRow(
 @pytest.mark.parametrize(
     ("step", "away"), [(142, 0), (146, 0), (90, 0), (139, 0), (140, 1), (141, 1), (147, 1), (89, 1), (0, 90), (200, 54)]
 )
-def test_a_capture_is_of_the_steps_that_it_recorded_and_of_the_window_that_led_to_it(step, away):
+def test_a_capture_belongs_to_its_steps_and_to_the_window_that_led_to_it(step, away):
     assert ROW.distance_from(step) == away
 
 
-def test_the_decisions_about_a_step_are_those_on_windows_that_hold_it_the_newest():
+def test_the_decisions_about_a_step_are_the_newest_on_windows_that_contain_it():
     decisions = [{"first_step": first, "last_step": first + 49} for first in range(0, 200, 5)]
     found = decided_about(decisions, 100)
     assert [one["first_step"] for one in found] == list(range(100, 100 - 5 * MAX_DECISIONS, -5))[::-1]
     assert decided_about(decisions, 5000) == []
 
 
-def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage, tmp_path):
+def test_a_step_without_captures_has_its_decisions(sftriage, tmp_path):
     made = run_at(tmp_path / "run")
     made.decide(verdict(20, "healthy"), "ignore", "healthy")
     run = made.directory.path
-    # WHEN asked for a step of that window THEN there is no capture, and the decision says why
+    # WHEN a step of that window is selected THEN there is no capture, and the decision says why
     answer = sftriage("traces", "for-step", "42", "--run", run, "--json").json
     assert (answer["captures"], answer["nearest"]) == ([], None)
     assert [one["reason"] for one in answer["decisions"]] == ["healthy"]
-    # AND of a step that no window holds, it is said
+    # AND a step outside all windows has no decision
     assert "No decision about step 500" in sftriage("traces", "for-step", "500", "--run", run)[2]
 
 
@@ -71,19 +71,19 @@ def fault(first, onset, rank=2, stage="data", captured=(), attempt=0):
         # With one: to the end of the last window that names the same since about then.
         ([fault(90, 60, captured=("c-1",)), fault(160, 62)], 200, "c-1"),
         ([fault(90, 60, captured=("c-1",)), fault(160, 62)], 210, None),
-        # Not of another rank or stage, of a later fault of the same, nor of another attempt.
+        # Not another rank or stage, a later fault of the same rank, or another attempt.
         ([fault(90, 60, captured=("c-1",)), fault(160, 62, rank=3)], 200, None),
         ([fault(90, 60, captured=("c-1",)), fault(160, 62, stage="forward")], 200, None),
         ([fault(90, 60, captured=("c-1",)), fault(160, 180)], 200, None),
         ([fault(90, 60, captured=("c-1",)), fault(160, 62, attempt=1)], 200, None),
     ],
 )
-def test_a_step_is_answered_by_the_capture_of_the_fault_that_it_has(named, step, found):
+def test_a_step_has_the_capture_of_its_fault(named, step, found):
     stored = replace(ROW, onset_step=60)
     control = replace(stored, capture_id="c-2", label="control")
     answer = fault_at(step, [control, stored], named)
     assert (answer and answer.capture_id) == found
-    # AND one that says why comes first
+    # AND a capture with a cause comes first
     why = replace(stored, capture_id="c-9", cause=CAUSE.model_dump_json(), first_step=500, last_step=504)
     if found and not named:
         answer = fault_at(step, [stored, why], named)
@@ -110,7 +110,7 @@ def took(rank: int, step: int):
 
 @pytest.fixture(scope="module")
 def runs(module_path):
-    """The same job twice: with all of its steps, and with those that there is room for."""
+    """The same job twice: with all of its steps, and thinned to a size."""
     made = {}
     for name, kept in (("all", ALL), ("thinned", KEPT)):
         run = run_at(module_path / name)
@@ -128,43 +128,43 @@ def analysed(sftriage, run):
     return [json.loads(line) for line in out.splitlines()], err
 
 
-def test_analyze_finds_in_what_is_left_what_it_finds_in_all_and_says_what_is_not(sftriage, runs):
+def test_analyze_finds_the_same_in_thinned_steps_and_reports_the_thinning(sftriage, runs):
     # GIVEN a run of which all steps are kept, and the same one thinned
-    whole, said = analysed(sftriage, runs.all)
-    assert said == ""
-    thinned, said = analysed(sftriage, runs.thinned)
-    # THEN it is said from which step on all are there
-    assert f"Of the steps before {runs.whole_from:,}, the first 128 of every 1,024 are kept" in said
+    whole, notes = analysed(sftriage, runs.all)
+    assert notes == ""
+    thinned, notes = analysed(sftriage, runs.thinned)
+    # THEN a note names the first step from which all are kept
+    assert f"Of the steps before {runs.whole_from:,}, the first 128 of every 1,024 are kept" in notes
     assert STEPS // 8 < runs.whole_from < STEPS
-    # AND who was slow is named in what is left of that, and nobody else in all the rest
+    # AND the slow rank is named in the kept steps of its fault, and no other rank anywhere
     suspects = [one for one in thinned if one["label"] == "suspect"]
     assert {(one["suspects"][0]["rank"], one["suspects"][0]["stage"]) for one in suspects} == {(2, "data")}
     assert {one["first_step"] // 1024 for one in suspects} == {1, 2}
     assert all(one["first_step"] in SLOW or one["last_step"] in SLOW for one in suspects)
-    # AND no window is judged of which steps have gone
+    # AND no window with missing steps is judged
     for one in thinned:
         assert one["first_step"] >= runs.whole_from or stay(np.arange(one["first_step"], one["last_step"] + 1)).all()
-    # AND windows of the steps that are whole are judged as they are where all are kept
+    # AND windows of complete steps have the same verdicts as in the whole run
     newest = {one["first_step"]: one["label"] for one in whole if one["first_step"] >= runs.whole_from + 600}
     assert newest
     assert newest == {one["first_step"]: one["label"] for one in thinned if one["first_step"] in newest}
 
 
 @pytest.mark.parametrize(("step", "gone"), [(500, True), (1030, False), (STEPS - 1, False)])
-def test_for_step_says_where_what_the_ranks_took_is_kept_no_longer(sftriage, runs, step, gone):
+def test_for_step_reports_a_step_whose_durations_are_gone(sftriage, runs, step, gone):
     found = sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path, "--json").json
     assert ("Of the steps before" in (found["kept_no_longer"] or "")) == gone
-    said = sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path).err
-    assert (f"The durations of step {step} are no longer kept" in said) == gone
+    notes = sftriage("traces", "for-step", step, "--run", runs.thinned.directory.path).err
+    assert (f"The durations of step {step} are no longer kept" in notes) == gone
 
 
-def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
-    # GIVEN maps of the whole run, and of a part of it that has a column a step
+def test_the_map_shows_kept_steps_and_the_page_reports_the_thinning(runs):
+    # GIVEN maps of the whole run, and of a part with one column per step
     heat = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 0, STEPS - 1, 16)
     starts = np.arange(heat.levels_GC.shape[1]) * heat.column_steps
-    # THEN a column of which steps are left shows who was late in them, and another nothing
+    # THEN a column with kept steps shows the late ranks, and any other is empty
     left = (starts >= runs.whole_from) | (starts % 1024 < BLOCK_STEPS)
-    # (of the column in which the whole ones begin either is right)
+    # (the column in which the complete steps begin may be either)
     sure = (starts >= runs.whole_from) | (starts + heat.column_steps <= runs.whole_from)
     np.testing.assert_array_equal((heat.levels_GC[2] != UNKNOWN)[sure], left[sure])
     slow = np.isin(starts, SLOW) & left
@@ -173,10 +173,10 @@ def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     near = HeatSource(StepLogs(runs.thinned.directory.steps)).map(0, 2000, 2200, 1)
     shown = near.levels_GC[0] != UNKNOWN
     np.testing.assert_array_equal(np.flatnonzero(shown) + 2000, np.arange(2049, 2176))
-    # AND the page says so, but of the steps that are whole
+    # AND the page reports it, except for complete steps
     runs.thinned.decide(verdict(20))
     runs.thinned.decide(verdict(STEPS - 50))
-    # (which waits for no map of its own for long; who asks for the map does)
+    # (the page does not wait long for a map; a request for the map does)
     assert runs.thinned.get("/heat.bin").status == 200
     assert f"Of the steps before {runs.whole_from:,}" in runs.thinned.get("/").text
     assert 'id="thinned"' not in runs.thinned.get("/?last=100").text

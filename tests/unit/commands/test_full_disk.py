@@ -1,4 +1,4 @@
-"""What commands say of a run whose disk is full, read-only, or was: reading never writes, and what is lost is told."""
+"""Commands on a run whose disk is or was full or read-only: reading never writes, and losses are reported."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def run(disk, tmp_path) -> RunDirectory:
-    """A run of one window and one capture, which nobody has listed yet, on a disk of its own."""
+    """A run of one window and one capture, not listed yet, on its own disk."""
     directory, trace = run_in(disk.path / "run"), tmp_path / "trace.json"
     trace.write_bytes(os.urandom(8192))
     LocalStore(directory.path).put("w20-69-r2-x-1", trace, lambda artefact: manifest_of("w20-69-r2-x-1", artefact))
@@ -65,44 +65,44 @@ UNWELL = {
 
 @pytest.mark.parametrize("command", READING, ids=lambda words: " ".join(map(str, words)))
 @pytest.mark.parametrize("unwell", UNWELL)
-def test_what_only_reads_works_whatever_the_disk_takes(sftriage, disk, run, unwell, command):
-    # GIVEN a run on a disk that takes nothing
+def test_reading_works_on_a_disk_that_cannot_be_written(sftriage, disk, run, unwell, command):
+    # GIVEN a run on a disk that accepts no writes
     UNWELL[unwell](disk)
     before = lies_in(run.path)
-    # WHEN somebody reads it THEN they get what is there
+    # WHEN a command reads it THEN it prints the contents
     outcome = sftriage(*command, "--run", run.path)
     assert (outcome.code, "disk" in outcome.err, "space" in outcome.err) == (0, False, False)
     assert "w20-69-r2-x-1" in outcome.out or command[0] in ("explain", "decisions")
-    # AND nothing there has changed, but for a catalogue that could not be made
+    # AND no file has changed, except for a catalogue that could not be written
     assert {path for path, _ in lies_in(run.path) - before if not path.endswith(("run", "catalogue.db"))} == set()
 
 
 @pytest.mark.parametrize("unwell", [SmallDisk.fill, SmallDisk.fill_names])
-def test_room_can_be_made_on_a_disk_that_is_full(sftriage, disk, run, unwell):
+def test_prune_works_on_a_full_disk(sftriage, disk, run, unwell):
     unwell(disk)
     outcome = sftriage("traces", "prune", "--bytes", "1Ki", "--run", run.path)
     assert (outcome.code, outcome.err) == (0, "")
     assert list(LocalStore(run.path).ids()) == []
 
 
-def test_a_window_that_a_full_disk_has_cost_is_said_to_be_lost_and_not_never_to_have_been(sftriage, run):
-    # GIVEN a run of which some windows could not be written
+def test_a_window_lost_to_a_full_disk_is_reported_as_lost(sftriage, run):
+    # GIVEN a run with windows that could not be written
     journal = Recorder(run.decisions)
     journal.append(BETWEEN)
     journal.close()
     window(run, 500)
-    # WHEN one is asked for THEN that is said, with what became of the others
+    # WHEN one is selected THEN the message has the number of lost windows and their steps
     for command in (("explain", 400), ("traces", "for-step", 400)):
         outcome = sftriage(*command, "--run", run.path)
         assert "12 windows (of steps 300 to 460)" in outcome.err + outcome.out, command
         assert "has no window" not in outcome.err
         assert "nobody watched" not in outcome.out
-    # AND of steps that lie elsewhere it is as ever
+    # AND other steps have the usual message
     assert "has no window" in sftriage("explain", 90, "--run", run.path).err
 
 
 def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, tmp_path):
-    # GIVEN a run that goes on, and whose newest windows are in memory
+    # GIVEN a running job whose newest windows are in memory
     rings = tmp_path / "rings"
     rings.mkdir()
     directory = run_in(tmp_path / "run", rings=str(rings))
@@ -112,7 +112,7 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
         outcome = sftriage(*command, "--run", directory.path)
         assert "cannot be written (No space left on device)" in outcome.err + outcome.out, command
         assert "New records wait in memory" in outcome.err + outcome.out
-    # WHEN whoever has them in memory is killed, or it can be written again THEN there is no such word
+    # WHEN the process with these windows is killed, or the disk recovers THEN the message is gone
     kept = (rings / "disk").read_text()
     (rings / "disk").write_text(kept.replace(str(os.getpid()), "4194305"))
     assert "has no window" in sftriage("explain", 400, "--run", directory.path).err

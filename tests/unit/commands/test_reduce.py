@@ -1,4 +1,4 @@
-"""`sftriage reduce`: what a program reads, what a person reads, and whether a trace agrees with the run it is from."""
+"""`sftriage reduce`: JSON, text, and whether a trace agrees with its run."""
 
 import json
 from typing import Any
@@ -30,14 +30,14 @@ def traces(tmp_path, slow=None, **about):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run in which rank 2 was late in data, as its recorder saw the same steps; one more before and after."""
+    """The recording of the same steps, and one more before and after, in which rank 2 was late in data."""
     made = run_in(tmp_path / "run")
     made.policy_file.unlink()
     for rank in range(4):
-        seen = reduced(tmp_path / "seen.json", job_events(rank, 2, first=99, steps=10), rank=rank, world_size=4)
+        trace = reduced(tmp_path / "trace.json", job_events(rank, 2, first=99, steps=10), rank=rank, world_size=4)
         log = StepLog(made.steps, RingInfo(rank, 4, rank, 0, "resnet", "h", "", SCHEMA, 1, 2, 1, 1))
-        outside = tuple(outside_ns(seen.steps, seen.spans, seen.schema)[0].tolist())
-        measured = zip(seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True)
+        outside = tuple(outside_ns(trace.steps, trace.spans, trace.schema)[0].tolist())
+        measured = zip(trace.steps.number_N.tolist(), trace.durations_ns_NS.tolist(), strict=True)
         steps = [StepRecord(rank, number, 0, 50_000, tuple(each), outside, True, False) for number, each in measured]
         log.append(of_rank(1, *steps, schema=SCHEMA))
         log.close()
@@ -66,7 +66,7 @@ def test_all_ranks_are_accounted_and_what_filled_the_suspect_stage_is_listed(sft
     # AND the accounting names rank and stage
     (suspect,) = found["verdict"]["suspects"][:1]
     assert (found["verdict"]["label"], suspect["ranks"], suspect["stage"]) == ("suspect", [2], "data")
-    # AND what filled it is laid beside a healthy rank
+    # AND its contents are compared with a healthy rank
     assert (found["findings"]["stage"], found["findings"]["suspect"]["rank"]) == ("data", 2)
     assert found["findings"]["control"]["rank"] != 2
     assert (found["refused"], found["agreement"], found["no_verdict"]) == ([], None, None)
@@ -82,33 +82,33 @@ def test_without_collectives_there_is_no_verdict_and_never_health(sftriage, tmp_
     for rank in range(4):
         events, left = [], kept
         for one in job_events(rank, 2):
-            seen = one["name"].startswith("gloo:")
-            left -= seen
-            if not seen or left >= 0:
+            collective = one["name"].startswith("gloo:")
+            left -= collective
+            if not collective or left >= 0:
                 events.append(one)
         files.append(write(tmp_path / f"r{rank}.json", document(events, rank, 4)))
-    # WHEN they are reduced THEN it is said that there is no verdict, and why
+    # WHEN they are reduced THEN there is no verdict, with the reason
     found = sftriage("reduce", *files, "--json").json
     assert (found["verdict"]["label"], found["verdict"]["reasons"]) == ("needs_evidence", ["no_sync"])
     assert found["verdict"]["suspects"] == []
     assert found["no_verdict"].startswith(why)
-    said = sftriage("reduce", *files).out
-    assert f"No verdict: {why}" in said
-    assert "Healthy" not in said
-    # AND where a map says in which stage the ranks wait, the rank is named
+    text = sftriage("reduce", *files).out
+    assert f"No verdict: {why}" in text
+    assert "Healthy" not in text
+    # AND if a map names the sync stage, the rank is named
     names = tmp_path / "map.yaml"
     names.write_text("stages: {data: ['sftriage:data'], rest: ['sftriage:*']}\nsync: [rest]\n")
     assert "Rank 2 is slow in data" in sftriage("reduce", *files, "--map", names).out
 
 
-def test_a_person_is_told(sftriage, tmp_path):
+def test_the_text_has_stages_frontier_verdict_and_findings(sftriage, tmp_path):
     out = sftriage("reduce", *traces(tmp_path, slow=2)).out
-    for said in ("Stages of rank 0", "Frontier, steps 100 to 107", "Rank 2 is slow in data", "What filled data of"):
-        assert said in out
+    for text in ("Stages of rank 0", "Frontier, steps 100 to 107", "Rank 2 is slow in data", "What filled data of"):
+        assert text in out
 
 
 def test_a_capture_agrees_with_its_run(sftriage, run, captured):
-    # GIVEN a captured trace and the run it is from
+    # GIVEN a captured trace and its run
     for against in (run.path, captured.parent / "manifest.json"):
         found = sftriage("reduce", captured, "--against", against, "--json").json
         # THEN they agree on the same steps, in the stage that was suspected
@@ -129,14 +129,14 @@ def test_all_ranks_agree_with_the_run_and_so_do_the_verdicts(sftriage, tmp_path,
         device = StepLog(run.steps, host.info, kind="device-steps")
         device.append(host.read())
         device.close()
-    # WHEN the traces of all ranks are held against it THEN its own verdict on these steps is the traces'
+    # WHEN the traces of all ranks are compared with it THEN both have the same verdict on these steps
     found = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").json
     assert (found["agreement"]["agrees"], found["agreement"]["verdicts_agree"]) == ("yes", True)
     assert [one["agrees"] for one in found["agreement"]["ranks"]] == ["yes"] * 4
 
 
-def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, run):
-    # GIVEN traces of the same steps in which nobody is late
+def test_a_trace_without_the_fault_does_not_agree(sftriage, tmp_path, run):
+    # GIVEN traces of the same steps without a late rank
     found = sftriage("reduce", *traces(tmp_path, None, **OURS), "--against", run.path, "--json").json
     # THEN the suspect does not agree, nor do the verdicts
     agreement = found["agreement"]
@@ -145,26 +145,26 @@ def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, ru
 
 
 @pytest.mark.parametrize(
-    ("about", "first", "said"),
+    ("about", "first", "refusal"),
     [
         ({"sftriage.job": "other", "sftriage.capture_id": "c-1"}, 100, "of job 'other', but the run is of 'resnet'"),
         (OURS, 5000, "no recording of steps 5000 to 5007"),
     ],
 )
-def test_traces_of_other_jobs_and_steps_are_refused(sftriage, tmp_path, run, about, first, said):
+def test_traces_of_other_jobs_and_steps_are_refused(sftriage, tmp_path, run, about, first, refusal):
     path = write(tmp_path / "t.json", document(job_events(2, 2, first=first), 2, 4, **about))
     outcome = sftriage("reduce", path, "--against", run.path)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert said in outcome.err
+    assert refusal in outcome.err
 
 
-def test_findings_are_noted_in_the_manifest_and_shown(sftriage, run, captured, tmp_path):
+def test_findings_are_saved_in_the_manifest_and_shown(sftriage, run, captured, tmp_path):
     # GIVEN a capture, and a healthy rank's trace of the same steps
     control = write(tmp_path / "r1.json", document([*job_events(1, 2), event("aten::more", 1500, 500)], 1, 4))
     # WHEN it is reduced against its run, and the findings saved
     outcome = sftriage("reduce", captured, "--against", run.path, "--control", control, "--save", "--json")
     assert outcome.code == 0, outcome.err
-    # THEN the manifest carries them, readable by its owner alone, and `show` prints them
+    # THEN they are in the manifest, which only its owner can read, and `show` prints them
     path = captured.parent / "manifest.json"
     assert json.loads(path.read_bytes())["findings"] == json.loads(outcome.out)["findings"]
     assert path.stat().st_mode & 0o077 == 0
@@ -174,17 +174,15 @@ def test_findings_are_noted_in_the_manifest_and_shown(sftriage, run, captured, t
     assert "20.0 ms more than rank 1" in shown
 
 
-def test_what_is_found_again_is_of_the_steps_that_the_manifest_says_have_the_fault(
-    sftriage, tmp_path, make_manifest, run
-):
-    # GIVEN a capture of six steps, and a manifest that says which two of them have the fault
-    told = ReproducedInfo(answer="partly", steps=6, steps_with=2, over_s=0.01, expected_s=0.02, fault_steps=(101, 104))
+def test_findings_are_of_the_steps_with_the_fault(sftriage, tmp_path, make_manifest, run):
+    # GIVEN a capture of six steps, whose manifest names the two with the fault
+    found = ReproducedInfo(answer="partly", steps=6, steps_with=2, over_s=0.01, expected_s=0.02, fault_steps=(101, 104))
     path = write(tmp_path / "exported.json", document(recurring_events(first=100), 2, 4, **OURS))
     LocalStore(run.path).put(
-        "c-1", path, lambda artefact: make_manifest("c-1", artefact).model_copy(update={"reproduced": told})
+        "c-1", path, lambda artefact: make_manifest("c-1", artefact).model_copy(update={"reproduced": found})
     )
     capture = run.path / "captures" / "c-1"
-    # WHEN its trace is reduced, with the run, with a control rank, or where it lies
+    # WHEN its trace is reduced, with the run, with a control rank, or in its place
     control = write(tmp_path / "r1.json", document(recurring_events(first=100), 1, 4))
     for more, beside, control_steps in (
         (("--against", run.path), "steps", 4),
@@ -192,13 +190,13 @@ def test_what_is_found_again_is_of_the_steps_that_the_manifest_says_have_the_fau
         ((), "steps", 4),
     ):
         found = sftriage("reduce", capture / "trace.json.gz", *more, "--json").json["findings"]
-        # THEN it is of those two
+        # THEN the findings are of those two
         assert (found["suspect"]["steps"], found["of_steps"], found["beside"]) == (2, 6, beside)
         assert found["control"]["steps"] == control_steps
-    # AND a person is told so
-    said = sftriage("reduce", capture / "trace.json.gz").out
-    assert "in the 2 of 6 captured steps that have the fault" in said
-    assert "other steps" in said
+    # AND the text says so
+    text = sftriage("reduce", capture / "trace.json.gz").out
+    assert "in the 2 of 6 captured steps that have the fault" in text
+    assert "other steps" in text
 
 
 def test_ranks_that_are_missing_are_named(sftriage, tmp_path):
@@ -207,14 +205,13 @@ def test_ranks_that_are_missing_are_named(sftriage, tmp_path):
     assert found["no_verdict"] == "2 ranks have no trace here (2, 3)"
 
 
-def test_a_rank_is_what_the_trace_says_unless_a_person_says_it(sftriage, tmp_path):
+def test_rank_names_the_rank_of_a_trace_that_lacks_it(sftriage, tmp_path):
     path = write(tmp_path / "worker7.json", document([mark("ProfilerStep#1", 0, 50)]))
     assert sftriage("reduce", path, "--json").json["traces"][0]["rank"] is None
-    told = sftriage("reduce", path, "--rank", "worker7.json=3", "--json")
-    assert json.loads(told.out)["traces"][0]["rank"] == 3
+    assert sftriage("reduce", path, "--rank", "worker7.json=3", "--json").json["traces"][0]["rank"] == 3
 
 
-def test_what_cannot_be_reduced_is_said_and_the_rest_is_reduced(sftriage, tmp_path):
+def test_a_bad_trace_is_refused_and_the_others_are_reduced(sftriage, tmp_path):
     good = write(tmp_path / "good.json", document([mark("ProfilerStep#1", 0, 50)]))
     bad = write(tmp_path / "bad.json", b'{"traceEvents": [')
     outcome = sftriage("reduce", good, bad, "--json")
@@ -224,13 +221,13 @@ def test_what_cannot_be_reduced_is_said_and_the_rest_is_reduced(sftriage, tmp_pa
 
 
 def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
-    # GIVEN the traces of several ranks, of which only the stages were kept
+    # GIVEN the traces of several ranks, already reduced to stages
     paths = traces(tmp_path, slow=2)
     found = read_all(paths, Names(), {})
     assert found.whole(2, Names(), {}).trace.blocks
-    # WHEN one of them has become another's by the time it is read again
+    # WHEN one of them is replaced before it is read again
     paths[2].write_bytes(paths[1].read_bytes())
-    # THEN it is not taken for what it was
+    # THEN it is refused
     with pytest.raises(InputError, match="changed while being read"):
         found.whole(2, Names(), {})
 
@@ -239,11 +236,11 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
     ("first", "last", "there"),
     [(100, 100, 1), (99, 108, 10), (104, 108, 5), (99, 101, 3), (107, 110, 2), (50, 99, 1), (200, 201, 0)],
 )
-def test_the_steps_of_a_run_are_found_wherever_they_lie(run, first, last, there):
+def test_the_steps_of_a_run_are_found_at_its_start_end_and_beyond(run, first, last, there):
     # GIVEN a run of steps 99 to 108
-    # WHEN some are asked for, at its start, its end or beyond
+    # WHEN some are read, at its start, its end or beyond
     found = load_signal(run.path).steps(first, last)
-    # THEN just those that were recorded are there, each with its own durations
+    # THEN the recorded ones are found, each with its own durations
     assert sorted(found) == [number for number in range(first, last + 1) if 99 <= number <= 108]
     assert len(found) == there
     for number, window in found.items():

@@ -383,7 +383,7 @@ def test_a_damaged_capture_is_fetched_from_where_its_verified_copy_is(sftriage, 
     assert LocalStore(run.path).ids() == {FIRST, SECOND, THIRD}
 
 
-def test_a_run_that_is_not_ours_to_write_can_be_looked_at(sftriage, run, monkeypatch, tmp_path):
+def test_a_read_only_run_can_be_read(sftriage, run, monkeypatch, tmp_path):
     # GIVEN a run directory without a catalogue, in which nothing may be written
     access = os.access
 
