@@ -33,8 +33,6 @@ from sftriage.reports.watch_lines import clean
 from sftriage.traces.remote import checked_url
 
 EverywhereOption = Annotated[bool, option("--all-namespaces -A", "Include all namespaces.")]
-
-
 DAY_S = 86_400.0
 
 
@@ -49,8 +47,7 @@ def policies(
     Uses kubectl's configuration: KUBECONFIG or ~/.kube/config.
     """
     objects, namespace = connected(namespace, context, everywhere=everywhere)
-    bodies = objects.list(POLICIES, namespace or None)
-    rows = [_row(body) for body in bodies]
+    rows = list(map(_policy_row, objects.list(POLICIES, namespace or None)))
     if as_json:
         print_json(rows)
         return
@@ -70,7 +67,7 @@ def _policy_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["namespace"], row["policy"], rules, force.get(accepted["status"], "unknown"), why["message"]
 
 
-def _row(body: dict[str, Any]) -> dict[str, Any]:
+def _policy_row(body: dict[str, Any]) -> dict[str, Any]:
     metadata, status = body["metadata"], body.get("status", {})
     row = {"namespace": metadata["namespace"], "policy": metadata["name"], "rules": status.get("rules")}
     for kind in ("Accepted", "Conflicted"):
