@@ -15,7 +15,6 @@ from sftriage.reduce.together import Reduced, read_all
 from sftriage.reports.texts import (
     agreement_table,
     confirmation_sentence,
-    finding_lines,
     frontier_table,
     shares_table,
     stages_table,
@@ -24,6 +23,7 @@ from sftriage.reports.texts import (
 from sftriage.runs.recordings import detection_of
 from sftriage.runtime import reducing
 from sftriage.traces.manifest import Findings
+from sftriage.words.captures import finding_lines
 from sftriage.words.verdicts import verdict_sentence
 
 

@@ -20,6 +20,7 @@ from sftriage.model.captures import Decision, Outcome
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
+from sftriage.words.captures import capture_facts
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
@@ -315,81 +316,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
 
 def manifest_lines(manifest: Manifest) -> list[str]:
     """What triggered a capture, what it holds, what it cost, and what its reduced trace showed."""
-    trigger, capture = manifest.trigger, manifest.capture
-    timings = ", ".join(
-        f"{'recording' if name == 'run' else name} {milliseconds(seconds)}"
-        for name, seconds in capture.timings_s.items()
-    )
-    chosen = decisions.choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen else ""
-    once = capture.profiler == "stacks" and not manifest.sampled
-    program = "one snapshot of its stacks" if once else decisions.PROFILERS[capture.profiler]
-    rule = f"{trigger.rule} of policy" if trigger.rule else "none, requested by hand; under the limits of policy"
-    cost = "unknown: it is measured once the steps just after the capture have been judged"
-    if (found := manifest.cost) is not None:
-        cost = decisions.cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
-    return [
-        f"capture     {manifest.capture_id}",
-        f"job, run    {manifest.job}, {manifest.run}",
-        f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
-        f"because     {trigger.why or 'unknown'}",
-        f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
-        f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
-        f"with {program}" + (f" ({capture.detail})" if capture.detail else ""),
-        *([f"profiler    {chosen}"] if chosen else []),
-        *([f"follows     {trigger.follows}, the first capture of this suspect"] if trigger.follows else []),
-        *([f"followed by {manifest.followed.capture_id}"] if manifest.followed is not None else []),
-        *([f"control     {decisions.CONTROL_PART}"] if capture.role == "control" else []),
-        f"reproduced  {_reproduced(manifest)}",
-        *(f"its GPU     {remark}" for remark in manifest.evidence),
-        f"cost        to the job: {cost}",
-        f"its time    on rank {capture.rank}: {timings or 'not measured'}",
-        *(f"trace       {file.name}, {size(file.size_bytes)}, sha256 {file.sha256}" for file in manifest.artefacts),
-        f"may contain {manifest.may_contain}",
-        *_found(manifest),
-    ]
-
-
-def _reproduced(manifest: Manifest) -> str:
-    found = manifest.reproduced
-    if found is None:
-        return "unknown whether the fault was there"
-    whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
-    due = " in which it was due" if manifest.trigger.period_steps else ""
-    steps = f"{found.steps_with} of {verdicts.counted(found.steps, 'captured step')}{due}"
-    over = f"{milliseconds(abs(found.over_s))} {'longer' if found.over_s >= 0 else 'less'}"
-    before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
-    return f"{found.answer}: {whose} was in {steps}; the suspect took {over} than its peers ({before})"
-
-
-def _found(manifest: Manifest) -> list[str]:
-    findings = manifest.findings
-    if findings is None:
-        return []
-    lines = [f"found       {line}" for line in finding_lines(findings)]
-    stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]
-    if stood_out:
-        most = (f"{share.name} {milliseconds(share.self_s)}" for share in stood_out)
-        lines.append(f"most        {', '.join(most)}")
-    return lines
-
-
-def finding_lines(findings: Findings) -> list[str]:
-    """Findings in lines: the summary, and the device's side where there is one."""
-    cause = findings.cause
-    lines = [findings.summary]
-    if cause is not None:
-        lines = [decisions.caused(cause), cause.next_step, findings.summary]
-    suspect = findings.suspect
-    if suspect.kernels or suspect.launches:
-        lines.append(
-            f"device: {suspect.kernels:.0f} kernels a step, {milliseconds(suspect.device_s)} of work "
-            f"({milliseconds(suspect.collective_s)} in collectives), from {suspect.launches:.0f} launches "
-            f"that took the host {milliseconds(suspect.launch_s)}"
-        )
-    least_s = max(5e-5, 0.05 * suspect.device_s)
-    if most := [f"{of.words} {milliseconds(of.device_s)}" for of in findings.kernels[:3] if of.device_s >= least_s]:
-        lines.append(f"on the device: {', '.join(most)}")
-    return lines
+    return [f"{name:12}{text}" for name, text in capture_facts(manifest)]
 
 
 _MAX_PARTS = 5
@@ -409,7 +336,7 @@ def whatif_tables(shown: WhatIf) -> Iterator[Table]:
     heat, found = shown.heat(), shown.found
     if heat is None:
         return
-    part = f", the slowest {heat.shown} of {heat.there}" if heat.shown < heat.there else ""
+    part = f", the slowest {heat.shown} of {heat.workers}" if heat.shown < heat.workers else ""
     table = titled(f"Slowdown by worker{part}", ["stage"], [f"dp {dp}" for dp in heat.dps])
     for pp, slowdowns in heat.rows.items():
         table.add_row(f"pp {pp}", *map(cell, slowdowns))
@@ -481,10 +408,10 @@ class ReplayReport:
             about += f" ({subject(named)} in {slow_stage(named)}, {gain})"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
-            steps_ = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"
+            box = f"steps {recorded[0]} to {recorded[1]}, at most" if recorded else "at once, at most"
             healthy = ", healthy, for comparison" if request.role == "control" else ""
             bounds = f"{request.max_seconds:g} s and {size(request.max_bytes)}"
-            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {steps_} {bounds}"
+            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {box} {bounds}"
         for rule in first.notify:
             yield *[""] * 4, f"rule {rule} notifies"
 

@@ -217,5 +217,5 @@ def _request_line(row: RequestRow) -> str:
 
 def _capturing(requests: Sequence[CaptureRequest]) -> str:
     beside = {"control": " for comparison"}
-    named = (f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in requests)
+    named = (f"rank {request.rank}{beside.get(request.role, '')} ({request.capture_id})" for request in requests)
     return f"Capturing {', '.join(named)}."

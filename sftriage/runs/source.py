@@ -93,10 +93,10 @@ class CaptureShelf:
         if all(upload.state == "stored" for upload in found.values()):
             return found, False
         busy = self._store.busy
-        for name, upload_ in found.items():
+        for name, sent in found.items():
             # An upload whose sender died waits.
-            if not busy and upload_.state == "uploading":
-                found[name] = upload_.model_copy(update={"state": "waiting"})
+            if not busy and sent.state == "uploading":
+                found[name] = sent.model_copy(update={"state": "waiting"})
         return found, busy
 
     def signature(self) -> tuple[object, ...]:
@@ -248,15 +248,15 @@ class RunSource:
             if self._opened is None:
                 return None
             wanted = (attempt, first_step, last_step, each, clock, len(self._view.rows))
-            map_ = self._maps.get(wanted)
-            if map_ is None:
-                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat, *wanted[:5])
+            drawn = self._maps.get(wanted)
+            if drawn is None:
+                drawn = self._maps[wanted] = self._drawing.submit(self._opened.heat, *wanted[:5])
                 while len(self._maps) > KEPT_MAPS:
                     self._maps.popitem(last=False)[1].cancel()
         try:
-            return map_.result(patience_s)
+            return drawn.result(patience_s)
         except futures.TimeoutError:
-            map_.add_done_callback(self._drawn)
+            drawn.add_done_callback(self._drawn)
             return Drawing()
         except futures.CancelledError:
             # (dropped for newer requests)
@@ -323,7 +323,7 @@ class RunSource:
             named = next((row for row in reversed(journal.rows) if row.suspects), None)
             self._view = View(
                 # (copied: the journal grows on)
-                **{field_.name: copy(getattr(journal, field_.name)) for field_ in fields(journal)},
+                **{part.name: copy(getattr(journal, part.name)) for part in fields(journal)},
                 version=version,
                 info=info,
                 problem=problem,
@@ -381,7 +381,7 @@ class StartedRuns:
     def look(self) -> Followed:
         with self._lock:
             if time.monotonic() >= self._due_s:
-                runs = tuple(run for run_ in islice(started_runs(), MAX_LISTED) if (run := _started(run_)) is not None)
+                runs = tuple(filter(None, map(_started, islice(started_runs(), MAX_LISTED))))
                 last, newest = self._found.newest, runs[0] if runs else None
                 switched = last is not None and newest is not None and last.directory != newest.directory
                 self._found = Followed(runs, last if switched else self._found.before)

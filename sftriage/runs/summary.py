@@ -196,7 +196,7 @@ class RunSummary:
         self.answers = (
             self._healthy(),
             self._since(since, before),
-            self._who(decisive, causes),
+            self._suspect(decisive, causes),
             self._sure(decisive, trouble),
             self._cost(decisive),
             self._captured(),
@@ -224,7 +224,7 @@ class RunSummary:
             since = f"unknown since step {self.view.rows[-1].last_step:,}"
         return Answer("since", since, tuple(more))
 
-    def _who(self, decisive: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
+    def _suspect(self, decisive: WindowRow, causes: Sequence[CauseInfo]) -> Answer:
         if self.health == "healthy":
             return Answer("who", "none")
         if self.named:

@@ -95,11 +95,11 @@ HOTTEST = 1.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeat:
-    """The slowdown S_w by stage (``rows``) and data-parallel rank: of ``there`` workers the slowest."""
+    """The slowdown S_w by stage (``rows``) and data-parallel rank: of ``workers`` the slowest."""
 
     dps: tuple[int, ...]
     rows: Mapping[int, tuple[float, ...]]
-    there: int
+    workers: int
 
     @property
     def shown(self) -> int:
@@ -255,7 +255,7 @@ class WhatIf:
         found, operations = self.found, self.operations
         n = int(np.abs(found.replayed_N - found.replayed_N.mean()).argmin())
         work_TW = operations.work_TNW[:, n]
-        parts = tuple(dict.fromkeys(type_.part for type_ in operations.types))
+        parts = tuple(dict.fromkeys(operation.part for operation in operations.types))
         both = [
             _boxes(operations, parts, work_T1W)
             for work_T1W in (work_TW, np.broadcast_to(operations.ideal_T[:, None], work_TW.shape))
@@ -299,9 +299,9 @@ def trace_events(shown: StepTimelines) -> dict[str, Any]:
         for tid, row in enumerate(shown.rows):
             events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": row.name}})
             for box in row.measured if pid == 1 else row.ideal:
-                name_ = f"waits: {shown.parts[box.part]}" if box.waits else shown.parts[box.part]
+                label = f"waits: {shown.parts[box.part]}" if box.waits else shown.parts[box.part]
                 times = {"ts": 1e6 * box.start_s, "dur": 1e6 * (box.end_s - box.start_s)}
-                events.append({"ph": "X", "pid": pid, "tid": tid, "name": name_, **times})
+                events.append({"ph": "X", "pid": pid, "tid": tid, "name": label, **times})
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -487,7 +487,7 @@ def _chains(types: list[OpType], n_pp: int) -> Graph:
     """Each rank's columns in sequence; the ranks of all stages enter a sync stage together."""
     n_columns = len(types)
     chains = [range(pp * n_columns, (pp + 1) * n_columns) for pp in range(n_pp)]
-    synced = [index for index, type_ in enumerate(types) if type_.communication]
+    synced = [index for index, kind in enumerate(types) if kind.communication]
     return graph_of(
         n_pp * n_columns,
         [pair for chain in chains for pair in pairwise(chain)],

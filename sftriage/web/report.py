@@ -26,9 +26,8 @@ from sftriage.traces.store import Store, Upload, beside
 from sftriage.web.charts import Timeline, bars_of
 from sftriage.web.flames import FlameGraph, StackDownloads
 from sftriage.web.page import templates
-from sftriage.words.decisions import caused
-from sftriage.words.run import reproduced_words
-from sftriage.words.verdicts import lasted, milliseconds, place, size, span
+from sftriage.words.captures import capture_facts
+from sftriage.words.verdicts import milliseconds, place, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,38 +95,19 @@ def capture_report(manifest: Manifest, uploads: Mapping[str, Upload], where: str
     return RunReport(title=f"{manifest.job}, {note.title[:1].lower()}{note.title[1:]}", about=about, captures=(note,))
 
 
+REPORTED_FACTS = ("rule", "captured", "reproduced", "found", "cost", "trace", "may contain")
+
+
 def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> CaptureNote:
-    capture, trigger = manifest.capture, manifest.trigger
+    capture = manifest.capture
     upload = uploads.get(manifest.capture_id)
     if upload is not None and upload.state == "stored":
         # More people can reach the copy.
         where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
-    rule = f"rule {trigger.rule} of policy {trigger.policy}" if trigger.rule else "requested by hand"
-    fault = cost = why = ""
-    if (found := manifest.reproduced) is not None:
-        there = f"in {found.steps_with} of {found.steps} captured steps"
-        over = f"{milliseconds(found.over_s)} over its peers a step"
-        fault = f"{reproduced_words(found.answer, capture.role)}: {there}, {over}"
-    if manifest.cause is not None and manifest.cause.code != "unknown":
-        why = f"{caused(manifest.cause)} {manifest.cause.next_step}"
-    elif manifest.findings is not None:
-        why = manifest.findings.summary
-    if manifest.cost is not None and manifest.cost.cost_s is not None:
-        shared = "" if manifest.cost.captures == 1 else f", shared by {manifest.cost.captures} captures"
-        cost = f"{lasted(max(0.0, manifest.cost.cost_s))} of the job's time{shared}"
-    facts = [
-        ("decided by", f"{rule} (sha256 {trigger.policy_sha256[:12]})"),
-        ("recorded", f"{span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}"),
-        ("fault", fault),
-        ("cause", why),
-        ("cost", cost),
-        ("trace", f"{manifest.artefacts[0].name}, {size(manifest.artefacts[0].size_bytes)}, {capture.profiler}"),
-        ("may contain", manifest.may_contain),
-    ]
     return CaptureNote(
         title=f"Capture of rank {capture.rank}, {span(capture.first_step, capture.last_step)}",
-        why=trigger.why,
-        facts=tuple((name, words) for name, words in facts if words),
+        why=manifest.trigger.why,
+        facts=tuple((name, text) for name, text in capture_facts(manifest) if name in REPORTED_FACTS),
         fetch=f"sftriage traces get {manifest.capture_id} {where}",
         manifest=manifest,
     )
