@@ -24,7 +24,7 @@ from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
-from sftriage.runs.summary import RunSummary, captures_cost_s, captures_of
+from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s, captures_of
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest
@@ -104,6 +104,9 @@ class RunPage(Page[RunSource]):
             heat_at=0 if chart is None else chart.axis.stretches[-1].at,
             drawing=charts.drawing,
             newest=log_of(view.rows, (*view.requests, *view.notes), view.results, size=NEWEST),
+            captured={
+                found.capture_id: captured_words(found) for found in view.captures if isinstance(found, Manifest)
+            },
             captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
