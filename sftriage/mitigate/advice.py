@@ -109,8 +109,8 @@ def _bounded(pipeline: Pipeline, slack_L: Sequence[int]) -> tuple[int, ...]:
     ahead = [*accumulate(reversed(slack_L), initial=1)]
     most_S = pipeline.most_S or (pipeline.microbatches,) * len(ahead)
     # A stage can run no further ahead than the stages before it.
-    room = accumulate((min(most, pipeline.microbatches) for most in most_S), min)
-    return tuple(min(wanted, most) for wanted, most in zip(reversed(ahead), room, strict=True))
+    memory = accumulate((min(most, pipeline.microbatches) for most in most_S), min)
+    return tuple(min(wanted, most) for wanted, most in zip(reversed(ahead), memory, strict=True))
 
 
 def step_s(pipeline: Pipeline, ahead_S: Sequence[int]) -> float:

@@ -54,7 +54,7 @@ def values(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_the_counters_are_what_the_steps_on_disk_say(start, tmp_path, policy):
+def test_the_counters_equal_the_steps_on_disk(start, tmp_path, policy):
     # GIVEN a job that was watched to its end, its metrics written into a file
     path = tmp_path / "job.prom"
     run = start("run", "--metrics-file", path, "--out", tmp_path / "run", "--policy", policy, "--job", "loop",
@@ -73,7 +73,7 @@ def test_the_counters_are_what_the_steps_on_disk_say(start, tmp_path, policy):
     assert stages == pytest.approx(
         {f"stage={s}": v for s, v in zip(whole.schema.stages, accounting.advances_S, strict=True)}, rel=1e-9
     )
-    # AND the rest is what is on record
+    # AND the other counters equal the records
     decisions = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
     counted = sum(value for name, value in found.items() if name[0] == "sftriage_decisions_total")
     assert counted == len(decisions)
@@ -82,19 +82,19 @@ def test_the_counters_are_what_the_steps_on_disk_say(start, tmp_path, policy):
     assert 0.0 <= found[("sftriage_telemetry_lag_seconds",)] < 60.0
 
 
-def test_a_port_that_is_taken_is_said_and_keeps_a_job_only_where_it_is_required(start, tmp_path):
+def test_a_taken_port_is_reported_and_stops_the_job_only_with_required(start, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ["run", "--metrics-port", port, "--out", tmp_path / "run"]
         job = ["--", "touch", tmp_path / "ran"]
-        # GIVEN a port that is taken WHEN the job is not to start without its triage THEN it does not
+        # GIVEN a taken port WHEN triage is required THEN the job does not start
         refused = start(*options, "--required", *job)
         out, err = refused.communicate(timeout=60)
         assert (refused.returncode, out, len(err.splitlines())) == (2, "", 1)
         assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in err
         assert not (tmp_path / "ran").exists()
         assert not (tmp_path / "run").exists()
-        # AND otherwise it does, is watched, and one line says what is missing
+        # AND otherwise it starts, is watched, and one line says what is missing
         run = start(*options, *job)
         _, err = run.communicate(timeout=60)
     assert f"no metrics: cannot listen on 127.0.0.1 port {port}: Address already in use" in err
@@ -124,7 +124,7 @@ def test_nothing_listens_by_default_and_with_a_port_only_that(start, tmp_path):
         run.communicate(timeout=60)
 
 
-def test_another_address_wants_a_token_and_gets_an_answer_with_it(start, tmp_path):
+def test_a_non_loopback_address_requires_a_token(start, tmp_path):
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123\n")
     token.chmod(0o600)
@@ -253,7 +253,7 @@ def test_every_panel_of_the_dashboard_has_data_from_a_real_job(observed):
     }
     (whole,) = asked(url, "query", query="last_over_time(sftriage_step_exposed_seconds_sum[1h])")
     assert sum(exposed_s.values()) == pytest.approx(float(whole["value"][1]), rel=1e-9)
-    # AND the exemplars lead to captures that are in the store
+    # AND the exemplars lead to stored captures
     stored = {one.capture_id for one in captures(observed.run)}
     for query in ("sftriage_captures_total", "sftriage_step_exposed_seconds_bucket"):
         found = asked(url, "query_exemplars", query=query, start=observed.began_s, end=observed.ended_s)
@@ -262,7 +262,7 @@ def test_every_panel_of_the_dashboard_has_data_from_a_real_job(observed):
 
 
 @needs.prometheus
-def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
+def test_promtool_accepts_the_metrics(start, tmp_path, policy):
     path = tmp_path / "job.prom"
     run = start("run", "--metrics-file", path, "--metrics-per-rank", "--out", tmp_path / "run", "--policy", policy,
                 "--", sys.executable, LOOP, 2, 200, 0)  # fmt: skip
@@ -300,16 +300,16 @@ tests:
 
 
 @needs.prometheus
-def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
-    # GIVEN the rules as somebody would copy them
+def test_the_documented_alerts_fire_when_they_should(tmp_path):
+    # GIVEN the rules as a reader copies them
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rules = tmp_path / "rules.yml"
     rules.write_text(re.search(r"```yaml\n(groups:.*?)```", text, re.DOTALL)[1])
     checked = subprocess.run([needs.PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    # WHEN a job stalls, or has a slow rank for long; and another one is well
+    # WHEN a job stalls, or has a slow rank for long, and another is healthy
     (tmp_path / "tests.yml").write_text(ALERTED)
-    # THEN these are told, and nothing else
+    # THEN these alerts fire, and no others
     tested = subprocess.run([needs.PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
@@ -324,7 +324,7 @@ def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, st
     about = [receiver.attributes(span) for span in by_name["window"]]
     assert [one["sftriage.first_step"] for one in about] == [one["first_step"] for one in decided]
     assert {one["service.name"] for one in receiver.resources} == {"trainer"}
-    # AND each was when its steps were: in order, in the time of the run, and as long as they took
+    # AND each spans its steps: in order, within the run, and as long as they took
     starts_ns = [span.start_time_unix_nano for span in by_name["window"]]
     assert starts_ns == sorted(starts_ns)
     assert all(observed.began_s * 1e9 < ns < observed.ended_s * 1e9 for ns in starts_ns)
@@ -338,7 +338,7 @@ def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, st
     assert receiver.attributes(capture)["sftriage.capture.state"] == "stored"
 
 
-def test_a_receiver_that_is_away_costs_the_job_nothing_but_a_line(start, tmp_path, policy, environment):
+def test_an_unreachable_receiver_costs_the_job_one_line(start, tmp_path, policy, environment):
     environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     run = start("run", "--otel", "--out", tmp_path / "run", "--policy", policy,
                 "--", sys.executable, LOOP, 2, 300, 5, env=environment)  # fmt: skip

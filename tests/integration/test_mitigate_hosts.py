@@ -76,11 +76,11 @@ def begin(tmp_path, environment):
         yield lambda policy=STRAGGLAR: Job(hosts, tmp_path, environment, policy)
 
 
-def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(begin, tmp_path):
-    # GIVEN a rank of the second host that is later than the break-even, and a policy that allows to do something
+def test_a_remedy_spans_two_hosts_and_outlives_the_controller(begin, tmp_path):
+    # GIVEN a rank of the second host that is later than the break-even, and a policy that allows remedies
     job = begin()
     run = job.run
-    # WHEN the job goes on THEN gradients are reduced around that rank, in turns at first, and then for good
+    # WHEN the job continues THEN gradients are reduced around that rank, first on trial and then for good
     wait_until(lambda: len(states(run)) == 2)
     assert states(run) == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
     kept = remedies(run)[1]["numbers"]
@@ -88,43 +88,43 @@ def test_a_remedy_is_switched_on_ranks_of_two_hosts_and_outlives_the_controller(
     assert kept["saves_s"] > 2 * kept["error_s"]
     assert min(kept["on_steps"], kept["off_steps"]) >= 8
     wait_until(lambda: [one.value for one in job.of_hosts()] == [LATE_RANK + 1] * 2)
-    # WHEN the controller is killed, and another one goes on with the run, which never hears of the second host
+    # WHEN the controller is killed, and another resumes the run without reports from the second host
     job.both[1].kill()
     job.both[1].wait(60)
     job.kill_controller()
     job.judged(13)
-    # THEN what was kept stays, and so it does on record
+    # THEN the kept remedy stays in force and on record
     assert len(states(run)) == 2
     assert [one.value for one in job.of_hosts()] == [LATE_RANK + 1] * 2
-    # WHEN that host speaks again, and the straggler moves to the first one THEN the remedy is undone, and tried for it
+    # WHEN that host reports again, and the straggler moves to the first THEN the remedy is undone, and tried for it
     job.start(1, "agent", *job.hub)
     say(tmp_path / "whom", "1")
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 1)]
 
 
-def test_a_host_that_falls_silent_in_a_trial_ends_it_and_once_it_speaks_again_the_loop_goes_on(begin, tmp_path):
-    # GIVEN a remedy that is being tried on ranks of two hosts
+def test_a_silent_host_ends_a_trial_and_the_loop_resumes_once_it_reports(begin, tmp_path):
+    # GIVEN a remedy on trial on ranks of two hosts
     (tmp_path / "patience").mkdir()
     (tmp_path / "patience" / "sitecustomize.py").write_text(IMPATIENT)
     job = begin(STRAGGLAR.replace("steps: 8", "steps: 8, cooldown: 1s"))
     run = job.run
     wait_until(lambda: states(run))
-    # WHEN the agent of a host is killed, and the ranks there go on
+    # WHEN the agent of a host is killed, and its ranks continue
     job.both[1].kill()
     # THEN the trial ends without a result
     wait_until(lambda: len(states(run)) == 2)
     assert states(run) == [("trying", "worthwhile", LATE_RANK), ("undone", "not_switched", LATE_RANK)]
-    # AND all ranks have the same in force, and go on
+    # AND all ranks have the same value in force, and continue
     before = job.of_hosts()
     assert len({one.value for one in before}) == 1
     wait_until(lambda: all(now.all_begun > was.round + 5 for now, was in zip(job.of_hosts(), before, strict=True)))
     assert [one.value for one in job.of_hosts()] == [one.value for one in before]
-    # WHEN the controller is killed too, and another one goes on THEN it tries nothing while the host is silent
+    # WHEN the controller is killed too, and another resumes THEN it tries nothing while the host is silent
     job.kill_controller()
     job.judged(3)
     assert len(states(run)) == 2
-    # WHEN an agent is there again THEN it is tried anew, and kept
+    # WHEN the agent is back THEN the remedy is tried again, and kept
     job.start(1, "agent", *job.hub)
     wait_until(lambda: len(states(run)) == 4)
     assert states(run)[2:] == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
@@ -144,12 +144,12 @@ print([one.name for one in agent.switches()])
 
 
 def test_an_agent_that_cannot_see_the_ranks_processes_finds_their_group(tmp_path):
-    # GIVEN an agent in another container than the ranks, as a sidecar is: their process ids say nothing to it
+    # GIVEN an agent in another container than the ranks, such as a sidecar, which cannot see their processes
     rings = tmp_path / "rings"
     rings.mkdir()
     (tmp_path / "steps").mkdir()
     path = make_switch(rings, (0, 1), group="ranks-0.abcd", here=(0,))
-    # THEN their group is there while they write their rings, and gone with them
+    # THEN their group exists while they write their rings, and ends with them
     with Monitor(("data",), sync=(), rank=0, world_size=2, rings=rings):
         assert printed_elsewhere(FROM_A_SIDECAR, rings, tmp_path) == "['ranks-0.abcd']\n"
     assert printed_elsewhere(FROM_A_SIDECAR, rings, tmp_path) == "[]\n"

@@ -45,17 +45,17 @@ def in_force(run):
 
 @pytest.mark.parametrize("link", [0, 1, 2])
 def test_a_slow_link_is_named_with_its_delay(begin, start, link):
-    # GIVEN a pipeline one of whose links is slow, and a policy that does not speak of remedies
+    # GIVEN a pipeline with a slow link, and a policy without remedies
     delays = [0.0, 0.0, 0.0]
     delays[link] = DELAY_S
     run, _ = begin(POLICY, delays)
-    # WHEN it has gone on for a while THEN that link is named, with its delay, and nothing is done
+    # WHEN it has run for a while THEN that link is named, with its delay, and nothing is changed
     wait_until(lambda: remedies(run))
     (told,) = remedies(run)
     assert (told["remedy"], told["state"], told["rank"]) == ("pipeline", "advised", link)
     assert told["who"] == f"the link between ranks {link} and {link + 1}"
     assert told["numbers"]["delay_s"] == pytest.approx(DELAY_S, rel=0.2)
-    # AND advice says it too, and what it would help to run stages further ahead, by figures of the job alone
+    # AND advice names it too, with the saving of stages further ahead, from the job's own figures
     said, problem = start("advise", run, "--json").communicate(timeout=120)
     advice = json.loads(said or problem)
     assert advice["slow_link"]["link"] == link
@@ -65,7 +65,7 @@ def test_a_slow_link_is_named_with_its_delay(begin, start, link):
 
 
 @pytest.mark.parametrize("slow_rank", [None, 1])
-def test_no_link_is_named_where_none_is_slow(begin, slow_rank):
+def test_no_link_is_named_if_none_is_slow(begin, slow_rank):
     # GIVEN a healthy pipeline, or one with a rank that computes for twice as long WHEN many windows have been judged
     run, _ = begin(POLICY, [0.0, 0.0, 0.0], slow_rank=slow_rank)
     wait_until(lambda: len(on_record(run, "window")) >= 15)
@@ -74,13 +74,13 @@ def test_no_link_is_named_where_none_is_slow(begin, slow_rank):
 
 
 def test_stages_run_further_ahead_for_as_long_as_the_link_is_slow(begin):
-    # GIVEN a slow link, and a policy that allows to do something about it
+    # GIVEN a slow link, and a policy that allows remedies
     run, delays = begin(POLICY + MITIGATE, [0.0, DELAY_S, 0.0])
-    # WHEN the job goes on THEN its stages run further ahead, in turns at first, and then for good
+    # WHEN the job continues THEN its stages run further ahead, first on trial and then for good
     wait_until(lambda: len(states(run)) == 2)
     assert states(run) == [("trying", "worthwhile", 1), ("kept", "helps", 1)]
     trying, kept = remedies(run)
-    # AND what it saves is on record, and what it was expected to
+    # AND the measured and the predicted saving are on record
     assert kept["ahead_S"][0] > 4
     assert kept["numbers"]["saves_s"] > 2 * kept["numbers"]["error_s"]
     assert kept["numbers"]["saves_s"] == pytest.approx(trying["numbers"]["expected_s"], rel=0.5)
@@ -90,14 +90,14 @@ def test_stages_run_further_ahead_for_as_long_as_the_link_is_slow(begin):
     assert states(run)[2] == ("undone", "gone", 1)
 
 
-def test_pipelines_whose_stages_share_gradients_are_told_apart_and_each_has_its_remedy(begin):
-    # GIVEN two pipelines of two stages, the copies of which are groups too: each first stage is the first of two groups
+def test_pipelines_that_share_gradients_each_have_their_remedy(begin):
+    # GIVEN two pipelines of two stages with replicas: each first stage is the first rank of two groups
     run, delays = begin(POLICY + MITIGATE, [DELAY_S, 0.0, 0.0], copies=2, microbatches=4)
-    # WHEN the link of the first one is slow, and that of the second one too later on
+    # WHEN the first one's link is slow, and later the second one's too
     wait_until(lambda: len(tried(run)) == 2)
     say(delays, json.dumps([DELAY_S, 0.0, DELAY_S]))
     wait_until(lambda: len(tried(run)) == 4)
-    # THEN each pipeline's stages run further ahead, and the first one's go on to, under triage of all four groups
+    # THEN each pipeline's stages run further ahead, the first one's throughout
     assert tried(run) == [(state, reason, link) for link in (0, 2) for state, reason in HELPED]
     assert len({one["switch"] for one in remedies(run) if one["state"] == "kept"}) == 2
     wait_until(lambda: in_force(run) == {(0, 1): True, (0, 2): False, (1, 3): False, (2, 3): True})
@@ -105,7 +105,7 @@ def test_pipelines_whose_stages_share_gradients_are_told_apart_and_each_has_its_
 
 @pytest.mark.parametrize("once", ["voted", "switched"])
 def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tmp_path, once):
-    # GIVEN the ranks of a pipeline, with nobody to end them but themselves, one of which is killed where all switch
+    # GIVEN the ranks of a pipeline without a launcher, one of which is killed when all switch
     say(tmp_path / "delays", "[0.0, 0.0, 0.0]")
     spec = json.dumps(SPEC | {"delays": str(tmp_path / "delays"), "killed": {"rank": 1, "once": once}})
     with meeting_ranks(4, environment, tmp_path, JOB, spec) as ranks:
@@ -114,7 +114,7 @@ def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tm
         ahead_S = (7, 5, 3, 1)
 
         def is_killed():
-            # WHEN they are asked to run further ahead, until all see it in time
+            # WHEN a request lets them run further ahead, until all see it in time
             with SwitchFile(path) as file:
                 status = file.status()
                 wanted = status.next_request(Setting.of_plan(ahead_S).value)
@@ -124,7 +124,7 @@ def test_a_stage_that_is_killed_while_all_switch_ends_the_others(environment, tm
 
         wait_until(is_killed)
         assert ranks[1].returncode == -signal.SIGKILL
-        # THEN the others fail in what they wait for, as they would without, and none of them hangs
+        # THEN the others fail in their next exchange, as without a switch, and none hangs
         others = [ranks[rank] for rank in (0, 2, 3)]
         wait_until(lambda: all(one.poll() is not None for one in others), deadline_s=120)
         assert [one.returncode for one in others] == [1, 1, 1]

@@ -20,13 +20,13 @@ def begun(start, tmp_path):
 
 
 def test_a_remedy_that_helps_is_switched_on_and_stays_until_another_rank_is_late(begun, tmp_path):
-    # GIVEN a rank that is later than the break-even, and a policy that allows to do something about it
+    # GIVEN a rank that is later than the break-even, and a policy that allows remedies
     _, run = begun
-    # WHEN the job goes on THEN gradients are reduced around that rank, in turns at first, and then for good
+    # WHEN the job continues THEN gradients are reduced around that rank, first on trial and then for good
     wait_until(lambda: len(states(run)) == 2)
     assert states(run) == [("trying", "worthwhile", LATE_RANK), ("kept", "helps", LATE_RANK)]
     trying, kept = (one["numbers"] for one in remedies(run))
-    # AND what it saves is on record, beside what it was expected to
+    # AND the measured and the predicted saving are on record
     assert trying["late_s"] > trying["break_even_s"] > 0
     assert kept["off_s"] - kept["on_s"] == pytest.approx(kept["saves_s"])
     assert kept["saves_s"] > 2 * kept["error_s"]
@@ -37,16 +37,16 @@ def test_a_remedy_that_helps_is_switched_on_and_stays_until_another_rank_is_late
     assert states(run)[2:] == [("undone", "moved", LATE_RANK), ("trying", "worthwhile", 2)]
 
 
-def test_who_watches_is_killed_in_a_trial_and_the_next_one_tries_anew(begun, start):
-    # GIVEN a remedy that is being tried
+def test_a_killed_controllers_trial_is_repeated_by_the_next(begun, start):
+    # GIVEN a remedy on trial
     watching, run = begun
     wait_until(lambda: states(run))
     with ExitStack() as ending:
         ending.callback(kill, *descendants(watching.pid))
-        # WHEN whoever watches is killed
+        # WHEN the controller is killed
         watching.kill()
         watching.wait(60)
-        # THEN the next one undoes it, for steps of the trial are missing, begins anew, and comes to an end with it
+        # THEN the next one undoes it, since steps of the trial are missing, repeats the trial, and completes it
         start("attach", "--run", run)
         wait_until(lambda: len(states(run)) == 4)
     assert [one[:2] for one in states(run)] == [

@@ -31,27 +31,27 @@ def orders(ahead_S):
 
 
 def test_stages_run_as_far_ahead_as_planned_from_one_step_to_the_next(environment):
-    # GIVEN what is planned for the pipeline
+    # GIVEN the plans for the pipeline
     assert planned(PIPELINE) != one_f_one_b(PIPELINE)
     plans = [one_f_one_b(PIPELINE), planned(PIPELINE), absorbing(PIPELINE), one_f_one_b(PIPELINE)]
     # WHEN it is trained by torch's own 1F1B, and then by one plan after the other
     own, *steps, refused = trained(environment, rounds=["1F1B", *plans])
     # THEN every stage computes in the planned order, gradients being the same (the job checks that)
     assert [told["orders"] for told in steps] == [orders(ahead_S) for ahead_S in plans]
-    # AND what is called 1F1B here is torch's
+    # AND our 1F1B is torch's
     assert own["orders"] == steps[0]["orders"]
-    # AND stages that would wait for each other are refused before they do
+    # AND deadlocking plans are refused before they run
     assert "4 stages ahead by [1, 1, 1, 2]" in refused["refused"]
 
 
 @pytest.mark.parametrize(("transfers", "thread"), [("held", "MainThread"), ("host", "sftriage-transfers")])
-def test_what_leaves_from_the_host_holds_nothing_up_that_is_computed_next(environment, transfers, thread):
-    # GIVEN a link that holds its senders up WHEN stages run ahead so, and with what is sent leaving from the host
+def test_transfers_from_the_host_do_not_delay_computation(environment, transfers, thread):
+    # GIVEN a link that blocks its senders WHEN stages run ahead, with and without transfers from the host
     ahead = planned(PIPELINE)
     own, *steps, _ = trained(environment, rounds=["1F1B", ahead, ahead], transfers=transfers)
-    # THEN what is computed is the same (the job compares with torch's own schedule), in the planned order
+    # THEN results are the same (the job compares with torch's own schedule), in the planned order
     assert [told["orders"] for told in steps] == [orders(ahead)] * 2
-    # AND what a stage sends leaves from the thread that computes, or from none such
+    # AND a stage sends from its computing thread, or from another
     assert [told["sent_from"] for told in steps] == [[[thread]] * 4] * 2
     assert own["sent_from"] == [["MainThread"]] * 4
 
@@ -82,11 +82,11 @@ def test_a_stage_on_a_device_or_of_an_unknown_torch_is_refused(lacks, message):
         (schedules._PipelineScheduleRuntime, "_prepare_schedule_with_comms"),
     ],
 )
-def test_a_torch_that_runs_pipelines_in_another_way_is_left_alone(monkeypatch, owner, name):
-    # GIVEN a torch without something of its own that this stands on
+def test_an_unknown_torch_runtime_is_left_alone(monkeypatch, owner, name):
+    # GIVEN a torch without a private part that we need
     assert is_known()
     monkeypatch.delattr(owner, name)
-    # THEN nothing is taken in, and where a schedule is asked for that is said
+    # THEN the schedule is unchanged, and a request for one is refused in words
     assert not is_known()
     if name != "_ComputationType":
         with pytest.raises(UsageError, match="runs pipelines in an unknown way"):
@@ -97,8 +97,8 @@ class Foreign:
     """Some other schedule."""
 
 
-def test_another_schedule_stays_as_it_is_and_that_is_said(monkeypatch, tmp_path, caplog):
-    # GIVEN a job that is watched WHEN what it runs is no 1F1B THEN it goes on, and is told why nothing is taken in
+def test_another_schedule_is_left_alone_with_a_warning(monkeypatch, tmp_path, caplog):
+    # GIVEN a watched job WHEN its schedule is not 1F1B THEN it continues with a warning
     monkeypatch.setenv("SFTRIAGE_RINGS", str(tmp_path))
     schedule = Foreign()
     assert attach(schedule, most=4) is schedule

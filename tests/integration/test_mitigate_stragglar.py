@@ -34,11 +34,11 @@ def test_gradients_are_those_of_an_all_reduce(environment, tmp_path, ranks, what
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "voting", "across", "casting"])
-def test_a_rank_that_is_gone_while_all_switch_ends_the_others(environment, tmp_path, how):
+def test_a_rank_lost_while_all_switch_ends_the_others(environment, tmp_path, how):
     # GIVEN three ranks that switch, by a word of their own or by their votes, in a file or across hosts, with nobody to
     # end them but themselves
     with meeting_ranks(3, environment, tmp_path, JOB, how) as ranks:
-        # WHEN the second is gone where all switch, or have voted THEN the others fail too, and say so
+        # WHEN the second is lost as all switch, or have voted THEN the others fail too, with an error
         others = ranks[::2]
         wait_until(lambda: all(one.poll() is not None for one in others), deadline_s=120)
         assert [one.returncode for one in others] == [1, 1]

@@ -80,13 +80,13 @@ def captures(replayed):
     return [request for one in replayed for request in one.decision.requests]
 
 
-def test_every_policy_that_ships_is_expected_to_do_something_or_nothing():
+def test_every_shipped_policy_has_an_expectation():
     assert set(EXPECTED) == set(shipped())
 
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("policy", EXPECTED)
-def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
+def test_a_shipped_policy_serves_its_purpose(recordings, policy, job):
     replayed = replayed_on(recordings / f"{job}.npz", policy)
     outcomes = [outcome for outcome, _ in groupby(one.decision.outcome for one in replayed)]
     if job not in EXPECTED[policy]:
@@ -117,17 +117,17 @@ def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
             assert one.decision.last_step >= FIRST_FAULTY_STEP
 
 
-def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
-    # GIVEN a rank that was slow for half of a job and then is no more, and from then on another one
+def test_an_earlier_capture_hides_no_other_fault(tmp_path):
+    # GIVEN a rank that is slow in the first half of a job, and another in the second
     faults = Fault("data", 0, 0.03, from_step(110, 250)), Fault("data", 3, 0.03, from_step(250))
     replayed = replayed_on(save(Job(n_steps=500).run(*faults), tmp_path / "both.npz"), "default")
-    # THEN both are captured, well within ten minutes, and each once: after that there is a trace of it
+    # THEN each is captured within ten minutes, and once, since then it has a trace
     assert [request.rank for request in captures(replayed)] == [0, 3]
     assert replayed[-1].time_s < 600
     assert {one.decision.reason for one in replayed if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
-def test_observing_only_says_what_it_would_have_captured(recordings):
+def test_the_observing_policy_says_what_it_would_have_captured(recordings):
     observed = replayed_on(recordings / "slow-data.npz", "observe-only")
     matched = [one for one in observed if one.decision.rule is not None]
     # THEN it matches in every window in which the default policy would have had a suspect
@@ -138,7 +138,7 @@ def test_observing_only_says_what_it_would_have_captured(recordings):
     assert matched[0].decision.first_step == captured[0]
 
 
-def test_a_chronic_straggler_that_costs_much_is_told_of_once(recordings):
+def test_a_costly_chronic_straggler_notifies_once(recordings):
     replayed = replayed_on(recordings / "slow-data.npz", "stragglers-chronic")
     assert [one.decision.notify for one in replayed if one.decision.notify] == [("costly-straggler",)]
 
@@ -146,20 +146,20 @@ def test_a_chronic_straggler_that_costs_much_is_told_of_once(recordings):
 def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordings):
     both = replayed_on(recordings / "slow-data.npz", "slow-input", "stragglers-chronic")
     rules = [one.decision.rule for one in both if one.decision.requests]
-    # THEN the first that may, captures; and what its trace holds, the second captures no more
+    # THEN the first that may captures, and the second does not capture the same fault
     assert rules == ["slow-input"]
     (limits,) = [one.decision.numbers for one in both if one.decision.requests]
     assert (limits["captures_per_hour"], limits["captures_per_day"], limits["overhead_budget"]) == (5, 17, 0.001)
     assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
-def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path):
+def test_the_hang_policy_captures_stacks_of_missing_ranks(start, tmp_path):
     # GIVEN a run in which rank 1 stayed in data while the others waited
     run = run_at(tmp_path / "run").directory
     stall = make_verdict("stalled", ranks=(1,), reasons=("not_arrived",))
     with closing(Recorder(run.decisions)) as journal:
         journal.window(stall, decision(stall, "hold", "not_arrived"))
-    # WHEN the hang policy is tried on it
+    # WHEN it is replayed under the hang policy
     out, err = start("policy", "test", "hang", "--on", run.path).communicate(timeout=60)
     # THEN the stacks of rank 1 would have been taken, at once
     assert "capture  rule not-arrived: not_arrived: rank 1 in data" in out, err
@@ -177,7 +177,7 @@ def test_a_run_replayed_under_its_own_policy_is_decided_as_it_was(start, tmp_pat
         (entry["decision"]["first_step"], entry["decision"]["label"], entry["decision"]["outcome"])
         for entry in entries(tmp_path / "run" / "decisions.jsonl", "window")
     ]
-    # WHEN it is replayed under the policy that it kept
+    # WHEN it is replayed under its own policy
     replayed = replayed_on(tmp_path / "run", tmp_path / "run" / "policy.yaml")
-    # THEN every window is decided as it was
+    # THEN every window has the same decision
     assert [(one.verdict.first_step, one.verdict.label, one.decision.outcome) for one in replayed] == recorded

@@ -18,7 +18,7 @@ def wide(name, more):
     return policy(f'name: {name}, match: {{gain: ">= 5%"}}, {more}', detection=detection, limits="", name=name)
 
 
-def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_not(start, tmp_path):
+def test_a_changed_policy_applies_and_a_broken_one_does_not(start, tmp_path):
     # GIVEN a job watched under two policies
     first, second, out = tmp_path / "first.yaml", tmp_path / "second.yaml", tmp_path / "run"
     first.write_text(quick("first"), encoding="utf-8")
@@ -28,7 +28,7 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
     wait_until(lambda: on_record(out, "window"))
     kept = [(out / name).read_text(encoding="utf-8") for name in ("policy.yaml", "policy-2.yaml")]
     assert kept == [quick("first"), quick("second")]
-    # WHEN one of them breaks, and then is another
+    # WHEN one of them becomes invalid, and then changes
     second.write_text(quick("second").replace("5%", "5"), encoding="utf-8")
     (refused,) = wait_until(lambda: on_record(out, "policy"))
     second.write_text(quick("third"), encoding="utf-8")
@@ -37,14 +37,14 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
     wait_until(lambda: len(on_record(out, "window")) > decided)
     run.terminate()
     _, err = run.communicate(timeout=60)
-    # THEN both are on record and said, with the place of the mistake
+    # THEN both are recorded and reported, with the place of the mistake
     assert (refused["kind"], changed["kind"]) == ("refused", "changed")
     assert [one["name"] for one in changed["policies"]] == ["first", "third"]
     assert f"{second}:7:" in err
     assert "now in force: first, third" in err
 
 
-def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
+def test_an_initially_invalid_policy_starts_nothing(start, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text(quick("x").replace("5%", "5"), encoding="utf-8")
     run = start("run", "--policy", broken, "--out", tmp_path / "run", "--", "touch", tmp_path / "started")
@@ -53,7 +53,7 @@ def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
     assert f"{broken}:7:" in err
 
 
-def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, environment):
+def test_a_notification_is_sent_while_the_job_runs(start, tmp_path, environment):
     notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
     notifying.write_text(wide("page-me", "notify: [{webhook: {url_from_env: HOOK}}]"), encoding="utf-8")
     # GIVEN a webhook that fails at first
@@ -65,7 +65,7 @@ def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp
         _, _, event = hook.next()
         end.touch()
         _, err = run.communicate(timeout=60)
-    # THEN it is told, with who and where, and the address is nowhere
+    # THEN a message names rank and stage, and the URL appears nowhere
     assert run.returncode == 0, err
     assert event == failed
     assert (event["type"], event["data"]["job"], event["data"]["rules"]) == ("dev.sftriage.decision", "j", ["page-me"])
@@ -75,7 +75,7 @@ def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp
     assert "answered 500; trying again" in err
 
 
-def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(start, tmp_path):
+def test_a_missing_profiler_is_refused_without_a_substitute(start, tmp_path):
     wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
     wanting.write_text(wide("wanting", "capture: {profiler: nsys}"), encoding="utf-8")
     run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
