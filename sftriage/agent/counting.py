@@ -291,12 +291,12 @@ class Counting:
         except OSError:
             # A process that has ended publishes no steps; one that still does is in another PID namespace.
             if counters.hidden > 1:
-                self._report("cannot see the trainers' threads in /proc: whether a rank waited for a CPU is not known")
+                self._report("cannot see the trainers' threads in /proc, so ranks' waits for a CPU are unknown")
             if counters.hidden != 1:
                 self._leave(counters)
             return
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:
-            self._report("the kernel does not count run-queue time: whether a rank waited for a CPU is not known")
+            self._report("the kernel does not count run-queue time, so ranks' waits for a CPU are unknown")
         self._do(partial(self._write, counters, info, reading), _queue(info), Counted("readings"), waits=False)
         counters.readings_TK[:-1] = counters.readings_TK[1:]
         counters.readings_TK[-1] = reading

@@ -145,7 +145,7 @@ def test_a_kernel_that_counts_nothing_is_reported_once(agent, monitor, monkeypat
     known = {COUNTERS[place] for place in np.flatnonzero(np.isfinite(last.counted_BC).any(axis=0))}
     assert "stopped_s" in known
     assert not known & set(OF_THREAD)
-    assert [record.message.count("not known") for record in caplog.records] == [1]
+    assert [record.message.count("are unknown") for record in caplog.records] == [1]
 
 
 def test_hidden_threads_are_reported_once(agent, monitor, monkeypatch, caplog):
