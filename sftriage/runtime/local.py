@@ -38,7 +38,7 @@ from sftriage.runtime.copies import KEEP_ALL, Keeping
 from sftriage.runtime.first_step import FirstStep
 from sftriage.runtime.launcher import Launcher, Triaged, supervise
 from sftriage.runtime.nsys_launch import ELASTIC_MODULES, NsysLaunch, place_in, remove_place, wrapped
-from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
+from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep, variables_of
 from sftriage.runtime.triage import POLL_S, SHOW_S, Triage
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk, Do, at_once
@@ -180,12 +180,7 @@ class LocalRun(WatchedRun):
         self, environment: Mapping[str, str] | None = None, say: Callable[[str], None] = lambda _: None
     ) -> Triaged:
         """The job to start, with ``environment`` added to the trainers'; ``say`` prints advice."""
-        place = {
-            "SFTRIAGE_RINGS": str(self._rings),
-            "SFTRIAGE_SPOOL": str(self.directory.spool),
-            "SFTRIAGE_JOB": self._job,
-            RUN_ENV: str(self.directory.path),
-        }
+        place = variables_of(self._rings, self.directory.spool, self._job) | {RUN_ENV: str(self.directory.path)}
         if self._launch is not None:
             place |= self._launch.environment({**os.environ, **(environment or {})})
         self._environment = {**(environment or {}), **self._auto, **place}

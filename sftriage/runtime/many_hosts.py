@@ -29,7 +29,7 @@ from sftriage.runtime.first_step import FirstStep, suppressed
 from sftriage.runtime.hub_server import HubOptions, HubServer
 from sftriage.runtime.launcher import Launcher, Triaged
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
-from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
+from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory, variables_of
 from sftriage.trainer.monitor import RUN_ENV
 
 log = logging.getLogger("sftriage")
@@ -102,11 +102,7 @@ class HostRun:
         except BaseException:
             self._held.close()
             raise
-        place = {
-            "SFTRIAGE_RINGS": str(self._rings),
-            "SFTRIAGE_SPOOL": str(self._directory / "spool"),
-            "SFTRIAGE_JOB": self._job,
-        }
+        place = variables_of(self._rings, self._directory / "spool", self._job)
         if self._leads:
             place[RUN_ENV] = str(self._out)
         if launch is not None:

@@ -65,6 +65,11 @@ def note_steps(rings: Path, steps: Path) -> None:
         (rings / _STEPS).write_bytes(os.fsencode(steps.resolve()))
 
 
+def variables_of(rings: Path, spool: Path, job: str) -> dict[str, str]:
+    """Variables with which a trainer records into these rings."""
+    return {"SFTRIAGE_RINGS": str(rings), "SFTRIAGE_SPOOL": str(spool), "SFTRIAGE_JOB": job}
+
+
 def remove_rings_directory(rings: Path, *, even_written: bool = False) -> None:
     """Remove a run's rings, unless a trainer still writes to them (or ``even_written``), and an empty parent."""
     if even_written or not trainers_alive(rings):
