@@ -47,7 +47,7 @@ def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_
     middle = counted[len(counted) // 2]
     shown, _ = start("explain", middle["first_step"] + 1, "--run", run).communicate(timeout=60)
     assert "waiting for a CPU" in shown
-    assert ("see what else runs on its cores" in shown) == (what == "waits")
+    assert ("check what else runs on its cores" in shown) == (what == "waits")
     # AND it is so when the run is judged again from what was kept
     lines, _ = start("analyze", run, "--json").communicate(timeout=60)
     again = {one["first_step"]: one for one in map(json.loads, lines.splitlines())}

@@ -71,7 +71,7 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     # THEN that is said, where it lies, and what would help
     assert large.wait(DEADLINE_S) == 1
     said = large.stderr.read()
-    assert "are more than the hub takes" in said
+    assert "exceed what the hub takes" in said
     assert f"it is stored on host-0 in {job.host}/captures/" in said
     assert "give the job a --store, or capture fewer steps" in said
     # WHEN the agent is killed in the middle of one, and started again
