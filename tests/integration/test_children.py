@@ -25,7 +25,7 @@ def test_a_program_tells_its_status_and_its_output():
     assert ended(BoundedProgram(["sh", "-c", "exit 4"], 60)).problem() == "exit status 4"
 
 
-def test_much_output_blocks_nobody_and_is_read_up_to_a_bound():
+def test_much_output_does_not_block_and_is_read_up_to_a_bound():
     command = [sys.executable, "-c", "print('x' * 3_000_000)"]
     assert len(ended(BoundedProgram(command, 60, max_output_bytes=1000)).output) == 1000
 
@@ -226,7 +226,7 @@ def test_one_that_ends_or_is_ended_is_not_started_again(command, act, status):
     assert (start.again, start.processes[0].wait(DEADLINE_S)) == ([False], status)
 
 
-def test_one_that_ends_again_and_again_is_given_up_and_that_is_said(caplog):
+def test_a_child_that_keeps_ending_is_given_up_with_a_message(caplog):
     start = Started([sys.executable, "-c", "import os; os.abort()"])
     child = Supervised("weak one", start, was_killed, where="its own log")
     child.keep()

@@ -52,7 +52,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch, library):
-    """A driver that says what it is told to; and asks in a row without pauses."""
+    """A driver with the given answers; queries follow without pauses."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     monkeypatch.setenv("NVML_STUB", str(tmp_path / "says"))
@@ -90,7 +90,7 @@ def trainer():
 
 
 def cut_off_at(ranks, line, times=1):
-    """What there is when the deadline is over just after the child has said a line so many times."""
+    """The evidence if the deadline is over just after the child has written a line this many times."""
     question = NvmlQuery(DEADLINE_S)
     give_up_s = time.monotonic() + DEADLINE_S
     while os.pread(question._file.fileno(), 1 << 20, 0).decode().count(line) < times:
@@ -121,8 +121,8 @@ def test_what_the_driver_says_of_a_ranks_gpu_is_there_and_what_it_does_not_is_ab
     assert (first.memory_used_bytes, first.memory_total_bytes) == (60_000_000_000, 80_000_000_000)
     assert first.clock_reasons == {"sw_power_cap": 1.0}
     # AND nothing stands for what the other did not
-    told = {name for name, value in plain(second).items() if value not in (None, [], ())}
-    assert told == {"index", "uuid", "name", "sm_clock_mhz"}
+    reported = {name for name, value in plain(second).items() if value not in (None, [], ())}
+    assert reported == {"index", "uuid", "name", "sm_clock_mhz"}
     assert found.remarks == (
         "GPU 0 runs at 1,125 of 1,980 MHz, the others at 1,900: power cap",
         "GPU 0: ECC uncorrected errors: 2",
@@ -135,13 +135,13 @@ def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
     driver(HOST, FIRST, SECOND | {"1.reasons": "hang"})
     # WHEN its deadline is over while it is at that
     found = cut_off_at([info_of(0, trainer()), info_of(1, trainer())], '{"querying": 1}', times=2)
-    # THEN what was said before stays, and the one that hangs is named
+    # THEN earlier lines count, and the one that hangs is named
     assert found.problem == "NVML did not answer in time"
     assert found.of(0).sm_clock_mhz == 1125
     assert "GPU 1 does not answer: a query to it did not return" in found.remarks
 
 
-def test_gpus_after_one_that_hangs_at_once_are_there_but_not_asked(driver):
+def test_gpus_after_one_that_hangs_at_once_are_there_but_not_queried(driver):
     driver({**HOST, "0.handle": "hang"}, SECOND)
     found = cut_off_at([info_of(0)], '{"querying": 0}')
     assert [(gpu.uuid, gpu.problems) for gpu in found.gpus] == [("#0", ("NO_ANSWER",)), ("#1", ("NOT_ASKED",))]
@@ -206,7 +206,7 @@ def test_a_module_that_is_not_there_or_kills_its_process_is_the_reason(monkeypat
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "",
         "\x00\xff",
@@ -220,8 +220,8 @@ def test_a_module_that_is_not_there_or_kills_its_process_is_the_reason(monkeypat
         "[" * 9999,
     ],
 )
-def test_whatever_is_said_that_makes_no_sense_is_left_out(said):
-    assert parse_reading(said, ended=False).gpus == ()
+def test_invalid_lines_are_skipped(output):
+    assert parse_reading(output, ended=False).gpus == ()
 
 
 def test_samples_are_put_together():
@@ -240,32 +240,32 @@ def test_only_what_is_about_gpus_leaves_a_ranks_environment(trainer):
     assert environment_of(info_of(0, pid)) == {"CUDA_VISIBLE_DEVICES": "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def test_a_pid_that_somebody_else_has_now_is_not_asked(trainer):
+def test_a_pid_of_another_process_is_not_read(trainer):
     stale = dataclasses.replace(info_of(0, trainer(CUDA_VISIBLE_DEVICES="2")), pid_start_ticks=1)
     assert "is not running" in environment_of(stale)
 
 
-def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeypatch):
+def test_a_loop_that_does_not_wait_queries_now_and_then(driver, trainer, monkeypatch):
     driver(HOST, FIRST, SECOND)
     ranks = [info_of(0, trainer())]
-    asked = []
-    monkeypatch.setattr(evidence, "NvmlQuery", lambda _: asked.append(NvmlQuery(DEADLINE_S)) or asked[-1])
+    queries = []
+    monkeypatch.setattr(evidence, "NvmlQuery", lambda _: queries.append(NvmlQuery(DEADLINE_S)) or queries[-1])
     sampler = EvidenceSampler()
-    # WHEN it is asked, it does not wait
+    # WHEN it is polled, it does not wait
     assert sampler.poll(ranks, 100.0, {0}) is None
-    answer_to(asked[0])
-    # THEN one answer serves until the time is over, with remarks about those that are asked about
+    answer_to(queries[0])
+    # THEN one answer serves until the time is over, with remarks about the requested ranks
     assert sampler.poll(ranks, 101.0, {0}).remarks
     assert (sampler.poll(ranks, 159.0, ()).of(0).uuid, sampler.poll(ranks, 159.0, ()).remarks) == ("GPU-aaaa", ())
-    assert len(asked) == 1
+    assert len(queries) == 1
     assert sampler.poll(ranks, 160.0, {0}) is None
-    assert len(asked) == 2
+    assert len(queries) == 2
     sampler.close()
-    assert asked[1]._process.wait(DEADLINE_S) is not None
+    assert queries[1]._process.wait(DEADLINE_S) is not None
 
 
-def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
-    # GIVEN a question that was killed and is still there
+def test_no_second_query_while_one_hangs_in_the_driver(monkeypatch):
+    # GIVEN a query that was killed and is still there
     class Hanging:
         hangs = True
 
@@ -275,18 +275,18 @@ def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
     made = []
     monkeypatch.setattr(evidence, "NvmlQuery", lambda deadline_s: made.append(Hanging()) or made[-1])
     sampler = EvidenceSampler()
-    # WHEN it is long time for the next one
+    # WHEN the next one is long due
     found = [sampler.poll([], now_s, ()) for now_s in (0.0, 100.0, 200.0)]
-    # THEN it is not asked, and what is known stays
+    # THEN there is no second query, and what is known stays
     assert len(made) == 1
     assert {one.problem for one in found} == {"NVML did not answer in time"}
 
 
-def test_the_child_ends_itself_when_nobody_is_left_to_end_it(driver):
+def test_the_child_ends_itself_without_its_parent(driver):
     driver({**HOST, "0.handle": "hang"})
     child = Path(evidence.__file__).with_name("nvml_child.py")
     ended = subprocess.run([sys.executable, child, "0.5"], capture_output=True, timeout=DEADLINE_S, check=False)
-    # THEN it is gone all the same, with what it had said said
+    # THEN it is gone all the same, and its lines are there
     assert ended.returncode < 0
     assert b'"querying": 0' in ended.stdout
 

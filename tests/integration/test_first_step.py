@@ -1,4 +1,4 @@
-"""What is said of a job's first steps while it runs, of real processes: when they are recorded, and why not yet."""
+"""The messages on a job's first steps, with real processes: when they are recorded, and why not yet."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def trainer(tmp_path, flags=(), **environment):
 
 
 @pytest.mark.parametrize("how", STARTED)
-def test_what_keeps_seams_from_a_trainer_is_seen_in_its_process(tmp_path, how):
+def test_what_keeps_seams_from_a_trainer_is_found_in_its_process(tmp_path, how):
     flags, environment, hidden = STARTED[how]
     given, process = trainer(tmp_path, flags, **environment)
     with ended(process):
@@ -41,26 +41,26 @@ def test_what_keeps_seams_from_a_trainer_is_seen_in_its_process(tmp_path, how):
         assert (len(processes.torch), processes.hidden) == (1, hidden)
 
 
-def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(tmp_path):
-    said, noted = [], []
+def test_a_job_has_a_message_each_minute_from_torch_to_its_first_step(tmp_path):
+    messages, noted = [], []
     given, process = trainer(tmp_path)
     with ended(process):
-        first = FirstStep(tmp_path, given, Shape(50, 10, 20), said.append, noted.append, auto=False)
-        # GIVEN a process that is yet to import torch THEN nothing is said of it, however long that takes
+        first = FirstStep(tmp_path, given, Shape(50, 10, 20), messages.append, noted.append, auto=False)
+        # GIVEN a process that is yet to import torch THEN there is no message, however long that takes
         for minute in range(3):
             first.check(2**22, AGAIN_S * minute)
-        assert said == []
-        # WHEN it has, and takes no step THEN that is said once a minute, and noted once
+        assert messages == []
+        # WHEN it has, and takes no step THEN there is a message each minute, and one note
         assert process.stdout.readline() == "up\n"
         for second in range(0, 130, 5):
             first.check(process.pid, 1000.0 + second)
         why = "the script creates no sftriage.Monitor, and --no-auto detects no stages"
-        assert said == [
+        assert messages == [
             f"no step is recorded yet, 1 minute after torch was imported: {why}",
             f"no step is recorded yet, 2 minutes after torch was imported: {why}",
         ]
         assert noted == [why]
-        # WHEN a step is recorded THEN that is said, and nothing more
+        # WHEN a step is recorded THEN there is one message more
         with Monitor(("data",), (), rank=0, world_size=1, rings=tmp_path) as monitor:
             for _ in range(2):
                 with monitor.step(), monitor.stage("data"):
@@ -68,5 +68,5 @@ def test_a_job_is_told_of_once_a_minute_from_when_it_has_torch_until_it_records(
             first.check(process.pid, 1200.0)
         first.check(process.pid, 2000.0)
         first.end(0, None)
-    assert said[2:] == ["Recording 1 rank: data. First verdict about step 71."]
+    assert messages[2:] == ["Recording 1 rank: data. First verdict about step 71."]
     assert noted == [why, ""]

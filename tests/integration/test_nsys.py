@@ -56,7 +56,7 @@ def run(start, tmp_path):
 def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_marked(run, tmp_path):
     # GIVEN two ranks by torchrun, each under nsys
     job = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    # WHEN the policy asks for a capture
+    # WHEN the policy orders a capture
     (captured,) = wait_until(lambda: captures(tmp_path / "run"))
     path = tmp_path / "run" / "captures" / captured.capture_id / "manifest.json"
     (tmp_path / "release").touch()
@@ -92,10 +92,10 @@ def test_a_job_of_one_process_is_captured_too(run, start, tmp_path):
     # GIVEN a rank that is not torchrun's: the script itself starts it
     job = run(sys.executable, policy=ASKED_ONLY)
     wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
-    # WHEN somebody asks for a capture of it THEN there is one
-    asked = start("capture", "--run", tmp_path / "run", "--rank", 0, "--profiler", "nsys", "--reason", "a look")
-    _, err = asked.communicate(timeout=DEADLINE_S)
-    assert asked.returncode == 0, err
+    # WHEN a user requests a capture of it THEN there is one
+    command = start("capture", "--run", tmp_path / "run", "--rank", 0, "--profiler", "nsys", "--reason", "a look")
+    _, err = command.communicate(timeout=DEADLINE_S)
+    assert command.returncode == 0, err
     assert len(captures(tmp_path / "run")) == 1
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=DEADLINE_S)
@@ -136,7 +136,7 @@ def rank(place):
 
 
 def test_a_full_disk_is_the_reason_and_the_next_capture_works(rank, place, tmp_path, monkeypatch):
-    # GIVEN a rank whose nsys writes to a disk that fills up, which nobody noticed beforehand
+    # GIVEN a rank whose nsys writes to a disk that fills up unnoticed
     monkeypatch.setattr(nsys, "FREE_BYTES", 0)
     with small_disk(tmp_path / "small", "64m", 2000) as disk:
         made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
@@ -204,7 +204,7 @@ def test_a_rank_ends_as_its_trainer_does_and_its_output_goes_where_it_would(rank
 
 
 def test_nothing_that_nsys_leaves_running_holds_the_output_of_the_job(rank, place):
-    # GIVEN a rank whose output somebody reads to its end
+    # GIVEN a rank whose output is read to its end
     process = rank(sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.readline()")
     assert process.stdout.readline() == "up\n"
     # THEN nsys's agent, which may stay on, has no end of it

@@ -41,7 +41,7 @@ SESSIONS = """              ID         TIME                       STATE LAUNCH N
 
 
 def make_export(path, steps, *, kernels=None, gpus=0, texts=()):
-    """An export as nsys makes it, as far as it is looked at."""
+    """An export as nsys makes it, with the parts that are read."""
     path.unlink(missing_ok=True)
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
@@ -63,12 +63,12 @@ def make_export(path, steps, *, kernels=None, gpus=0, texts=()):
 @pytest.fixture
 def nvtx(monkeypatch):
     """The ranges that were opened and closed, in order."""
-    seen = []
-    package = SimpleNamespace(push_range=seen.append, pop_range=lambda: seen.append("pop"))
+    ranges = []
+    package = SimpleNamespace(push_range=ranges.append, pop_range=lambda: ranges.append("pop"))
     monkeypatch.setitem(sys.modules, "nvtx", package)
     # torch may have been imported by another test; this trainer has none.
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    return seen
+    return ranges
 
 
 class Rank:
@@ -129,7 +129,7 @@ class Rank:
         return result.detail
 
     def can_be_captured(self):
-        """Once its trainer has been told of the last one's end, at its next steps, the rank can be captured again."""
+        """Once its trainer knows the end of the last capture, at its next steps, the rank can be captured again."""
         self.step()
         self.step()
         with contextlib.closing(self.capture(capture_id="c-2")) as capture:
@@ -167,7 +167,7 @@ def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
     # AND they lie in one range, with their stages inside
     assert (nvtx[0], nvtx[-1], nvtx.count("pop")) == ("SFT_CAPTURE", "pop", len(nvtx) // 2)
     assert nvtx[2] == "sftriage:data"
-    # AND nsys was asked in this order, and told to sample nothing
+    # AND nsys was called in this order, without sampling
     assert rank.calls() == ["--version", "sessions", "start", "stop", "export"]
     started = (rank.bin / "calls").read_text(encoding="utf-8").splitlines()[2]
     assert "--session=sft-run-0.0" in started
@@ -187,14 +187,14 @@ def no_nvtx(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_without_nvtx_the_steps_are_told_from_the_ring(rank, no_nvtx):
+def test_without_nvtx_the_steps_come_from_the_ring(rank, no_nvtx):
     capture = rank.capture()
     result = rank.result(capture)
-    # THEN the capture is made, of at least as many steps as were asked for, and says how they were told
+    # THEN the capture is made, of at least as many steps as requested, and says where they come from
     assert result.state == "stored"
     assert result.last_step - result.first_step + 1 >= 3
     assert "taken from the ring: no NVTX in the trainer" in result.detail
-    # AND an export that nobody asked for is not kept
+    # AND an export that was not requested is not kept
     assert [one.name for one in capture.products()] == ["trace.nsys-rep"]
     assert [path.name for path in rank.spool.iterdir()] == ["c-1.nsys-rep"]
     capture.close()
@@ -205,7 +205,7 @@ FAULTS = {
     "a version that is too old": ({"--version": "echo version 2021.3.2"}, "nsys 2021.3 is too old: 2021.4 is needed"),
     "sessions cannot be listed": ({"sessions": "echo no agent; exit 3"}, "no sessions: no agent"),
     "the session has vanished": ({"sessions": "echo nothing"}, "the session vanished"),
-    "somebody else collects in it": ({"sessions": f"echo '{SESSIONS}' | sed s/Launched/Collection/"}, "is busy: Coll"),
+    "another collection in it": ({"sessions": f"echo '{SESSIONS}' | sed s/Launched/Collection/"}, "is busy: Coll"),
     "it does not start": ({"start": "echo Connection refused; exit 1"}, "nsys start: Connection refused"),
     "it does not stop": ({"stop": "echo Connection to the Agent lost.; exit 1"}, "nsys stop: Connection to the Agent"),
     "it leaves no report": ({"stop": "echo Generated:"}, "left no report"),
@@ -236,7 +236,7 @@ def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeyp
     rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; exec sleep 100")
     for module, name in ((nsys, "QUERY_S"), (nsys, "STOP_S"), (nsys, "CONVERT_S")):
         monkeypatch.setattr(module, name, 0.5)
-    # WHEN a capture is asked for; training goes on meanwhile
+    # WHEN a capture is requested; training continues meanwhile
     capture = rank.capture()
     result = rank.result(capture)
     # THEN it failed for that reason, and that nsys is gone
@@ -292,8 +292,8 @@ def test_what_is_amiss_around_nsys_is_a_reason_and_nsys_does_no_more(
 ):
     spoil(rank, monkeypatch)
     assert reason in rank.fails(**changes)
-    asked = rank.calls() if calls else (rank.bin / "calls").exists()
-    assert asked == (["--version", "sessions", "start", "stop", "export"][:calls] or False)
+    called = rank.calls() if calls else (rank.bin / "calls").exists()
+    assert called == (["--version", "sessions", "start", "stop", "export"][:calls] or False)
 
 
 def test_a_disk_that_fills_up_meanwhile_is_a_reason_though_nsys_says_all_is_well(rank, nvtx, tmp_path):
@@ -330,7 +330,7 @@ def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
     result = rank.result(capture)
     assert (result.state, result.detail) == ("failed", "cancelled")
     capture.close()
-    # The stop of a session that is left is not waited for.
+    # (without waiting for the stop of a deserted session)
     capture._abandoned._process.wait(30)
     assert rank.calls()[-1] == "stop"
     assert rank.can_be_captured()
@@ -350,7 +350,7 @@ def test_what_a_killed_agent_left_collecting_is_stopped_and_its_report_not_kept(
     # WHEN the next one captures the rank
     capture = rank.capture()
     result = rank.result(capture)
-    # THEN it can; the report that nobody waits for is gone
+    # THEN it can; the unclaimed report is gone
     assert result.state == "stored", result.detail
     assert rank.calls()[4:8] == ["sessions", "stop", "sessions", "start"]
     assert not list(rank.tmp.glob("killed*"))
@@ -360,7 +360,7 @@ def test_what_a_killed_agent_left_collecting_is_stopped_and_its_report_not_kept(
 
 @pytest.fixture
 def armed(rank):
-    """A rank whose session nobody reaches."""
+    """A rank whose session is out of reach."""
     rank.place = NsysPlace(rank.nsys, "none", ("nvtx",), rank.tmp, rank.spool / "armed")
     return rank
 
@@ -376,7 +376,7 @@ def test_an_armed_rank_gives_its_report_by_itself(armed, nvtx):
     # WHEN the range has been closed and the report comes
     (armed.spool / "armed-0.0.2.nsys-rep").write_text("new", encoding="ascii")
     result = armed.result(capture)
-    # THEN it is that report, not an older one, and nsys was not asked for sessions
+    # THEN it is that report, not an older one, and nsys did not list sessions
     assert result.state == "stored", result.detail
     assert capture.products()[0].path.read_text(encoding="ascii") == "new"
     assert armed.calls() == ["--version", "export"]

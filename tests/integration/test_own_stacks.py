@@ -1,4 +1,4 @@
-"""A rank that is asked for its own stacks, where py-spy is not there: real processes, each with a Monitor."""
+"""A rank that dumps its own stacks, without py-spy: real processes, each with a Monitor."""
 
 import json
 import os
@@ -68,12 +68,12 @@ def captured(directory: Path, capture_id: str = "c-1", max_seconds: float = 20):
 
 @pytest.mark.parametrize("hangs", HANGS)
 def test_a_rank_that_hangs_says_where_it_stands(trainer, tmp_path, hangs):
-    # GIVEN a rank that hangs, and that nobody may look into
+    # GIVEN a rank that hangs, and that no other process may read
     process = trainer(HANGS[hangs])
     for capture_id in ("c-1", "c-2"):
         # WHEN its stacks are taken, once and again
         capture, found = captured(tmp_path, capture_id)
-        # THEN they are of all its threads but the one that answers, and it is said how they were taken
+        # THEN they are of all its threads but the one that answers, and the notes say how they were taken
         assert (found.state, found.detail.partition(";")[0]) == (
             "stored",
             "taken by the trainer itself, Python frames only: py-spy is not installed: pip install 'sftriage[stacks]'",
@@ -85,7 +85,7 @@ def test_a_rank_that_hangs_says_where_it_stands(trainer, tmp_path, hangs):
         assert of_threads["MainThread"][0] == "hangs_here"
         assert "loads" in of_threads["loader"]
         capture.close()
-    # AND while nobody asks, the thread that answers does not run
+    # AND without a request, the thread that answers does not run
     assert process.poll() is None
     assert switches(process.pid) == switches(process.pid)
 
