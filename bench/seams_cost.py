@@ -96,8 +96,8 @@ class Loop:
     def _monitor(directory: str) -> sftriage.Monitor:
         os.environ[recorder.RINGS_ENV] = tempfile.mkdtemp(dir=directory)
         monitor = sftriage.Monitor(sync=())
-        # (else it would end the seams, as it should)
-        recorder._by_hand = False
+        # (otherwise no seams are installed, as intended)
+        recorder.made_by_hand = False
         return monitor
 
     def take(self, mode: str) -> None:

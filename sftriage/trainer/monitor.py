@@ -226,11 +226,11 @@ class Monitor(Calls):
 
     def _make_way(self) -> None:
         """Replace automatic recording in this process: a monitor of the script takes precedence."""
-        global _by_hand
-        _by_hand = True
-        seams = sys.modules.get("sftriage.trainer.seams.patches")
+        global made_by_hand
+        made_by_hand = True
+        seams = getattr(sys.modules.get("sftriage.trainer.seams.patches"), "installed", None)
         if seams is not None:
-            seams.take_out()
+            seams.stop()
 
     def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
         # An inert monitor can be copied and pickled; the form in C needs its attribute passed explicitly.
@@ -267,12 +267,8 @@ def stage(name: str, *, sync: bool = False) -> AbstractContextManager[None]:
     return automatic.stage(name)
 
 
-def made_by_hand() -> bool:
-    """Whether the script has created a monitor."""
-    return _by_hand
-
-
-_by_hand = False
+made_by_hand = False
+"""Whether the script has created a monitor."""
 _automatic: weakref.ref[AutomaticMonitor] | None = None
 
 

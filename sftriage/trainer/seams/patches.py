@@ -268,42 +268,36 @@ class Seams:
         return 0 if compiled is None else compiled.get("total", 0)
 
 
-def take_out() -> None:
-    """Take the seams out of this process: the script has created a monitor."""
-    if _installed is not None:
-        _installed.stop()
-
-
 def lead() -> Seams | None:
     """The seams for a framework that marks where steps end, installed if needed; None if nothing is recorded."""
-    global _installed
+    global installed
     if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
         return None
-    if _installed is not None and (_installed.steps.rounds or not _installed.on):  # (of an earlier training)
-        _installed.stop()
-        _installed = None
+    if installed is not None and (installed.steps.rounds or not installed.on):  # (of an earlier training)
+        installed.stop()
+        installed = None
     if "torch.distributed" in sys.modules:
         # (before the seams are installed, which would miss its import)
         with contextlib.suppress(ImportError):
             import_module(REMAPS)
     imported("torch")
-    if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
-        _installed.checkpoints()
-    return _installed
+    if installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
+        installed.checkpoints()
+    return installed
 
 
 def imported(name: str) -> None:
     """Install the seams of a module of torch, which was just imported."""
-    global _installed
+    global installed
     if name == "torch":
         off = switched_off(os.environ.get(SEAMS_ENV, ""))
-        if _installed is None:
-            _installed = Seams(off)
-            _installed.install()
+        if installed is None:
+            installed = Seams(off)
+            installed.install()
             if directory := os.environ.get(REPORT_ENV):
-                _keep_report(_installed, Path(directory))
-    elif _installed is not None:
-        (_installed.exchanges.remaps if name == REMAPS else _installed.checkpoints)()
+                _keep_report(installed, Path(directory))
+    elif installed is not None:
+        (installed.exchanges.remaps if name == REMAPS else installed.checkpoints)()
 
 
 def _keep_report(seams: Seams, directory: Path) -> None:
@@ -361,8 +355,7 @@ def _report(seams: Seams) -> dict[str, object]:
 
 def _made_by_hand() -> bool:
     # (the recorder may be half imported just now)
-    made = getattr(sys.modules.get("sftriage.trainer.monitor"), "made_by_hand", None)
-    return bool(made is not None and made())
+    return getattr(sys.modules.get("sftriage.trainer.monitor"), "made_by_hand", False)
 
 
 def _compiles() -> bool:
@@ -380,4 +373,4 @@ def switched_off(text: str) -> frozenset[str]:
     return frozenset(name[1:] for name in names if name not in wrong)
 
 
-_installed: Seams | None = None
+installed: Seams | None = None

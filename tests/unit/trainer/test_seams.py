@@ -40,9 +40,9 @@ def _what_is_there_already_is_no_model_of_the_tests():
 @pytest.fixture(autouse=True)
 def rings(tmp_path, monkeypatch):
     monkeypatch.setenv(RINGS_ENV, str(tmp_path))
-    monkeypatch.setattr(monitor, "_by_hand", False)
+    monkeypatch.setattr(monitor, "made_by_hand", False)
     monkeypatch.setattr(monitor, "_automatic", None)
-    monkeypatch.setattr(patches, "_installed", None)
+    monkeypatch.setattr(patches, "installed", None)
     return tmp_path
 
 
@@ -53,7 +53,7 @@ def put_in():
 
     def put_in(*off: str) -> Seams:
         made.append(Seams(frozenset(off)))
-        patches._installed = made[-1]
+        patches.installed = made[-1]
         made[-1].install()
         return made[-1]
 
@@ -772,10 +772,10 @@ def test_an_evaluation_by_parts_of_a_model_is_detected_at_the_next_batch(put_in,
 
 def test_a_framework_marks_the_ends_and_numbers_of_steps(rings, monkeypatch):
     # GIVEN seams that are in already, and a framework that takes the lead
-    monkeypatch.setattr(patches, "_installed", None)
+    monkeypatch.setattr(patches, "installed", None)
     patches.imported("torch")
     seams = patches.lead()
-    assert seams is patches._installed
+    assert seams is patches.installed
     seams.steps.led = True
     # WHEN it trains, its optimizer stepping twice in what it counts as a step
     model = network()
@@ -789,7 +789,7 @@ def test_a_framework_marks_the_ends_and_numbers_of_steps(rings, monkeypatch):
     assert [record.step for record in recorded(rings)] == [102, 103, 104, 105]
     # AND what is trained next has seams of its own
     assert patches.lead() is not seams
-    patches._installed.stop()
+    patches.installed.stop()
 
 
 @pytest.mark.parametrize(("name", "value"), [(RINGS_ENV, ""), (SEAMS_ENV, "off")])
