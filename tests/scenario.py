@@ -119,7 +119,7 @@ def verdict(
 
 
 def held(first: int = 20, *, rank: int = 3, reasons: tuple[str, ...] = ("co_critical",)) -> Verdict:
-    """A window that names nobody, and has a candidate."""
+    """A window that names no rank, and has a candidate."""
     candidates = verdict(first, "suspect", rank=rank, stage="forward", onset=first + rank).suspects
     return replace(verdict(first, "needs_evidence", reasons=reasons), suspects=candidates, numbers={"excess_s": 0.01})
 

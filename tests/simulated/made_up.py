@@ -14,7 +14,7 @@ from tests.scenario import Fault, Job, gaussian, heavy_tailed, verdicts
 
 COURSES = ("constant", "intermittent", "bursts", "recurring", "growing")
 LEAST_TIMES = 13
-"""Steps of the fault from which on a verdict is held to it: fewer name nobody."""
+"""Steps of the fault from which on a verdict must name it: fewer name no rank."""
 
 
 @dataclass(frozen=True)

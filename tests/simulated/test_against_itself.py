@@ -19,11 +19,11 @@ def verdicts_on(job, *faults):
 
 
 def labels(verdicts):
-    """What was said, each once, in its order."""
+    """The distinct reports, in their order."""
     return list(dict.fromkeys((one.label, *one.reasons) for one in verdicts))
 
 
-def test_a_job_that_all_ranks_make_slower_is_held_and_says_since_when_and_where():
+def test_a_job_that_all_ranks_make_slower_is_held_with_onset_and_stage():
     # GIVEN a job whose forward becomes slower by a third on all ranks, by less than what is a suspect
     verdicts = verdicts_on(Job(n_steps=700), Fault("forward", None, 0.010, from_step(400)))
     # THEN it is healthy until then, and held for it from soon after on
@@ -53,7 +53,7 @@ def test_slow_windows_teach_neither_the_best_nor_the_baseline():
     assert pasts[-1].own_best.reported(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
 
 
-def test_its_end_is_told_once_and_the_job_is_healthy_again():
+def test_its_end_is_reported_once_and_the_job_is_healthy_again():
     verdicts = verdicts_on(Job(n_steps=800), Fault("forward", None, 0.010, from_step(300, 500)))
     assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
     ended = [one for one in verdicts if one.regression is not None and one.regression.until_step is not None]
@@ -73,7 +73,7 @@ def test_a_suspect_stays_one_and_the_step_is_longer_for_some_ranks_only():
     assert "because some ranks are late" in verdict_sentence(verdicts[-1])
 
 
-def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():
+def test_the_hosts_clock_shows_a_steps_length_on_devices_and_not_its_stages():
     # GIVEN a job on devices whose times are not recorded
     run = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300)))
     *_, (verdict, _) = judged(replace(run, on_device=True), stride=10)
@@ -82,7 +82,7 @@ def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():
     assert verdict.regression.stages == ()
 
 
-def test_a_capture_leaves_what_is_known_as_it_is():
+def test_a_capture_changes_no_state():
     # GIVEN a job that is slower, and a window in which a profiler ran
     run = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300)))
     *_, (verdict, past) = judged(run.steps(0, 449), stride=10)
@@ -94,7 +94,7 @@ def test_a_capture_leaves_what_is_known_as_it_is():
     assert held.regression.since_step == verdict.regression.since_step
 
 
-def test_steps_of_another_kind_and_what_they_leave_behind_are_no_slowdown():
+def test_steps_of_another_kind_and_their_aftermath_are_no_slowdown():
     # GIVEN a job that saves in every 25th step, and says so, and whose rank 0 is late after that
     n_steps = 1000
     saves_N = every(25)(n_steps)
@@ -105,14 +105,14 @@ def test_steps_of_another_kind_and_what_they_leave_behind_are_no_slowdown():
 
 
 @pytest.mark.parametrize(
-    ("counted", "waited_s", "told"),
+    ("counted", "waited_s", "ending"),
     [
         (True, 0.008, "; 83% of that is waiting for a CPU."),
         (True, 0.002, "on all ranks alike."),
         (False, 0.008, "on all ranks alike."),
     ],
 )
-def test_it_says_how_much_of_it_is_waiting_for_a_cpu(counted, waited_s, told):
+def test_the_part_that_is_waiting_for_a_cpu_is_in_the_sentence(counted, waited_s, ending):
     # GIVEN a job that becomes slower by 10 ms on all ranks, each of which always waits a little for a CPU
     n_steps, n_ranks = 700, 4
     run = Job(n_steps=n_steps).run(Fault("forward", None, 0.010, from_step(400)))
@@ -122,8 +122,8 @@ def test_it_says_how_much_of_it_is_waiting_for_a_cpu(counted, waited_s, told):
     counted_NRC[400:, 2, PLACE["queued_s"]] += waited_s
     # WHEN it is judged
     *_, (verdict, _) = judged(replace(run, counted_NRC=counted_NRC if counted else None), stride=10)
-    # THEN that is said where it is most of it
+    # THEN the sentence has that if it is most of it
     assert verdict.reasons == ("regressed",)
-    assert verdict_sentence(verdict).endswith(told)
+    assert verdict_sentence(verdict).endswith(ending)
     waits = verdict.regression.descheduled_fraction
     assert waits == (pytest.approx(waited_s / 0.010, rel=0.1) if counted else None)

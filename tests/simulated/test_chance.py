@@ -1,4 +1,4 @@
-"""How often chance names somebody, in as many steps as that is promised for."""
+"""How often chance names a unit, in the promised number of steps."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.unit.verdict.test_sequential import by_chance
 
 
 @pytest.mark.parametrize("n_units", [2, 1024])
-def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
+def test_chance_names_no_unit_in_the_promised_number_of_steps(n_units):
     # GIVEN settings that promise one false name in 20,000 steps, and ten times as many, half of them with an event
     settings = Settings(false_names_per_million_steps=50.0)
     named = 0

@@ -9,7 +9,7 @@ from tests.scenario import Fault, Job, at, from_step, verdicts
 
 
 def per_step(found):
-    """What each step has cost, by number; no step is told of twice."""
+    """The cost of each step, by number; no step comes twice."""
     steps = [
         (verdict.lost.first_step + n, lost_s)
         for verdict in found
@@ -36,17 +36,17 @@ def test_each_step_of_a_fault_counts_once_from_its_onset_on(stride):
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("seconds", [0.010, 0.040])
-def test_the_sum_is_what_the_job_without_its_straggler_is_quicker_by(seconds, split):
+def test_the_sum_is_the_time_that_the_job_saves_without_its_straggler(seconds, split):
     # GIVEN a job of 100 ms a step whose stages jitter by 3 %, and the same with a straggler
     job = Job(n_steps=620)
     slow, without = (job.run(*faults, seed=6, split=split) for faults in ((Fault("data", 1, seconds),), ()))
     lost = per_step(verdicts(slow))
     real_s = [float(one.durations_NRS[20:620].sum(axis=2).max(axis=1).sum()) for one in (slow, without)]
-    # THEN they agree; jitter inside the sync stage is seen with the last ready gradient alone
+    # THEN they agree; jitter inside the sync stage shows only with the last ready gradient
     assert sum(lost.values()) == pytest.approx(real_s[0] - real_s[1], rel=0.02 if split else 0.1)
 
 
-def test_what_comes_back_costs_where_it_does():
+def test_a_recurring_fault_costs_in_its_own_steps():
     job = Job(n_steps=600)
     window = job.run(Fault("data", 1, 0.080, steps=at(*range(7, 600, 10))), seed=2)
     lost = per_step(verdicts(window))
@@ -54,7 +54,7 @@ def test_what_comes_back_costs_where_it_does():
     assert sum(lost.values()) == pytest.approx(0.08 * len([n for n in range(20, 600) if n % 10 == 7]), rel=0.2)
 
 
-def test_nobody_named_is_nobody_charged():
+def test_without_a_named_rank_no_cost_is_charged():
     # GIVEN a healthy job, and one in which two ranks are late together
     job = Job(n_steps=300)
     together = job.run(Fault("data", 1, 0.030), Fault("forward", 2, 0.030), seed=3)
@@ -72,7 +72,7 @@ def test_a_capture_does_not_hide_what_the_suspect_costs_around_it():
     assert {step for step in range(20, 400) if lost.get(step, 0.0) < 0.01} <= {*range(150, 156)}
 
 
-def test_a_verdict_says_what_a_slow_step_would_take_without_its_suspect():
+def test_a_verdict_has_the_duration_of_a_slow_step_without_its_suspect():
     window = Job(n_steps=300).run(Fault("data", 1, 0.030), seed=5)
     last = verdicts(window)[-1]
     assert last.label == "suspect"

@@ -7,7 +7,7 @@ from tests.simulated.made_up import made_up, namings
 N_JOBS = 60
 
 
-def test_the_range_of_an_onset_holds_the_truth_and_the_gain_is_what_the_fault_costs():
+def test_the_range_of_an_onset_has_the_true_step_and_the_gain_is_the_cost():
     held, widths, gains = [], [], []
     for number in range(N_JOBS):
         # GIVEN a job with one slow rank, whatever else happens in it

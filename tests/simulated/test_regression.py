@@ -1,7 +1,7 @@
-"""The truth table of the job against itself: what happened in a job, and what is told of it.
+"""The truth table of the job against itself: what happened in a job, and which regressions it reports.
 
 Each job has 8 ranks and steps of 49 ms (data 4, forward 15, backward 25 inside the sync, optimizer 5) with 4 %
-log-normal jitter of every stage on every rank, and is looked at in windows of 50 steps, one every 10, as a job is.
+log-normal jitter of every stage on every rank, and is judged in windows of 50 steps, one every 10, as a job is.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ WINDOW, STRIDE = 50, 10
 
 
 def measured(factors_NS, seed=0, jitter=0.04, late=None, **given_NS):
-    """The steps of a job whose stages take so many times their time; ``late`` adds seconds to one rank's forward."""
+    """The steps of a job with stages ``factors_NS`` times as long; ``late`` adds seconds to one rank's forward."""
     n_steps, n_ranks = len(factors_NS), 8
     rng = np.random.default_rng(seed)
     own_NRS = (BASE_S * factors_NS)[:, None] * np.exp(jitter * rng.standard_normal((n_steps, n_ranks, len(STAGES))))
@@ -51,14 +51,14 @@ def part(measures, first, last):
 
 
 def watched(measures, state=None):
-    """What is told at the end of each window: (last step, regression), and what is known in the end."""
-    told = []
+    """The report at the end of each window: (last step, regression), and the last state."""
+    reports = []
     for last in range(WINDOW, len(measures.times_NQ) + 1, STRIDE):
         window = part(measures, last - WINDOW, last)
         new_from = 0 if state is None else state.next_step
         state = advanced(state, window, SETTINGS)
-        told.append((measures.first_step + last - 1, state.reported(window.first_step, new_from)))
-    return told, state
+        reports.append((measures.first_step + last - 1, state.reported(window.first_step, new_from)))
+    return reports, state
 
 
 def steady(n_steps):
@@ -102,7 +102,7 @@ def drifting(n_steps, fraction, memory_steps, seed):
 
 @dataclass(frozen=True)
 class Regressed:
-    """A regression that is told: since about when, by how much, where, and until when."""
+    """An expected report: since about when, by how much, where, and until when."""
 
     since: int
     fraction: float
@@ -115,16 +115,16 @@ class Regressed:
 
 @dataclass(frozen=True)
 class Row:
-    """A situation, and each regression that is told in it, within so many steps of its onset."""
+    """A situation, and each regression that it reports, ``within`` these steps of its onset."""
 
     situation: str
     measures: Callable[[], StepMeasures]
-    told: tuple[Regressed, ...]
+    reports: tuple[Regressed, ...]
     within: int
 
 
-def row(situation, factors_NS, *told, within=45, **more):
-    return Row(situation, lambda: measured(factors_NS, **more), told, within)
+def row(situation, factors_NS, *reports, within=45, **more):
+    return Row(situation, lambda: measured(factors_NS, **more), reports, within)
 
 
 def regressed(since, fraction, *stages, **more):
@@ -189,7 +189,7 @@ TRUTH = [
         regressed(1800, 0.1, "backward"),
     ),
     row(
-        "sequences that became twice as long, and nobody said so",
+        "sequences that became twice as long, without a note of more work",
         STEPPED_NS,
         regressed(700, 0.81, "forward", "backward"),
     ),
@@ -235,73 +235,73 @@ TRUTH = [
 
 @pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
 def test_the_truth_table(case):
-    # GIVEN a job, WHEN it is looked at window by window
-    told, _ = watched(case.measures())
-    # THEN each regression in it is told, and nothing else
-    found = {one.since_step: one for _, one in told if one is not None}  # what was told of each last
-    assert len(found) == len(case.told), found
-    for (since, one), wanted in zip(found.items(), case.told, strict=True):
+    # GIVEN a job, WHEN it is judged window by window
+    reports, _ = watched(case.measures())
+    # THEN it reports each regression, and nothing else
+    found = {one.since_step: one for _, one in reports if one is not None}  # the last report of each
+    assert len(found) == len(case.reports), found
+    for (since, one), wanted in zip(found.items(), case.reports, strict=True):
         assert since == pytest.approx(wanted.since, abs=wanted.about)
         assert one.since_first_step <= since <= one.since_last_step
         assert one.fraction == pytest.approx(wanted.fraction, abs=0.025)
         assert (one.stages, one.scope, one.kind) == (wanted.stages, wanted.scope, wanted.kind)
         assert (one.until_step is None) == (wanted.until is None)
         # AND soon, with its end
-        first = next(step for step, other in told if other is not None and other.since_step == since)
+        first = next(step for step, other in reports if other is not None and other.since_step == since)
         assert first - wanted.since <= case.within
         if one.until_step is not None:
             assert one.until_step == pytest.approx(wanted.until, abs=5)
-            ended = [step for step, other in told if other == one]
+            ended = [step for step, other in reports if other == one]
             assert len(ended) == 1
             assert ended[0] - wanted.until <= 30
 
 
-def test_a_creep_is_told_from_about_5_percent_on():
-    # GIVEN a job in which backward creeps, WHEN told for the first time
-    told, _ = watched(measured(creeping(2600, "backward", 1.6, 300, 2300)))
-    step, first = next((step, one) for step, one in told if one is not None)
-    # THEN it has become slower by little more than what is told at all
+def test_a_creep_is_reported_from_about_5_percent_on():
+    # GIVEN a job in which backward creeps, WHEN it reports for the first time
+    reports, _ = watched(measured(creeping(2600, "backward", 1.6, 300, 2300)))
+    step, first = next((step, one) for step, one in reports if one is not None)
+    # THEN it has become slower by little more than the least that is reported
     assert 0.05 <= first.fraction <= 0.07
     assert step <= 720
 
 
 @pytest.mark.parametrize("warm_up", [0, 4])
 @pytest.mark.parametrize("growth", [0.0002, 0.0005, 0.001, 0.002])
-def test_a_job_that_climbs_from_its_first_step_on_is_told_before_it_is_8_percent_over_its_best(growth, warm_up):
+def test_a_climb_from_the_first_step_on_is_reported_before_8_percent(growth, warm_up):
     # GIVEN a job that never keeps to any level, once its first steps are over
     n_steps = 700
     climb_N = 1.0 + growth * np.maximum(np.arange(n_steps) - warm_up, 0)
     climb_N[:warm_up] = 1.5
-    # WHEN looked at every few steps
+    # WHEN judged every few steps
     measures, state, step, found = measured(times(climb_N), jitter=0.02), None, 0, None
     while found is None:
         step += 4
         state = advanced(state, part(measures, step - 4, step), SETTINGS)
         found = state.reported(0, 0)
-    # THEN it is told with where it began, as what all ranks share, before it is 8 % slower
+    # THEN it reports where that began, as shared by all ranks, before it is 8 % slower
     assert climb_N[step - 1] < 1.08
     assert found.best_step_s == pytest.approx(measures.times_NQ[warm_up : warm_up + 8, STEP].mean(), rel=0.02)
     assert found.since_step < step
     assert (found.scope, found.until_step) == ("all", None)
 
 
-def test_a_climb_that_ends_is_told_until_then():
+def test_the_end_of_a_climb_is_reported():
     # GIVEN a job that climbs by a quarter, and is as quick as before from step 400 on
     factors_NS = times(np.where(np.arange(900) < 400, 1.0 + 0.25 * np.arange(900) / 400, 1.0))
     # WHEN watched
-    told, state = watched(measured(factors_NS))
-    # THEN its end is told, and nothing after it
-    ended = [one for _, one in told if one is not None and one.until_step is not None]
+    reports, state = watched(measured(factors_NS))
+    # THEN it reports the end, and nothing after it
+    ended = [one for _, one in reports if one is not None and one.until_step is not None]
     assert [one.until_step for one in ended] == [pytest.approx(400, abs=5)]
     assert state.reported(0, 900) is None
 
 
-def test_a_hundred_thousand_steps_of_jitter_say_nothing():
+def test_a_hundred_thousand_steps_of_jitter_report_nothing():
     # GIVEN a healthy job of a hundred thousand steps, WHEN taken in
     measures, state = measured(steady(10_000), seed=5), None
     for n in range(10):
         state = advanced(state, replace(measured(steady(10_000), seed=n), first_step=n * 10_000), SETTINGS)
-        # THEN nothing is told of it
+        # THEN it reports nothing
         assert state.reported(0, 0) is None
     # AND what is kept of it is no more than of a short one
     best = state.bests["", None]
@@ -334,7 +334,7 @@ def test_other_stages_begin_anew():
     assert state.bests["", None].samples.n_offered == 6
 
 
-def test_what_is_kept_is_bounded_however_many_kinds_there_are():
+def test_memory_is_bounded_however_many_kinds_there_are():
     # GIVEN a job that invents kinds and sizes without end, WHEN taken in
     n_steps = 300 * 100
     regimes = tuple((f"kind {n // 300}", n // 300) for n in range(n_steps))
@@ -345,27 +345,27 @@ def test_what_is_kept_is_bounded_however_many_kinds_there_are():
     assert "kind 99" in state.tests
 
 
-def test_the_uncertainty_of_the_onset_holds_it():
-    # GIVEN twenty jobs that become slower by a little more than is told, amid noise
+def test_the_range_of_the_onset_has_the_true_step():
+    # GIVEN twenty jobs that become slower by a little more than the least that is reported, amid noise
     held, widths = 0, []
     for seed in range(20):
-        told, _ = watched(measured(slower(1200, STAGES, 1.09, 600), seed=seed, jitter=0.06))
-        first = next(one for _, one in told if one is not None)
+        reports, _ = watched(measured(slower(1200, STAGES, 1.09, 600), seed=seed, jitter=0.06))
+        first = next(one for _, one in reports if one is not None)
         held += first.since_first_step <= 600 <= first.since_last_step
         widths.append(first.since_last_step - first.since_first_step)
-    # THEN nine in ten say an interval that holds it, and no wide one
+    # THEN nine ranges in ten have it, and they are narrow
     assert held >= 17
     assert np.median(widths) <= 15
 
 
-def test_one_that_fades_says_how_slow_the_job_was():
+def test_a_regression_that_fades_reports_how_slow_the_job_was():
     # GIVEN a slowdown by a fifth that fades over 400 steps
     factors_NS = steady(2000)
     factors_NS[600:1000] = 1.2
     factors_NS[1000:1400] = np.linspace(1.2, 1.0, 400)[:, None]
-    # WHEN its end is told
+    # WHEN its end is reported
     ended = next(one for _, one in watched(measured(factors_NS))[0] if one is not None and one.until_step is not None)
-    # THEN with what it was when there was evidence enough
+    # THEN it is reported as it was while there was enough evidence
     assert 1200 <= ended.until_step <= 1400
     assert 0.03 <= ended.fraction <= 0.1
 
@@ -401,7 +401,7 @@ def jobs(draw):
 
 
 @given(jobs(), st.data())
-def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, data):
+def test_the_split_into_windows_does_not_change_the_state(measures, data):
     # GIVEN a job, and windows over it that leave no gap and overlap as they like
     n_steps, state, end = len(measures.times_NQ), None, 0
     # WHEN taken in window by window
@@ -414,22 +414,22 @@ def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, da
 
 
 @given(jobs(), st.integers(-10, 10))
-def test_slower_clocks_tell_the_same(measures, octaves):
+def test_slower_clocks_give_the_same_reports(measures, octaves):
     # GIVEN a job, and the same on a machine that takes twice, or half as long for all of it, WHEN taken in
     factor = 2.0**octaves
     scaled = replace(measures, times_NQ=factor * measures.times_NQ)
     one, other = (advanced(None, m, SETTINGS).reported(0, 0) for m in (measures, scaled))
-    # THEN the same is told, but for how long a step takes
+    # THEN the reports are the same, but for the duration of a step
     if one is not None:
         one = replace(one, best_step_s=factor * one.best_step_s)
     assert one == other
 
 
 @given(jobs())
-def test_what_is_told_makes_sense(measures):
+def test_reports_are_consistent(measures):
     # GIVEN a job, WHEN watched
-    told, state = watched(measures)
-    for step, one in told:
+    reports, state = watched(measures)
+    for step, one in reports:
         if one is None:
             continue
         # THEN the onset lies in its interval and in the past, and the end after it

@@ -29,7 +29,7 @@ def first_named(found):
 
 
 def evaluating(window, seed, period, part):
-    """The run, with an evaluation in every so many steps: 2.4 ms and some more, in a part of the ranks twice that."""
+    """The run, with an evaluation every ``period`` steps: 2.4 ms and some more, in a part of the ranks twice that."""
     random = np.random.default_rng(seed)
     shape = window.durations_NRS.shape[:2]
     takes_NR = 0.0024 + random.exponential(0.0015, shape)
@@ -37,7 +37,7 @@ def evaluating(window, seed, period, part):
     takes_NR = takes_NR * (1 + longer_NR) if part == "all" else 2 * takes_NR * longer_NR
     durations_NRS = window.durations_NRS.copy()
     durations_NRS[:, :, -1] += takes_NR * (np.arange(shape[0]) % period == 7)[:, None]
-    # (what comes after the last sync is waited for at the next one)
+    # (the others wait at the next sync for time after the last one)
     durations_NRS[1:, :, 2] += (takes_NR.max(axis=1)[:, None] - takes_NR)[:-1] * (
         np.arange(shape[0] - 1) % period == 7
     )[:, None]
@@ -47,31 +47,31 @@ def evaluating(window, seed, period, part):
 @pytest.mark.parametrize("part", ["all", "some ranks"])
 @pytest.mark.parametrize("period", [10, 20, 50])
 @pytest.mark.parametrize("seed", range(3))
-def test_an_evaluation_that_nobody_calls_one_accuses_nobody_and_hides_nobody(seed, period, part):
-    # GIVEN a job that evaluates every so many steps, and from step 600 on a rank that is slow
+def test_an_evaluation_without_a_kind_names_no_rank_and_hides_none(seed, period, part):
+    # GIVEN a job that evaluates periodically, and from step 600 on a rank that is slow
     fault = Fault("data", 3, 0.015, from_step(600))
     found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part))
-    # THEN that rank is named, nobody else ever, and soon
+    # THEN that rank is named soon, and never another
     assert names(found) == {((3,), "data")}
     assert first_named(found) < 640
 
 
 @pytest.mark.parametrize("noise", [gaussian(0.05), gaussian(0.3), heavy_tailed(0.05), heavy_tailed(0.3)])
 @pytest.mark.parametrize("n_ranks", [2, 4, 8])
-def test_ranks_that_jitter_alike_are_nobodys_fault(n_ranks, noise):
+def test_ranks_that_jitter_alike_are_not_named(n_ranks, noise):
     # GIVEN jobs of pure, equal jitter
     for seed in range(3):
-        # WHEN they run for long THEN nobody is named
+        # WHEN they run for long THEN no rank is named
         assert names(verdicts(replace(SHORT, n_ranks=n_ranks, noise=noise).run(seed=seed), 50, 50)) == set()
 
 
 @pytest.mark.parametrize("period", [3, 7, 12, 20, 30])
-def test_what_comes_back_began_at_one_of_its_own_steps(period):
+def test_a_recurring_fault_began_at_one_of_its_own_steps(period):
     # GIVEN a fault that comes back, after another one of the same rank just before
     comes_back = Fault("forward", 2, 0.040, lambda n: (np.arange(n) >= 150) & ((np.arange(n) - 150) % period == 0))
     found = verdicts(Job(n_steps=600).run(Fault("forward", 2, 0.060, at(149)), comes_back, seed=period))
     named = [v.suspects[0] for v in found if v.label == "suspect"]
-    # THEN once it is told to come back, it is at its steps
+    # THEN once it is known to recur, its onset is one of its steps
     assert {(one.ranks, one.stage) for one in named} == {((2,), "forward")}
     back = [one for one in named if one.pattern == "recurring"]
     assert len(back) > len(named) / 2
@@ -80,7 +80,7 @@ def test_what_comes_back_began_at_one_of_its_own_steps(period):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_goes_on_has_not_passed(seed):
+def test_a_fault_that_continues_has_not_passed(seed):
     # GIVEN bursts of 20 steps in every 60, from step 200 on
     bursts = Fault("forward", 1, 0.060, lambda n: (np.arange(n) >= 200) & ((np.arange(n) - 200) % 60 < 20))
     found = verdicts(Job(n_steps=800).run(bursts, seed=seed))
@@ -95,7 +95,7 @@ def test_what_goes_on_has_not_passed(seed):
 
 
 @pytest.mark.parametrize("noise", [gaussian(0.03), heavy_tailed(0.1)])
-def test_since_when_is_said_with_how_surely(noise):
+def test_the_onset_is_right_or_its_range_has_it(noise):
     right, n_runs = 0, 20
     for seed in range(n_runs):
         # GIVEN a fault from step 150 on
@@ -103,15 +103,15 @@ def test_since_when_is_said_with_how_surely(noise):
         # WHEN it is named
         suspect = next(v.suspects[0] for v, _ in judged(run, stride=10, first=20) if v.label == "suspect")
         earliest, latest = suspect.onset_range
-        # THEN it began about then, or it is said how unsure that is
+        # THEN the onset is about then, or its range has it
         assert earliest <= suspect.onset_step <= latest
         assert abs(suspect.onset_step - 150) <= max(3, latest - earliest)
         right += earliest <= 150 <= latest
-    # AND mostly within what is said to be possible
+    # AND mostly within the range
     assert right >= 0.8 * n_runs
 
 
-def test_a_fault_that_is_mended_is_forgotten_and_the_next_one_is_another():
+def test_a_fixed_fault_is_forgotten_and_the_next_one_is_another():
     # GIVEN a rank that is slow for a while, and again much later
     faults = Fault("data", 1, 0.03, from_step(100, 200)), Fault("data", 1, 0.03, from_step(400))
     found = verdicts(Job(n_steps=600).run(*faults))
@@ -127,10 +127,10 @@ def test_a_capture_hides_its_own_steps_and_no_others():
     window = Job(n_steps=200).run(Fault("data", 1, 0.03, from_step(100)))
     capturing_N = np.isin(np.arange(200), range(100, 105))
     found = verdicts(replace(window, capturing_N=capturing_N))
-    # WHEN windows have these steps in them THEN nobody is named
+    # WHEN windows have these steps in them THEN no rank is named
     held = [v for v in found if v.first_step <= 104 and v.last_step >= 100]
     assert {v.reasons for v in held} == {("self_inflicted",)}
-    # AND the first window without them names whom the steps after the capture show
+    # AND the first window without them names the rank that the steps after the capture show
     assert next(v for v in found if v.first_step > 104).label == "suspect"
 
 
@@ -142,7 +142,7 @@ def test_a_fault_of_five_percent_is_found_and_one_of_two_is_not_worth_it(seconds
         # THEN it is named from five percent on
         assert names(found) == ({((2,), "forward")} if named else set())
         assert not named or first_named(found) <= 200
-        # AND worth what the policy asks
+        # AND worth a capture under the policy
         assert all(v.suspects[0].share >= SETTINGS.min_gain_fraction for v in found[-1:] if v.label == "suspect")
 
 
@@ -150,7 +150,7 @@ def test_of_two_ranks_that_always_differed_the_one_that_becomes_slower_still_is_
     # GIVEN a rank that has been a little later than the other from the first step on, and from step 150 on is by much
     faults = Fault("data", 1, 0.008), Fault("forward", 1, 0.060, from_step(150))
     found = verdicts(Job(n_ranks=2, n_steps=300).run(*faults))
-    # THEN as long as it only differs nobody is named
+    # THEN as long as it only differs, no rank is named
     assert {v.label for v in found if v.last_step < 150} == {"needs_evidence"}
     # AND then it is
     assert {ranks for ranks, _ in names(found)} == {(1,)}
@@ -159,13 +159,13 @@ def test_of_two_ranks_that_always_differed_the_one_that_becomes_slower_still_is_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed):
+def test_a_rank_that_is_always_late_is_named_however_late_others_are_in_other_steps(seed):
     # GIVEN 16 ranks that each collect garbage for 150 ms in one step of 60, by chance: 40 % of the job's time
     def collects(rank):
         return Fault("data", rank, 0.150, lambda n: np.random.default_rng([seed, rank]).random(n) < 1 / 60)
 
     job, garbage = Job(n_ranks=16, n_steps=500), [collects(rank) for rank in range(16)]
-    # THEN nobody is named
+    # THEN no rank is named
     assert names(verdicts(job.run(*garbage, seed=seed))) == set()
     # BUT who takes 20 ms more in every step from 200 on is, though most of all lateness is not its own
     found = verdicts(job.run(*garbage, Fault("forward", 5, 0.020, from_step(200)), seed=seed))
@@ -176,7 +176,7 @@ def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed
 @pytest.mark.parametrize("noise", [gaussian(0.05), heavy_tailed(0.03)])
 @pytest.mark.parametrize("n_ranks", [2, 3, 8, 16])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_every_rank_does_after_so_many_steps_in_a_time_of_its_own_is_nobodys(seed, n_ranks, noise):
+def test_work_that_every_rank_repeats_at_its_own_time_names_none(seed, n_ranks, noise):
     # GIVEN ranks that collect their garbage equally often, not in the same steps, and take more or less for it
     random = np.random.default_rng([seed, n_ranks])
     period, takes_s = int(random.integers(15, 90)), random.uniform(0.1, 0.3) * 0.02
@@ -186,7 +186,7 @@ def test_what_every_rank_does_after_so_many_steps_in_a_time_of_its_own_is_nobody
         for rank, first in enumerate(firsts)
     ]
     found = verdicts(replace(SHORT, n_ranks=n_ranks, noise=noise).run(*garbage, seed=seed))
-    # THEN it comes back to nobody. (One whose events are over a size, and the others' are not, may be named for that.)
+    # THEN no rank recurs. (One whose events are over a size, and the others' are not, may be named for that.)
     named = [one for one in found if one.label == "suspect"]
     assert "recurring" not in {one.suspects[0].pattern for one in named}
     assert len(named) <= 0.05 * len(found)
@@ -194,7 +194,7 @@ def test_what_every_rank_does_after_so_many_steps_in_a_time_of_its_own_is_nobody
 
 @pytest.mark.parametrize("n_ranks", [4, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_of_two_that_are_equally_late_neither_is_named_however_long_it_goes_on(seed, n_ranks):
+def test_of_two_equally_late_ranks_neither_is_ever_named(seed, n_ranks):
     # GIVEN two ranks that are as late as each other for 800 steps, in stages that jitter: each is the last in half of
     # the steps, by chance, and more often than anybody else
     late = [Fault("data", 1, 0.030, from_step(200)), Fault("forward", 2, 0.030, from_step(200))]
@@ -205,14 +205,14 @@ def test_of_two_that_are_equally_late_neither_is_named_however_long_it_goes_on(s
     assert {v.label for v in found if v.first_step >= 200} == {"needs_evidence"}
 
 
-def test_who_keeps_the_name_is_explained_by_the_thresholds_that_keep_it():
+def test_a_suspect_that_stays_named_is_explained_by_the_lower_thresholds():
     # GIVEN two ranks that hiccup, one of which is slow in bursts: what names it comes and goes
     bursts = Fault("data", 1, 0.030, lambda n: (np.arange(n) // 30) % 3 == 1)
     found = verdicts(Job(n_ranks=2, n_steps=150, noise=heavy_tailed(0.08)).run(bursts, seed=1))
     named = [one for one in found if one.label == "suspect"]
     # WHEN it keeps its name with less than it takes to get it
     assert any(one.numbers["first_log_odds"] < SETTINGS.naming_log_odds for one in named)
-    # THEN all that it was asked is met
+    # THEN it meets all requirements
     for one in named:
         assert all(check.met for check in explain(one).checks if check.name.startswith("first_"))
 
@@ -230,7 +230,7 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
     job = Job(n_ranks=2, n_steps=700, noise=heavy_tailed(0.15))
     # WHEN it runs
     found = verdicts(job.run(*stopped, *busy, seed=seed, split=True))
-    # THEN the other one is never named, and nobody says that they do different work
+    # THEN the other one is never named, and the roles are never called different
     assert {ranks for ranks, _ in names(found)} <= {(1,)}
     assert not any("mixed_roles" in v.reasons for v in found)
     # AND the stopped one is named where its own past is known
@@ -238,7 +238,7 @@ def test_pulses_on_one_of_two_ranks_are_no_other_work(first, seed):
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
-def test_who_makes_a_step_many_times_as_long_is_named_at_once_though_all_spend_a_little_more(n_ranks):
+def test_a_rank_that_makes_a_step_many_times_as_long_is_named_at_once(n_ranks):
     # GIVEN steps of a millisecond, in which from the 60th on one rank sleeps for 100, and all wake up a little late
     stages = (("data", 2e-5), ("forward", 1e-4), ("backward", 7e-4), ("optimizer", 5e-5), ("other", 1e-4))
     job = replace(SHORT, stages=stages, exchange_s=1e-4, n_ranks=n_ranks, n_steps=200)
@@ -267,7 +267,7 @@ def test_a_stage_is_named_though_in_most_steps_something_is_late_in_another():
 
 
 @pytest.mark.parametrize(("comes_back", "stage"), [(("data",), "data"), (("data", "forward", "optimizer"), None)])
-def test_of_what_comes_back_the_stage_is_that_which_it_adds_to(comes_back, stage):
+def test_the_stage_of_a_recurring_fault_is_the_one_that_it_adds_to(comes_back, stage):
     # GIVEN a rank that is a little slow in two stages, and every 15th step is late in one stage, or in three alike
     little = [Fault(one, 2, 0.0006) for one in ("forward", "optimizer")]
     late = [Fault(one, 2, 0.025 / len(comes_back), every(15)) for one in comes_back]
@@ -281,7 +281,7 @@ def test_one_of_two_ranks_is_named_though_the_other_has_always_had_more_to_do():
     # WHEN the other one becomes slow, by far more than that
     found = verdicts(Job(n_ranks=2, n_steps=300).run(reads, slow))
     assert not any(one.label == "healthy" for one in found)
-    # THEN it is named, and nobody says that it does other work
+    # THEN it is named, and its role is not called another
     assert {ranks for ranks, _ in names(found)} == {(1,)}
     assert not any("mixed_roles" in one.reasons for one in found if one.first_step >= 100)
 
@@ -294,21 +294,21 @@ def test_of_two_ranks_that_always_differed_neither_is_named():
 
 
 @pytest.mark.parametrize(("last", "named"), [(226, False), (300, True)])
-def test_who_is_slow_in_all_it_does_is_named_if_that_lasts(last, named):
+def test_a_rank_that_is_slow_in_all_stages_is_named_if_that_lasts(last, named):
     # GIVEN a rank whose core another process has, for half a window or for two of them
     stages = ("data", "forward", "backward", "optimizer", "other")
     slow = tuple(Fault(stage, 1, factor=1.6, steps=from_step(200, last)) for stage in stages)
     found = verdicts(Job(n_steps=450).run(*slow, split=True))
-    # THEN it is named if it lasts, and nobody else is
+    # THEN it is named if it lasts, and no other rank is
     assert names(found) == ({((1,), None)} if named else set())
 
 
 @pytest.mark.parametrize(
     ("counted", "named"),
     [({"stopped_s": 0.06, "queued_s": 0.0}, True), ({"queued_s": 0.06}, False), ({}, False)],
-    ids=["stopped", "waiting", "nobody counts"],
+    ids=["stopped", "waiting", "no counters"],
 )
-def test_who_is_held_up_now_and_then_is_named_where_it_is_counted_that_it_did_not_wait(counted, named):
+def test_a_rank_with_rare_delays_is_named_if_counters_rule_waiting_out(counted, named):
     # GIVEN a rank that is held up in all it does, in a good fifth of the steps: by pulses of a period of their own
     held_N = np.diff(np.floor(0.22 * np.arange(401))) > 0
     stages = ("data", "forward", "backward", "optimizer", "other")
