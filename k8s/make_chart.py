@@ -48,7 +48,7 @@ _RESOURCES = re.compile(r"^( *)resources:\n\1  requests: .*\n\1  limits: .*\n", 
 _REPLICAS = re.compile(r"^  replicas: [2-9]$", re.MULTILINE)
 _STORAGE = re.compile(r"\{storage: (.*)\}")
 _SETTINGS = re.compile(r"^( *settings\.yaml: \|\n)(?:    .*\n)+", re.MULTILINE)
-_SAID = r'\1    {{- toYaml (set .Values.settings "image" .Values.image) | nindent 4 }}\n'
+_INSERTED = r'\1    {{- toYaml (set .Values.settings "image" .Values.image) | nindent 4 }}\n'
 _WEBHOOKS = "  name: sftriage\nwebhooks:\n"
 _ANNOTATED = f"""  name: sftriage
   {{{{- if {CERT_MANAGER} }}}}
@@ -77,7 +77,7 @@ def template(source: str, condition: str) -> str:
     text = text.replace("sftriage-system", "{{ .Release.Namespace }}")
     text = text.replace("image: sftriage:latest", "image: {{ .Values.image }}")
     text = text.replace("Policy: IfNotPresent", 'Policy: {{ .Values.settings.pull_policy | default "IfNotPresent" }}')
-    text = _SETTINGS.sub(_SAID, text)
+    text = _SETTINGS.sub(_INSERTED, text)
     text = _STORAGE.sub("{storage: {{ .Values.nats.storage }}}", text)
     if component in SIZED:
         text = _REPLICAS.sub(f"  replicas: {{{{ .Values.{component}.replicas }}}}", text)
@@ -106,7 +106,7 @@ def sized(source: str) -> dict[str, Any]:
 
 def values() -> str:
     """The chart's values, from the manifests, each with a comment."""
-    said = [
+    entries = [
         ("The image of operator, webhook, controllers and agents; pin it by digest.", {"image": "sftriage:latest"}),
         (
             "The source of the webhook's certificate: own (a Deployment renews it) or cert-manager.",
@@ -124,7 +124,7 @@ def values() -> str:
         *(("", {one: sized(source)}) for one, source in SIZED.items() if one != "nats"),
     ]
     return "".join(
-        (f"# {words}\n" if words else "") + yaml.safe_dump(body, sort_keys=False, width=120) for words, body in said
+        (f"# {words}\n" if words else "") + yaml.safe_dump(body, sort_keys=False, width=120) for words, body in entries
     )
 
 

@@ -25,7 +25,7 @@ from sftriage.kube.client import AnsweredError, ClusterObjects, ObjectWatch, get
 from sftriage.kube.injecting import InjectionSettings, Made, encrypted, filled, manifest, secret_of, store_environment
 from sftriage.kube.jobs import JobRef, annotations_of, job_of, mapping
 from sftriage.kube.objects import API_VERSION, GROUP, POLICIES, REPORTS, Body, Now
-from sftriage.kube.statuses import Standing, outdated, policy_text, standings
+from sftriage.kube.statuses import PolicyState, outdated, policy_states, policy_text
 from sftriage.kube.webhook import AUTHORITY, CERTIFICATE, KEY, issued, service_names
 from sftriage.policy.in_force import find
 from sftriage.words.kube import REPORTS as REPORT_WORDS
@@ -96,11 +96,11 @@ def secret(job: JobRef, settings: InjectionSettings, password: str, now: datetim
     data = {jobs.HUB_KEY: f"{USER_NAME}:{password}\n"}
     if settings.hub_tls:
         names = (*service_names(job.object_name, job.namespace), "127.0.0.1")
-        one = issued(names, now, HUB_VALID_DAYS)
+        signed = issued(names, now, HUB_VALID_DAYS)
         data |= {
-            CA_FILE: one[AUTHORITY].decode(),
-            CERTIFICATE_FILE: one[CERTIFICATE].decode(),
-            KEY_FILE: one[KEY].decode(),
+            CA_FILE: signed[AUTHORITY].decode(),
+            CERTIFICATE_FILE: signed[CERTIFICATE].decode(),
+            KEY_FILE: signed[KEY].decode(),
         }
     about = job.metadata(name=secret_of(job, settings))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
@@ -114,7 +114,7 @@ def removed(job: JobRef) -> list[tuple[str, str, str]]:
     return [*made, *(("v1", "secrets", name) for name in secrets), deployment]
 
 
-def policy_files(found: Iterable[Standing]) -> dict[str, str]:
+def policy_files(found: Iterable[PolicyState]) -> dict[str, str]:
     """The policies in force as files, in their order; the shipped default if there are none."""
     in_force = [policy.body for policy in found if policy.in_force]
     if not in_force:
@@ -314,7 +314,7 @@ class Controllers:
         return SWEEP_S
 
     def _make(self, job: JobRef, owners: list[dict[str, str]], made_of: str | None) -> None:
-        found = standings(self._objects.list(POLICIES, job.namespace), time.time())
+        found = policy_states(self._objects.list(POLICIES, job.namespace), time.time())
         made = wanted(job, self._settings, policy_files(found), owners)
         if made[-1]["metadata"]["annotations"][WANTED_ANNOTATION] == made_of:
             return

@@ -358,17 +358,17 @@ def _webhook(cluster: Snapshot) -> Iterator[Finding]:
 
 
 def _certificate(cluster: Snapshot) -> Iterator[Finding]:
-    one = cluster.certificate
-    if one is None:
+    served = cluster.certificate
+    if served is None:
         if "certificate" in cluster.unread:
             yield _found(cluster, "certificate.unread")
         return
-    left_s = one.not_after_s - cluster.now_s
-    which = "over" if left_s < 0 else "early" if cluster.now_s < one.not_before_s else "good"
-    if which == "good" and not (one.trusted and left_s >= SOON_S):
-        which = "soon" if one.trusted else "foreign"
-    about = {"end": clock(one.not_after_s), "begin": clock(one.not_before_s), "left": lasted(max(left_s, 0.0))}
-    yield _found(cluster, f"certificate.{which}", secret=one.secret, **about)
+    left_s = served.not_after_s - cluster.now_s
+    which = "over" if left_s < 0 else "early" if cluster.now_s < served.not_before_s else "good"
+    if which == "good" and not (served.trusted and left_s >= SOON_S):
+        which = "soon" if served.trusted else "foreign"
+    about = {"end": clock(served.not_after_s), "begin": clock(served.not_before_s), "left": lasted(max(left_s, 0.0))}
+    yield _found(cluster, f"certificate.{which}", secret=served.secret, **about)
 
 
 def _deployment(cluster: Snapshot, part: str, without: str) -> Iterator[Finding]:

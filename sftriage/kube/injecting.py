@@ -67,8 +67,8 @@ def read_settings(path: Path) -> InjectionSettings:
         return InjectionSettings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, yaml.YAMLError) as error:
         if isinstance(error, ValidationError):
-            one = error.errors(include_input=False)[0]
-            raise InputError(f"{path}: {path_text(one['loc'])}: {one['msg']}") from None
+            problem = error.errors(include_input=False)[0]
+            raise InputError(f"{path}: {path_text(problem['loc'])}: {problem['msg']}") from None
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from error
 
 
@@ -106,8 +106,8 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(template, list):
         found: list[Any] = []
         for part in template:
-            one = filled(part, values)
-            found += one if isinstance(one, list) else [] if one is None else [one]
+            value = filled(part, values)
+            found += value if isinstance(value, list) else [] if value is None else [value]
         return found
     name = re.fullmatch(r"<(\w+)>", template) if isinstance(template, str) else None
     return template if name is None else copy.deepcopy(values[name[1]])
@@ -430,10 +430,10 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
             job = _job(whole["body"], holder[key], namespace)
             if job is None:
                 continue
-            one = injection(holder[key], job, settings, server)
-            warnings += [f"{what}: {warning}" for warning in one.warnings]
-            count += bool(one.patch)
-            holder[key] = applied(holder[key], one.patch)
+            change = injection(holder[key], job, settings, server)
+            warnings += [f"{what}: {warning}" for warning in change.warnings]
+            count += bool(change.patch)
+            holder[key] = applied(holder[key], change.patch)
     return Changed(whole["body"], count, tuple(dict.fromkeys(warnings)))
 
 

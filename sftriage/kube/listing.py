@@ -108,7 +108,7 @@ def of_step(rows: Iterable[TraceRow], step: int) -> tuple[list[TraceRow], bool]:
     """The captures of a step, or else the nearest one; and whether they contain the step itself."""
     known = [(away, row) for row in rows if (away := row.distance_from(step)) is not None]
     holding = [row for away, row in known if away == 0]
-    nearest = sorted(known, key=lambda one: one[0])[:1]
+    nearest = sorted(known, key=lambda entry: entry[0])[:1]
     return (holding, True) if holding else ([row for _, row in nearest], False)
 
 
@@ -129,7 +129,7 @@ def best(bodies: Iterable[Body], step: int | None, rank: int | None) -> Body:
         others = f"; captures of the job: {named}" if found else ""
         raise UsageError(f"no stored trace{of}{others}")
     fault = {"yes": 2, "partly": 1}
-    return max(stored, key=lambda one: (fault.get(one[0].reproduced, 0), one[0].created, one[0].name))[1]
+    return max(stored, key=lambda entry: (fault.get(entry[0].reproduced, 0), entry[0].created, entry[0].name))[1]
 
 
 def stored_of(body: Body) -> StoredTrace:

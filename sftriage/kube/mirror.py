@@ -115,12 +115,12 @@ class Mirrored:
         yield from self.view.rows
         yield from (row for row in self.view.requests if not row.request_id.startswith(_REQUEST))
 
-    def _body(self, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
-        name = re.sub(r"[^a-z0-9]+", "-", one.capture_id.lower()).strip("-")
-        digest = hashlib.sha256(f"{self.run_id}/{one.capture_id}".encode()).hexdigest()[:6]
-        annotations = {CAPTURE_ANNOTATION: one.capture_id, RUN_ANNOTATION: self.run_id}
+    def _body(self, row: WindowRow | RequestRow, request: CaptureRequest) -> dict[str, Any]:
+        name = re.sub(r"[^a-z0-9]+", "-", request.capture_id.lower()).strip("-")
+        digest = hashlib.sha256(f"{self.run_id}/{request.capture_id}".encode()).hexdigest()[:6]
+        annotations = {CAPTURE_ANNOTATION: request.capture_id, RUN_ANNOTATION: self.run_id}
         about = self.job.metadata(name=f"{self.job.object_name}-{name}-{digest}", annotations=annotations)
-        spec = _spec(self.job.name, row, one)
+        spec = _spec(self.job.name, row, request)
         return {"apiVersion": API_VERSION, "kind": CAPTURES.kind, "metadata": about, "spec": spec}
 
     def _known(self, body: Body) -> KnownCapture | None:
@@ -177,18 +177,18 @@ def _line(text: str) -> str:
     return CONTROL.sub(" ", " ".join(text.split()))[:_MAX_TEXT] or "(empty)"
 
 
-def _spec(job: str, row: WindowRow | RequestRow, one: CaptureRequest) -> dict[str, Any]:
-    why, by = row.triggers.get(one.capture_id), row.by if isinstance(row, RequestRow) else ""
+def _spec(job: str, row: WindowRow | RequestRow, request: CaptureRequest) -> dict[str, Any]:
+    why, by = row.triggers.get(request.capture_id), row.by if isinstance(row, RequestRow) else ""
     fired = why if why is not None and why.rule and why.policy and why.label in NAMING else None
     spec: dict[str, Any] = {
         "job": job,
-        "rank": one.rank,
+        "rank": request.rank,
         "reason": ("" if why is None else why.why) or row.words or row.reason,
-        "profiler": one.profiler,
-        "steps": min(max(one.steps, 1), 1000),
-        "warmup_steps": min(max(one.warmup_steps, 0), 100),
-        "max_seconds": min(max(math.ceil(one.max_seconds), 1), 3600),
-        "max_bytes": f"{min(max(one.max_bytes // 2**20, 1), 2**16)}Mi",
+        "profiler": request.profiler,
+        "steps": min(max(request.steps, 1), 1000),
+        "warmup_steps": min(max(request.warmup_steps, 0), 100),
+        "max_seconds": min(max(math.ceil(request.max_seconds), 1), 3600),
+        "max_bytes": f"{min(max(request.max_bytes // 2**20, 1), 2**16)}Mi",
     }
     if fired is not None:
         trigger = CaptureTrigger.model_validate(fired, from_attributes=True)

@@ -1,7 +1,7 @@
 """The operator: watches policies, captures and jobs of a cluster; writes statuses, deletes traces, starts controllers.
 
-`standings`, `capture_status` and `removal` decide, and `Controllers` looks after jobs. Statuses follow from the objects
-as they are now: an event only triggers a check. So a restart, a lost event or a late write loses nothing.
+`policy_states`, `capture_status` and `removal` decide; `Controllers` reconciles jobs. Statuses follow from the current
+objects, and an event only triggers a check, so a restart, a lost event or a late write loses nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sftriage.kube.client import AnsweredError, ClusterObjects, LeaderElection, 
 from sftriage.kube.controllers import Controllers, ControllerSettings
 from sftriage.kube.jobs import JOB_LABEL, JobRef
 from sftriage.kube.objects import API_VERSION, CAPTURES, GROUP, POLICIES, REPORTS, VERSION, Body, Kind, Now, status_of
-from sftriage.kube.statuses import KnownCapture, Removal, capture_status, removal, standings
+from sftriage.kube.statuses import KnownCapture, Removal, capture_status, policy_states, removal
 from sftriage.traces.remote import RemoteStore, checked_url
 from sftriage.traces.store import PIN_NAME
 from sftriage.words.kube import CAPTURES as CAPTURE_WORDS
@@ -137,7 +137,7 @@ class Reconciler:
         return 0.0 if all(written) else None
 
     def _policies(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:
-        found = standings(self._objects.list(POLICIES, namespace), time.time())
+        found = policy_states(self._objects.list(POLICIES, namespace), time.time())
         return [(POLICIES, entry.body, entry.status.plain()) for entry in found if entry.changed]
 
     def _captures(self, namespace: str) -> list[tuple[Kind, Body, dict[str, Any]]]:

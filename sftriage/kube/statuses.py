@@ -53,7 +53,7 @@ def loaded(body: Body) -> LoadedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PolicyState:
     """A policy, whether jobs of its namespace run under it (it is valid, and no older one forbids it), its status."""
 
     body: Body
@@ -65,13 +65,13 @@ class Standing:
         return dict(status_of(self.body)) != self.status.plain()
 
 
-def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
-    """The standing of each policy of one namespace, the oldest first.
+def policy_states(bodies: Iterable[Body], now_s: float) -> list[PolicyState]:
+    """The state of each policy of one namespace, the oldest first.
 
     All of them are in force together. Of two that conflict, the older one is, so that a new policy never disables
     another; of the same age, the first by name.
     """
-    found: list[Standing] = []
+    found: list[PolicyState] = []
     in_force: tuple[LoadedPolicy, ...] = ()
 
     def age(body: Body) -> tuple[str, str]:
@@ -90,7 +90,7 @@ def standings(bodies: Iterable[Body], now_s: float) -> list[Standing]:
             conditions=dated(body, _policy_conditions(policy, problems), now_s),
             rules=None if policy is None else len(policy.policy.spec.rules),
         )
-        found.append(Standing(body, not problems, status))
+        found.append(PolicyState(body, not problems, status))
     return found
 
 
@@ -412,18 +412,18 @@ def event_name(job: JobRef, reason: str) -> str:
     return f"{job.object_name}.{reason.lower()}"
 
 
-def event_body(job: JobRef, report: Body, one: ReportNews, before: Body, times: int, now_s: float) -> dict[str, Any]:
+def event_body(job: JobRef, report: Body, change: ReportNews, before: Body, times: int, now_s: float) -> dict[str, Any]:
     """The event of a change that occurred ``times`` more; ``before`` is the event as the server has it, or empty."""
     about = {name: report["metadata"].get(name) for name in ("name", "namespace", "uid")}
     count = before.get("count")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": job.metadata(name=event_name(job, one.reason)),
+        "metadata": job.metadata(name=event_name(job, change.reason)),
         "involvedObject": {"apiVersion": report["apiVersion"], "kind": report["kind"], **about},
-        "reason": one.reason,
-        "type": one.kind,
-        "message": one.message[:_MAX_MESSAGE],
+        "reason": change.reason,
+        "type": change.kind,
+        "message": change.message[:_MAX_MESSAGE],
         "count": (count if isinstance(count, int) else 0) + times,
         "firstTimestamp": before.get("firstTimestamp") or clock(now_s),
         "lastTimestamp": clock(now_s),

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sftriage.kube.objects import KINDS, capture_of
-from sftriage.kube.statuses import KnownCapture, capture_status, loaded, report_status, standings
+from sftriage.kube.statuses import KnownCapture, capture_status, loaded, policy_states, report_status
 from sftriage.model.captures import CaptureResult
 from sftriage.policy.in_force import find, shipped
 from sftriage.policy.parsing import parse
@@ -83,7 +83,7 @@ def test_a_policy_survives_a_round_trip(server, namespace, name):
     assert served["metadata"]["uid"]
     assert served["spec"] == said["spec"]
     # WHEN its status was written too
-    (found,) = standings([served], NOW_S)
+    (found,) = policy_states([served], NOW_S)
     assert found.in_force, found.status
     put_status(server, namespace, "triagepolicies", said["metadata"]["name"], found.status.plain())
     # THEN it is that policy still, with all that the server keeps beside it
@@ -196,7 +196,7 @@ def test_the_server_refuses_what_violates_the_schema(server, namespace, path, va
     done = server.create(policy, namespace, check=False)
     assert done.returncode != 0
     assert path.rpartition(".")[2] in done.stderr
-    (found,) = standings([policy], NOW_S)
+    (found,) = policy_states([policy], NOW_S)
     assert not found.in_force
 
 

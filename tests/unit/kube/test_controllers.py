@@ -12,7 +12,7 @@ from sftriage.kube.client import plural_of
 from sftriage.kube.controllers import Controllers, ControllerSettings, PodState, secret, wanted
 from sftriage.kube.injecting import InjectionSettings, injection, pod_parts
 from sftriage.kube.jobs import JobRef
-from sftriage.kube.statuses import standings
+from sftriage.kube.statuses import policy_states
 from sftriage.kube.webhook import good_until
 from sftriage.policy.parsing import parse
 from tests.unit.kube.objects import KeptObjects
@@ -202,10 +202,10 @@ def test_policies_in_force_become_ordered_files_or_the_default():
     old = body("z-old", {**RULE, "name": "one"}, created="2027-01-15T07:00:00Z")
     new = body("a-new", {**RULE, "name": "two"}, created="2027-01-15T08:00:00Z")
     conflicting = body("b", {**RULE, "name": "one"}, created="2027-01-15T09:00:00Z")
-    found = controllers.policy_files(standings([conflicting, new, old], 0.0))
+    found = controllers.policy_files(policy_states([conflicting, new, old], 0.0))
     assert list(found) == ["000-z-old.yaml", "001-a-new.yaml"]
     assert [parse(text, name).policy.metadata.name for name, text in found.items()] == ["z-old", "a-new"]
-    default = controllers.policy_files(standings([], 0.0))
+    default = controllers.policy_files(policy_states([], 0.0))
     assert [parse(text, name).policy.metadata.name for name, text in default.items()] == ["default"]
 
 

@@ -91,7 +91,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_an_invalid_policy_has_the_messages_of_policy_validate(mistake):
     served, said = mistake
-    (found,) = statuses.standings([served], NOW_S)
+    (found,) = statuses.policy_states([served], NOW_S)
     assert standing_of([found]) == {served["metadata"]["name"]: ("False Invalid", "Unknown Invalid")}
     message = found.status.conditions[0].message
     assert said in message
@@ -128,13 +128,13 @@ TOGETHER = {
 @pytest.mark.parametrize("case", TOGETHER.values(), ids=TOGETHER)
 def test_the_oldest_policies_are_in_force(case):
     bodies, expected = case
-    found = statuses.standings(bodies, NOW_S)
+    found = statuses.policy_states(bodies, NOW_S)
     assert standing_of(found) == expected
     assert [one.in_force for one in found] == [conditions == FINE for conditions in expected.values()]
 
 
 def test_a_conflict_names_the_other_policy():
-    _, newer = statuses.standings([body("a", created=OLD), body("b", created=NEW)], NOW_S)
+    _, newer = statuses.policy_states([body("a", created=OLD), body("b", created=NEW)], NOW_S)
     assert newer.status.conditions[1].message == (
         "Not in force: an older policy of its namespace forbids it.\n"
         "spec.rules[0].name: a second rule named 'slow'; the first is spec.rules[0] of a"
@@ -143,15 +143,15 @@ def test_a_conflict_names_the_other_policy():
 
 def test_a_status_is_written_once_with_the_time_of_its_change():
     # GIVEN a policy whose status is as it should be
-    (first,) = statuses.standings([body()], NOW_S)
+    (first,) = statuses.policy_states([body()], NOW_S)
     assert first.changed
     served = body(status=first.status.plain())
     # THEN nothing is written an hour later
-    (again,) = statuses.standings([served], NOW_S + 3600)
+    (again,) = statuses.policy_states([served], NOW_S + 3600)
     assert not again.changed
     # AND where it is not valid any more, that is so since then, and of that generation
     broken = {**served, "spec": {"rules": []}, "metadata": {**served["metadata"], "generation": 2}}
-    (later,) = statuses.standings([broken], NOW_S + 3600)
+    (later,) = statuses.policy_states([broken], NOW_S + 3600)
     assert later.changed
     assert [one.lastTransitionTime for one in later.status.conditions] == ["2027-01-15T09:00:00Z"] * 2
     assert later.status.observedGeneration == 2
@@ -161,14 +161,14 @@ def test_a_status_is_written_once_with_the_time_of_its_change():
 @pytest.mark.parametrize("status", [5, [], {"conditions": 5}, {"conditions": [5, {"type": "Accepted"}]}])
 def test_an_unreadable_status_is_replaced(status):
     served = {**body(), "status": status}
-    (found,) = statuses.standings([served], NOW_S)
+    (found,) = statuses.policy_states([served], NOW_S)
     assert found.changed
     assert condition(served, "Accepted") is None
 
 
 def test_thousands_of_mistakes_fit_into_a_condition():
     rules = [{"name": f"r{number}", "match": {f"x{'y' * 900}": 1}} for number in range(999)]
-    (found,) = statuses.standings([body("p", *rules)], NOW_S)
+    (found,) = statuses.policy_states([body("p", *rules)], NOW_S)
     message = found.status.conditions[0].message
     assert len(message) <= 32_768
     assert refused("TriagePolicy", "status", found.status.plain()) == ""
@@ -185,7 +185,7 @@ plain = st.recursive(
 def test_the_status_of_any_policy_is_valid(spec, rule):
     bodies = [{**body("a"), "spec": spec}, {**body("b"), "spec": {"rules": [rule]}}, body("c")]
     before = copy.deepcopy(bodies)
-    for one in statuses.standings(bodies, NOW_S):
+    for one in statuses.policy_states(bodies, NOW_S):
         assert refused("TriagePolicy", "status", one.status.plain()) == ""
     assert bodies == before
 
