@@ -80,7 +80,7 @@ def whatif(
     timeline: Path | None = option(
         "FILE.json[.gz]", "Write a typical step, measured and without stragglers, for Perfetto's viewer.", False
     ),
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Estimate how fast a job would run without stragglers, and which workers and operations cost it that time.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sftriage.commands.cli import arguments
-from sftriage.commands.options import RunOption, meant, option
+from sftriage.commands.options import JsonOption, RunOption, meant, option
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.model.captures import ManualRequest, ProfilerChoice
@@ -81,7 +81,7 @@ def capture(
     max_bytes: str = option("SIZE", "Discard a trace that is larger.", default="512Mi"),
     *,
     flags: ProfilerFlags,
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Capture ranks of a running job, within the limits of its policy.
 
@@ -151,5 +151,5 @@ def _refuse_ended(directory: RunDirectory) -> None:
     # (if another host watches the job and shares this directory, the rings are in that host's memory)
     if not rings.is_dir() and not is_watched(watcher_of(directory, rings)):
         killed = info.ended_at == ""  # (and another run has removed the rings)
-        unwatched = f"the job of {where} has ended, and no sftriage watches it"
+        unwatched = f"{where} is not being watched, and its job has ended"
         raise UsageError(unwatched if killed else f"the run {where} has ended")

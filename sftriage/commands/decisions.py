@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sftriage.commands.options import RunOption, argument, option
+from sftriage.commands.options import JsonOption, RunOption, argument
 from sftriage.commands.output import lists, notices, print_json, write
 from sftriage.reports.texts import decisions_table
 from sftriage.runs.directory import find_run
 
 
-def decisions(run: RunOption = None, as_json: bool = option("--json", "Print one JSON array.")) -> None:
+def decisions(run: RunOption = None, as_json: JsonOption = False) -> None:
     """List the decision about each window (capture, hold, throttle or ignore), with its reason."""
     from sftriage.model.events import JobPaused
     from sftriage.runs.decisions import decisions_of
@@ -33,7 +33,7 @@ def decisions(run: RunOption = None, as_json: bool = option("--json", "Print one
 def explain_decision(
     target: Annotated[str, argument("WINDOW|CAPTURE", "A step in the window, its FIRST-LAST, or a capture's id.")],
     run: RunOption = None,
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Explain a verdict: its numbers and thresholds, the runner-up, and what would have changed the label.
 

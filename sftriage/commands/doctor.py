@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from sftriage.agent.gpus import DEADLINE_S, Gpu, gather, in_use_fraction
-from sftriage.commands.options import RunOption, argument, option
+from sftriage.commands.options import JsonOption, RunOption, argument, option
 from sftriage.commands.output import bare_table, print_json, results, say, table, write
 from sftriage.runs.directory import find_run
 from sftriage.runs.liveness import running_ranks
@@ -74,7 +74,7 @@ def _show(found: JobFound) -> None:
 
 def evidence(
     run: RunOption = None,
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
     deadline_s: float = option("--deadline SECONDS", "Seconds to wait for NVML.", min=0.1, default=DEADLINE_S),
 ) -> None:
     """Show the state of the GPUs of a job's ranks, from the NVIDIA driver: clocks and their limits, errors, memory.

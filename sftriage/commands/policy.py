@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from sftriage.base.files import refusing
-from sftriage.commands.options import argument, option
+from sftriage.commands.options import JsonOption, argument, option
 from sftriage.commands.output import print_json, tell, write
 from sftriage.controller.controller import shape_of
 from sftriage.controller.replay import ReplayedDecision, replay
@@ -31,7 +31,7 @@ from sftriage.runs.recordings import load_recording
 Files = Annotated[list[str], argument("POLICY", "Policy files, or names of shipped policies.")]
 
 
-def validate(files: Files, as_json: bool = option("--json", "Print one JSON array.")) -> None:
+def validate(files: Files, as_json: JsonOption = False) -> None:
     """Check policies; print every mistake with its file, line, column and field."""
     outcomes = list(map(_checked, files))
     mistakes = [str(outcome) for outcome in outcomes if not isinstance(outcome, LoadedPolicy)]
@@ -47,7 +47,7 @@ def validate(files: Files, as_json: bool = option("--json", "Print one JSON arra
 
 def show(
     file: Annotated[str, argument("POLICY", "A policy file, or the name of a shipped policy.")],
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Print a policy with all defaults filled in: what a short policy means in full."""
     document = load(find(file)).policy.filled()
@@ -76,7 +76,7 @@ def try_out(
     expect: Path | None = option("FILE", "Compare with a saved outcome; if it differs, print how and exit with 1."),
     save: Path | None = option("FILE", "Save the outcome, for --expect."),
     start: datetime | None = option("TIME", "When the recording began, in UTC, for `active`.", "the run's, or 2000"),
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Replay a recording under these policies: what they would have captured, held or throttled, and why.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from sftriage.commands.options import argument, option
+from sftriage.commands.options import JsonOption, argument, option
 from sftriage.commands.output import print_json, results, say
 from sftriage.controller.controller import settings_of
 from sftriage.errors import InputError, UsageError
@@ -37,7 +37,7 @@ def reduce(
     rank: list[str] | None = option("FILE=RANK", "Rank of a trace that does not name its own. Repeatable."),
     stage: str | None = option("NAME", "Stage to break down.", "the suspect's"),
     save: bool = option("--save", "Save the findings in the capture's manifest."),
-    as_json: bool = option("--json", "Print one JSON object."),
+    as_json: JsonOption = False,
 ) -> None:
     """Reduce heavy traces to the stages of each step, and show what they contain.
 

@@ -161,7 +161,7 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         wait_until(lambda: not trainers_alive(rings))
         for _ in range(2):
             status, _, err = asked(start, directory, "--rank", 0)
-            assert (status, "has ended, and no sftriage watches it" in err) == (2, True), err
+            assert (status, "is not being watched, and its job has ended" in err) == (2, True), err
             shutil.rmtree(rings, ignore_errors=True)
 
 

@@ -35,7 +35,7 @@ def test_an_assistant_finds_out_who_is_slow_and_why(demonstrated):
     wrong = [("run_health", {"run": "../run"}), ("verdicts", {"first_step": -1}), ("remove_run", {})]
     instructions, tools, answers = asked(demonstrated.run, [*questions, *wrong])
     # THEN it is said what the tools are for, and that none changes anything
-    assert "a verdict says who and where, a trace says why" in instructions
+    assert "a verdict says which rank, a trace says why" in instructions
     assert {name for name, _ in questions} < {tool.name for tool in tools}
     assert all(tool.annotations.read_only_hint for tool in tools)
     # AND it is answered, small, with what that stands on
