@@ -26,7 +26,7 @@ from sftriage.reports.texts import explanation_lines, manifest_lines
 from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.source import Damaged, RunSource, View
-from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values, losses_words, on_devices
+from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values
 from sftriage.runs.whatif import operations_in, whatif_of
 from sftriage.runtime.catalogues import CatalogueCaptures, captures_of
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow
@@ -161,14 +161,13 @@ class Answers:
         directory, view = self.run_and_view(run)
         summary = RunSummary(view)
         losses = [{**plain(loss), "rank_hours": loss.rank_hours} for loss in view.losses.largest[:MAX_NAMED]]
-        cost = losses_words(view.losses, on_devices=on_devices(view)) if losses else ""
         return _bounded(
             {
                 **self._about(directory),
                 "answers": {QUESTIONS[each.question]: "; ".join((each.text, *each.more)) for each in summary.answers},
                 "cause": "" if summary.cause is None else caused(summary.cause),
-                "do_next": [" ".join(filter(None, (each.text, each.command))) for each in summary.steps],
-                "suspects_have_cost": {"says": cost, "largest": losses},
+                "do_next": [each.line for each in summary.steps],
+                "suspects_have_cost": {"says": summary.losses, "largest": losses},
                 "cites": _cites(directory, view.rows[-1:]),
             }
         )

@@ -25,7 +25,7 @@ from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
 from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow
 from sftriage.runs.source import STALE_S
 from sftriage.runs.stalls import Cell, Stall
-from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of, losses_words, on_devices
+from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
@@ -218,11 +218,9 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
         if shown.cause is not None:
             paragraphs.append(_wrapped(f"Why: {caused(shown.cause)}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))
-        texts = (" ".join(filter(None, (step.text, step.command))) for step in shown.steps)
-        paragraphs += [_wrapped(f"Next: {text}", width, "cyan") for text in texts]
-    if shown.view.losses.by_suspect:
-        cost = capitalized(losses_words(shown.view.losses, on_devices=on_devices(shown.view)))
-        paragraphs.append(_wrapped(f"{cost}.", width, "dim"))
+        paragraphs += [_wrapped(f"Next: {step.line}", width, "cyan") for step in shown.steps]
+    if shown.losses:
+        paragraphs.append(_wrapped(f"{capitalized(shown.losses)}.", width, "dim"))
     return paragraphs
 
 

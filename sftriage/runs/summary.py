@@ -62,6 +62,10 @@ class NextStep:
     command: str = ""
     capture_id: str = ""
 
+    @property
+    def line(self) -> str:
+        return f"{self.text} {self.command}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
@@ -140,14 +144,14 @@ class RunSummary:
             return None
         taken = recent[:FRONTIER_WINDOWS][::-1]
         advances_s = {stage: sum(row.advances_s[stage] for row in taken) / len(taken) for stage in recent[0].advances_s}
-        return Frontier(
-            first_step=taken[0].first_step,
-            last_step=taken[-1].last_step,
-            windows=len(taken),
-            exposed_s=sum(advances_s.values()),
-            advances_s=advances_s,
-            trend_s=tuple(row.step_s for row in reversed(recent)),
-        )
+        trend_s = tuple(row.step_s for row in reversed(recent))
+        steps = taken[0].first_step, taken[-1].last_step
+        return Frontier(*steps, len(taken), sum(advances_s.values()), advances_s, trend_s)
+
+    @cached_property
+    def losses(self) -> str:
+        """What suspects have cost since the run began; "" if nothing."""
+        return losses_words(self.view.losses, on_devices=on_devices(self.view)) if self.view.losses.by_suspect else ""
 
     @cached_property
     def stall(self) -> Stall | None:
@@ -263,8 +267,8 @@ class RunSummary:
                 more.append(f"{hours_of_ranks(lost_s * ranks, on_devices=devices)} ({ranks:,} ranks)")
             if decisive.suspects and not stalled:
                 more.append(f"{milliseconds(decisive.suspects[0].gain_s)} of each slow step")
-        if view.losses.by_suspect:
-            more.append(losses_words(view.losses, on_devices=devices))
+        if self.losses:
+            more.append(self.losses)
         if paused_s := sum(note.lasted_s for note in view.notes if isinstance(note, JobPaused)):
             more.append(f"pauses of all ranks took {lasted(paused_s)}")
         if captures_s := captures_cost_s(view.notes):
@@ -273,10 +277,9 @@ class RunSummary:
             text = "nothing now"
         elif lost_s is None:
             text = "unknown"
-        elif stalled:
-            text = f"{lasted(lost_s)} so far without progress"
         else:
-            text = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
+            so_far = f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
+            text = f"{lasted(lost_s)} so far without progress" if stalled else so_far
         return Answer("cost", text, tuple(more))
 
     def _lost_s(self, trouble: Sequence[WindowRow], decisive: WindowRow, since: int) -> float | None:
@@ -304,16 +307,14 @@ class RunSummary:
     def _stored(self) -> list[Manifest]:
         """The stored captures of the trouble, those of suspects first."""
         roles = {capture.capture_id: capture.role for capture in self.captures}
-        manifests = (capture for capture in self.view.captures if isinstance(capture, Manifest))
-        stored = [manifest for manifest in manifests if manifest.capture_id in roles]
+        stored = [found for found in self.view.captures if isinstance(found, Manifest) and found.capture_id in roles]
         return sorted(stored, key=lambda manifest: roles[manifest.capture_id] != "suspect")
 
     def _captured(self) -> Answer:
         stored, newest = self._stored(), self.view.rows[-1]
         captures = [captured_words(manifest) for manifest in stored[:MAX_SHOWN]]
         captures += [f"rank {capture.rank}: in progress" for capture in self.captures if capture.state == "running"]
-        lost = ((capture.rank, filter(None, (capture.state, capture.detail))) for capture in self.lost)
-        more = [f"rank {rank}: {', '.join(facts)}" for rank, facts in lost]
+        more = [f"rank {lost.rank}: {', '.join(filter(None, (lost.state, lost.detail)))}" for lost in self.lost]
         if self.health != "healthy" and newest.outcome != "capture":
             # (the reasons of a verdict are in how sure it is)
             why = "" if newest.reason in ("undecided", "standstill") else newest.words
@@ -460,8 +461,8 @@ def losses_words(losses: Losses, *, on_devices: bool) -> str:
     cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
     if len(largest) == 1:
         return f"since the run began, {names[0]} has cost {cost}"
-    hours = (hours_of_ranks(loss.rank_s, on_devices=on_devices) for loss in largest)
-    whose = [f"{name} {lost}" for name, lost in zip(names, hours, strict=False)]
+    costs = (hours_of_ranks(loss.rank_s, on_devices=on_devices) for loss in largest)
+    whose = [f"{name} {lost}" for name, lost in zip(names, costs, strict=False)]
     if (more := len(largest) - MAX_SHOWN) > 0:
         whose.append(f"{more:,} more")
     return f"since the run began, suspects have cost {cost}: {', '.join(whose)}"
@@ -481,11 +482,10 @@ def captured_words(manifest: Manifest) -> str:
 
 def _to_watch(view: View) -> NextStep:
     """What to do about a run that is not watched."""
-    directory = shlex.quote(view.directory)
-    if view.watcher.state == "unwatched":
-        return NextStep("The job is still running: take it over.", f"sftriage attach --run {directory}")
-    if view.watcher.state == "left" and view.rings_there:
-        text = "Its ranks have ended too: judge the last steps that they recorded."
+    directory, state = shlex.quote(view.directory), view.watcher.state
+    if state == "unwatched" or (state == "left" and view.rings_there):
+        ended = "Its ranks have ended too: judge the last steps that they recorded."
+        text = "The job is still running: take it over." if state == "unwatched" else ended
         return NextStep(text, f"sftriage attach --run {directory}")
     return NextStep("Its ranks have ended too: judge the recorded steps.", f"sftriage analyze {directory}")
 
@@ -502,12 +502,12 @@ def _lived_with(view: View) -> Iterator[NextStep]:
 
 def _straggler_of(view: View) -> remedies.Straggler | None:
     """The rank that stays slow: the chronic first suspect of most recent windows; None if there is none."""
-    decisive = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
+    informative = (row for row in reversed(view.rows) if is_informative(row.label, row.reasons))
     chronic = [
         remedies.Straggler(first.who, first.where, first.ranks, 0, first.gain_s, row.step_s)
         if (first := next(iter(row.suspects), None)) is not None and first.pattern == "chronic"
         else None
-        for row in islice(decisive, remedies.RECENT_WINDOWS)
+        for row in islice(informative, remedies.RECENT_WINDOWS)
     ]
     return remedies.straggler_in(chronic[::-1], view.telemetry.world_size or 0)
 
