@@ -20,14 +20,14 @@ def shelf(tmp_path, trace, make_manifest):
 
 
 @pytest.mark.parametrize(
-    ("happens", "said"),
+    ("happens", "message"),
     [
         (lambda path: path.unlink(), "gz: missing"),
         (lambda path: path.write_bytes(b"short"), "5 bytes; expected"),
     ],
     ids=["gone", "shrunk"],
 )
-def test_a_trace_that_is_damaged_after_it_was_shown_is_no_longer_shown_as_whole(shelf, tmp_path, happens, said):
+def test_a_trace_that_is_damaged_after_it_was_shown_is_no_longer_shown_as_whole(shelf, tmp_path, happens, message):
     # GIVEN captures that were shown
     assert all(isinstance(one, Manifest) for one in shelf.all())
     before, trace = shelf.signature(), tmp_path / "captures" / "c-1" / "trace.json.gz"
@@ -38,7 +38,7 @@ def test_a_trace_that_is_damaged_after_it_was_shown_is_no_longer_shown_as_whole(
     (other, damaged) = shelf.all()
     assert isinstance(other, Manifest)
     assert isinstance(damaged, Damaged)
-    assert said in damaged.problem
+    assert message in damaged.problem
     # AND once it is mended it is there again
     trace.write_bytes(whole)
     assert all(isinstance(one, Manifest) for one in shelf.all())
@@ -61,8 +61,8 @@ def test_steps():
     for text, steps in (("0", (0, 0)), ("1042", (1042, 1042)), ("7..7", (7, 7)), (f"0..{LAST}", (0, LAST))):
         assert steps_of(text) == steps
     for text in NO_STEPS:
-        said = "comes before the first" if text == "5..4" else "expected a step such as 1042, or steps such as 1000.."
-        with pytest.raises(UsageError, match=said) as caught:
+        why = "comes before the first" if text == "5..4" else "expected a step such as 1042, or steps such as 1000.."
+        with pytest.raises(UsageError, match=why) as caught:
             steps_of(text)
         assert "\n" not in str(caught.value)
 

@@ -46,7 +46,7 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "not a run's record"),
         ("[]", "not a run's record"),
@@ -56,9 +56,9 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
         *((json.dumps({**plain(INFO), **change}), "not a run's record") for change in NONSENSE),
     ],
 )
-def test_a_record_that_is_none_is_refused_in_words(tmp_path, content, said):
+def test_an_invalid_record_is_refused_in_words(tmp_path, content, message):
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_info(RunDirectory(tmp_path))
 
 

@@ -43,7 +43,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("lacks", [1, 2, 40, 90_000])
 def test_a_line_that_a_crash_cut_short_costs_only_itself_and_one_that_lacks_only_its_end_is_kept(path, lacks):
-    # GIVEN a crash in the middle of a line longer than what is looked at of the end at once, or just before its end
+    # GIVEN a crash in the middle of a line longer than one read of the end, or just before its end
     entries = [WindowJudged(VERDICT, DECISION), CaptureChanged(2.0, CaptureResult("c-1", 1, "failed", "x" * 100_000))]
     journal = Journal(path)
     for entry in entries:
@@ -52,7 +52,7 @@ def test_a_line_that_a_crash_cut_short_costs_only_itself_and_one_that_lacks_only
     os.truncate(path, path.stat().st_size - lacks)
     kept = entries if lacks == 1 else entries[:1]
     assert list(read_journal(path)) == kept
-    # WHEN another controller goes on in the same journal
+    # WHEN another controller continues the journal
     journal = Journal(path)
     journal.append(entries[0])
     journal.close()
@@ -91,13 +91,13 @@ def test_a_full_disk_leaves_no_half_line_behind(tmp_path):
         assert [path.name for path in disk.path.iterdir()] == ["decisions.jsonl"]
 
 
-def test_a_disk_that_stays_full_takes_a_last_word(tmp_path):
+def test_a_disk_that_stays_full_takes_one_last_event(tmp_path):
     with small_disk(tmp_path / "disk") as disk:
         journal = Journal(disk.path / "decisions.jsonl")
         disk.fill()
-        told = DiskRecovered(time_s=20.0, since_s=10.0, problem="full", over=False, lost={"windows": 3})
-        journal.append_from_reserve(told)
-        assert list(read_journal(disk.path / "decisions.jsonl")) == [told]
+        event = DiskRecovered(time_s=20.0, since_s=10.0, problem="full", over=False, lost={"windows": 3})
+        journal.append_from_reserve(event)
+        assert list(read_journal(disk.path / "decisions.jsonl")) == [event]
         journal.close()
 
 
@@ -113,14 +113,14 @@ def judged(first: int, *, attempt: int = 0, captures: bool = False, lost_s: floa
     return WindowJudged(verdict, decision)
 
 
-def told(path) -> tuple[list[tuple[int, int]], float]:
+def contents(path) -> tuple[list[tuple[int, int]], float]:
     """The windows in a journal by attempt and first step, and what suspects have cost."""
     events = list(read_journal(path))
     windows = [(one.verdict.attempt, one.verdict.first_step) for one in events if isinstance(one, WindowJudged)]
     return windows, resume_state(events).losses.lost_s
 
 
-def test_a_journal_has_a_bound_and_keeps_what_matters(path):
+def test_a_journal_has_a_bound_and_keeps_what_readers_need(path):
     # GIVEN a run of two attempts that is judged for ever, with a capture now and then, and a suspect throughout
     journal, bound = Journal(path, max_bytes=160_000), 160_000
     for attempt, n in ((0, 30), (1, 900)):
@@ -129,14 +129,14 @@ def test_a_journal_has_a_bound_and_keeps_what_matters(path):
             assert path.stat().st_size < bound + 2000
     journal.append(CaptureChanged(9e4, CaptureResult("c-200", 1, "stored", "")))
     journal.close()
-    windows, lost_s = told(path)
+    windows, lost_s = contents(path)
     # THEN the newest windows are there, every one that led to a capture, and the last one of the first attempt
     assert windows[-1] == (1, 8990)
     assert [step for attempt, step in windows if attempt and step % 500 == 200] == list(range(200, 9000, 500))
     assert (0, 290) in windows
     # AND nothing of what suspects have cost
     assert lost_s == pytest.approx(0.001 * 10 * 930)
-    # AND whoever looks for another one is told why it is not there
+    # AND a search for another one explains why it is gone
     events = list(read_journal(path))
     (compacted,) = [one for one in events if isinstance(one, JournalCompacted)]
     assert events[0] is compacted
@@ -180,7 +180,7 @@ def test_a_journal_that_cannot_be_replaced_goes_on_growing(path, monkeypatch):
     for step in range(400, 500, 10):
         journal.append(judged(step))
     journal.close()
-    assert told(path)[0][-1] == (0, 490)
+    assert contents(path)[0][-1] == (0, 490)
     assert path.stat().st_size < 20_000
 
 
@@ -208,14 +208,14 @@ for step in range(0, 10_000, 10):
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60, check=False)
     assert done.returncode == 9
-    # THEN another one goes on in it, and each line is a whole one
+    # THEN another one continues it, and each line is whole
     damaged: list[bytes] = []
     before = [one for one in read_journal(path, damaged) if isinstance(one, WindowJudged)]
     journal = Journal(path, max_bytes=20_000)
     for n in range(30):
         journal.append(judged(before[-1].verdict.last_step + 1 + 10 * n))
     journal.close()
-    windows, _ = told(path)
+    windows, _ = contents(path)
     assert (damaged, windows[-1][1]) == ([], before[-1].verdict.last_step + 291)
 
 

@@ -1,4 +1,4 @@
-"""Who is still there of a run, who watches it, and which ranks record."""
+"""Which processes of a run are alive, which one watches it, and which ranks record."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from sftriage.trainer.monitor import Monitor
 from sftriage.windows.steplog import StepLog
 from tests.scenario import info_of
 
-NOBODY = 2**22 + 1
+NO_PID = 2**22 + 1
 """No process: pids end before."""
 
 
@@ -25,7 +25,7 @@ def rings(run):
 
 @pytest.fixture
 def trainer(rings):
-    """A trainer that goes on: this process."""
+    """A running trainer: this process."""
     return RingFile(rings, info_of(0, 1, pid=os.getpid(), pid_start_ticks=start_ticks(os.getpid()) or 0), 8)
 
 
@@ -38,35 +38,35 @@ def held(lock, pid: int):
         yield
 
 
-def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_spoken_of(run, rings, monkeypatch):
+def test_the_holder_of_the_lock_watches_and_a_run_that_was_never_locked_is_unknown(run, rings, monkeypatch):
     assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unknown")
     with held(run.directory.lock, os.getpid()), monkeypatch.context() as patch:
-        # (whoever tries the lock keeps `sftriage attach` from it for that moment)
+        # (trying the lock would keep `sftriage attach` from it)
         patch.setattr(liveness, "is_locked", lambda lock: pytest.fail("tried"))
         assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched", os.getpid())
-    # AND so does a holder of another container
-    with held(run.directory.lock, NOBODY):
+    # AND so does a holder in another container
+    with held(run.directory.lock, NO_PID):
         assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("watched")
 
 
-def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
-    run.directory.lock.write_text(str(NOBODY))
+def test_a_running_job_without_a_watcher_is_unwatched(run, rings, trainer):
+    run.directory.lock.write_text(str(NO_PID))
     assert liveness.watcher_of(run.directory, rings) == liveness.Watcher("unwatched")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"-1", b"1e9", b"9" * 60])
-def test_a_lock_with_anything_in_it_is_looked_at(run, rings, content):
+def test_a_lock_may_contain_anything(run, rings, content):
     run.directory.lock.write_bytes(content)
     assert liveness.watcher_of(run.directory, rings).state == "left"
 
 
-def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
-    looked = []
-    monkeypatch.setattr(liveness, "watcher_of", lambda *_: looked.append(1) or liveness.Watcher("watched"))
+def test_the_watcher_is_checked_once_in_a_while(run, rings, monkeypatch):
+    checks = []
+    monkeypatch.setattr(liveness, "watcher_of", lambda *_: checks.append(1) or liveness.Watcher("watched"))
     look = liveness.WatcherLook(run.directory)
     for now_s in (0.0, 1.0, 1.9, 2.1, 3.0, 4.2):
         look.at(now_s, rings)
-    assert len(looked) == 3
+    assert len(checks) == 3
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
         ([], 4, 0, liveness.RankCoverage()),
     ],
 )
-def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, found):
+def test_the_logs_show_which_ranks_record(run, ranks, world_size, attempt, found):
     for rank in ranks:
         StepLog(run.directory.steps, info_of(rank, world_size)).close()
     assert liveness.telemetry_of(run.directory.steps, attempt) == found
-    # AND a log that is none says only that it is there
+    # AND an invalid log counts as a rank without more
     (run.directory.steps / "rank-0.9.steps").write_bytes(b"x" * 5000)
     assert liveness.telemetry_of(run.directory.steps, None) == liveness.RankCoverage(1)
 
@@ -91,12 +91,12 @@ def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, 
 NOTE = '{"pid": %s, "start_ticks": 1}'
 
 
-def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
+def test_a_launcher_is_known_while_it_is_alive(tmp_path):
     # GIVEN a launcher that is noted
     launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     liveness.note_launcher(tmp_path, launcher.pid)
     assert liveness.launcher_of(tmp_path) == launcher.pid
-    # WHEN it has ended, THEN it is not there, whoever has its number later
+    # WHEN it has ended THEN it is unknown, even if its pid is used again
     launcher.communicate(timeout=60)
     assert liveness.launcher_of(tmp_path) is None
 
@@ -106,13 +106,13 @@ def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
     [None, "", "12", "{}", "\x00" * 200, *(NOTE % pid for pid in (os.getpid(), "null", 99999999, -1, 10**30, '"1"'))],
     ids=range(11),
 )
-def test_a_note_that_is_none_is_of_nobody(tmp_path, note):
+def test_an_invalid_note_names_no_process(tmp_path, note):
     if note is not None:
         (tmp_path / "launcher").write_text(note)
     assert liveness.launcher_of(tmp_path) is None
 
 
-def test_trainers_are_there_as_long_as_one_is(tmp_path):
+def test_trainers_are_alive_while_one_is(tmp_path):
     assert not liveness.trainers_alive(tmp_path)
     (tmp_path / "rank-7.0.ring").write_bytes(b"no ring")
     assert not liveness.trainers_alive(tmp_path)

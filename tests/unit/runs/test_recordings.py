@@ -74,9 +74,9 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
         np.testing.assert_array_equal(values, [[6, 7], [8, 9], [10, 11]])
 
 
-@pytest.mark.parametrize(("said", "on_device"), [(True, True), (False, False), (1, True)])
-def test_a_recording_may_say_that_its_ranks_run_on_devices_and_never_synchronise(tmp_path, said, on_device):
-    path = saved(tmp_path / "job.npz", on_device=np.array(said), sync=np.array([]))
+@pytest.mark.parametrize(("declared", "on_device"), [(True, True), (False, False), (1, True)])
+def test_a_recording_may_say_that_its_ranks_run_on_devices_and_never_synchronise(tmp_path, declared, on_device):
+    path = saved(tmp_path / "job.npz", on_device=np.array(declared), sync=np.array([]))
     (window,) = load_recording(path).windows(Shape(6, 6, 0))
     assert (window.on_device, window.device_NRS, window.schema.sync) == (on_device, None, ())
 
@@ -107,7 +107,7 @@ def test_a_vector_of_nan_is_a_missing_step_and_its_device_times_may_be_missing_a
         assert missing(values) == [[3, 1]]
         assert np.isnan(values).sum() == values[3, 1].size
     assert window.work_NR[3].tolist() == [1, 0]
-    # AND a ready moment, or a wait for a CPU, that nobody knows is unknown, wherever it is
+    # AND an unrecorded ready moment or wait for a CPU is unknown, in any step
     for values in (window.ready_NR, window.counted("queued_s")):
         assert np.argwhere(np.isnan(values)).tolist() == [[0, 0], [3, 1]]
     # AND device times are missing where they are, and with the step
@@ -127,7 +127,7 @@ def test_numbers_of_any_width_will_do_and_the_ranks_of_a_stage_lie_side_by_side(
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({"durations_s": changed(np.nan, (3, 1, 2))}, "durations_s is not a finite number at step 3, rank 1, stage 2"),
         ({"durations_s": changed(np.nan, (3, 1, slice(3)))}, "stage 0 (nan) and 2 more; a missing step is NaN in all"),
@@ -169,11 +169,11 @@ def test_numbers_of_any_width_will_do_and_the_ranks_of_a_stage_lie_side_by_side(
         ({"kinds": np.array(["train"])}, "kinds has 1 entries, but durations_s has 6 on its step axis"),
     ],
 )
-def test_bad_arrays_are_refused_in_one_line_that_says_what_and_where(tmp_path, arrays, said):
+def test_bad_arrays_are_refused_in_one_line_that_names_what_and_where(tmp_path, arrays, message):
     path = saved(tmp_path / "job.npz", **arrays)
     with pytest.raises(InputError) as caught:
         load_recording(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -208,7 +208,7 @@ def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (header((2**20,)) + bytes(8 * 2**20), "bytes; at most 1,048,576 are allowed"),
         (header((10**9, 10, 10)), "work.npy declares 800,000,000,000 bytes but has 0"),
@@ -218,7 +218,7 @@ def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
     ],
     ids=["too large", "a large shape", "long texts", "cut short", "objects"],
 )
-def test_what_an_array_says_of_its_size_is_checked_before_it_is_unpacked(tmp_path, monkeypatch, content, said):
+def test_the_declared_size_of_an_array_is_checked_before_it_is_unpacked(tmp_path, monkeypatch, content, message):
     # GIVEN a small file, and a bound that does not take long to reach
     monkeypatch.setattr("sftriage.windows.npz.MAX_UNPACKED_BYTES", 1 << 20)
     path = packed(tmp_path / "job.npz", work=content)
@@ -229,7 +229,7 @@ def test_what_an_array_says_of_its_size_is_checked_before_it_is_unpacked(tmp_pat
         load_recording(path)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert most_bytes < 1 << 20
 
 
@@ -244,24 +244,24 @@ NO_NPZ = [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         *((content, r"not a readable \.npz") for content in (*NO_NPZ, saved_bytes(np.save, durations()))),
         *((saved_bytes(**{k: v for k, v in ARRAYS.items() if k != name}), f"array {name} missing") for name in ARRAYS),
     ],
 )
-def test_files_that_are_no_npz_or_lack_an_array_are_refused(tmp_path, content, said):
+def test_files_that_are_no_npz_or_lack_an_array_are_refused(tmp_path, content, message):
     (tmp_path / "job.npz").write_bytes(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_recording(tmp_path / "job.npz")
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("", r"not a run directory: it has no run\.json"), ("nothing.npz", r"nothing\.npz: no such file")],
 )
-def test_what_is_no_recording_is_named(tmp_path, name, said):
-    with pytest.raises(InputError, match=said):
+def test_an_invalid_recording_is_named(tmp_path, name, message):
+    with pytest.raises(InputError, match=message):
         load_recording(tmp_path / name)
 
 
@@ -396,7 +396,7 @@ def test_a_long_run_is_not_held_in_memory(run):
     for rank in range(4):
         log(run, info(rank, world_size=4), *range(1000))
     window_bytes = 50 * 4 * (3 + 1 + 1) * 8
-    # WHEN they are looked at one by one
+    # WHEN they are read one by one
     tracemalloc.start()
     last = None
     for window in load_recording(run.path).windows(Shape(50, 1, 0)):

@@ -1,4 +1,4 @@
-"""How a run stands, and the list of decisions. (`tests.golden.states` has what is said in each state.)"""
+"""The summary of a run, and the list of decisions. (`tests.golden.states` has the texts of each state.)"""
 
 from dataclasses import replace
 
