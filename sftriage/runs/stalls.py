@@ -18,13 +18,12 @@ MAX_SINGLE = 16
 State = Literal["missing", "waiting", "unknown"]
 Cell = Literal["passed", "ahead", "missing", "waiting", "unknown"]
 
-
 _MISSING = {"no_rank_waits": "least far", "died": "ended", "left_early": "stopped recording"}
 
 
 @dataclass(frozen=True, slots=True)
 class StallRow:
-    """Ranks that stand alike: their name, what they do in a few words, and a cell for each stage of the step."""
+    """Ranks in the same place: their name, their state in a few words, and a cell for each stage of the step."""
 
     name: str
     state: State
