@@ -62,8 +62,8 @@ class Breaking(Proxy):
         self._thread.join(10)
 
 
-class Told:
-    """A job's hub, who leads it, and an agent that tells numbers."""
+class HubJob:
+    """A job's hub, its leader, and an agent that sends messages of many hosts."""
 
     def __init__(self, directory, store=None):
         self.directory, self.store = directory, store or directory / "nats"
@@ -88,23 +88,23 @@ class Told:
         fetching = Fetching(LocalStore(self.directory), self.directory)
         return hub, lease, NatsFleet(lease, Generations(), lambda _: None, keep, fetching)
 
-    def tell(self, number):
-        """The agent tells so many messages, each until it is certain that the hub has it."""
+    def send(self, number):
+        """Send a number of messages, each repeatedly until the hub certainly has it."""
         for _ in range(number):
             message = encode(Shipment(f"host-{self.sent}", "boot", "process"))
 
-            def told(message=message):
+            def published(message=message):
                 try:
                     self.agent.call(self.agent.js.publish(PLACES.up(f"host-{self.sent}"), message, timeout=2.0), 5.0)
                 except Exception:
                     return False
                 return True
 
-            wait_until(told, 60.0)
+            wait_until(published, 60.0)
             self.sent += 1
 
-    def heard(self):
-        """Whether all have come, each of whom has told one."""
+    def received(self):
+        """Whether all messages have come, one of each host."""
         self.fleet.rows()
         return len(self.fleet._hosts) == self.sent
 
@@ -121,65 +121,65 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path):
-    found = Told(tmp_path)
+def job(tmp_path):
+    found = HubJob(tmp_path)
     yield found
     found.close()
 
 
-def breaks(told):
-    told.between.silent = True
-    told.tell(5)
-    wait_until(lambda: pending(told) == 0, 20.0)
-    told.between.break_all()
-    told.between.silent = False
+def breaks(job):
+    job.between.silent = True
+    job.send(5)
+    wait_until(lambda: pending(job) == 0, 20.0)
+    job.between.break_all()
+    job.between.silent = False
 
 
-def pending(told):
-    about = told.agent.js.consumer_info(PLACES.stream, PLACES.stream)
-    return told.agent.call(about, 5.0).num_pending
+def pending(job):
+    about = job.agent.js.consumer_info(PLACES.stream, PLACES.stream)
+    return job.agent.call(about, 5.0).num_pending
 
 
-def restarts(told):
-    told.restart()
+def restarts(job):
+    job.restart()
 
 
-def loses_all(told):
-    os.kill(told.server.pid, signal.SIGKILL)
-    told.server.close()
-    shutil.rmtree(told.directory / "nats")
-    told.server = told.start()
+def loses_all(job):
+    os.kill(job.server.pid, signal.SIGKILL)
+    job.server.close()
+    shutil.rmtree(job.directory / "nats")
+    job.server = job.start()
 
 
-def loses_the_consumer(told):
-    told.agent.call(told.agent.js.delete_consumer(PLACES.stream, PLACES.stream), 5.0)
+def loses_the_consumer(job):
+    job.agent.call(job.agent.js.delete_consumer(PLACES.stream, PLACES.stream), 5.0)
 
 
 @pytest.mark.parametrize("befalls", [breaks, restarts, loses_all, loses_the_consumer])
-def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, befalls):
-    told.tell(5)
-    wait_until(told.heard, 20.0)
-    before = told.lease.epoch
-    # WHEN it befalls the hub
-    befalls(told)
-    # THEN what is told from then on is heard, and what the hub had said that it has
-    told.tell(5)
-    wait_until(told.heard, 40.0)
-    # AND the job is led on, by somebody who is no older than before
-    assert (told.lease.lost, told.lease.epoch >= before) == ("", True)
+def test_messages_after_a_failure_of_the_hub_arrive(job, befalls):
+    job.send(5)
+    wait_until(job.received, 20.0)
+    before = job.lease.epoch
+    # WHEN the hub fails in one way
+    befalls(job)
+    # THEN later messages arrive, and those that the hub has confirmed
+    job.send(5)
+    wait_until(job.received, 40.0)
+    # AND the job still has a leader, no older than before
+    assert (job.lease.lost, job.lease.epoch >= before) == ("", True)
 
 
-@pytest.mark.parametrize("others_tell", [0, 30])
-def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
-    """GIVEN steps that the hub has taken, and that nobody has fetched WHEN it loses them THEN they are told again.
+@pytest.mark.parametrize("others_send", [0, 30])
+def test_steps_that_a_hub_has_lost_are_sent_again(job, tmp_path, others_send):
+    """GIVEN steps on the hub that were not fetched WHEN it loses them THEN they are sent again.
 
-    Also to an agent that comes back after others, who have told more by then than the hub had before.
+    Also by an agent that comes back after others, who have sent more by then than the hub had before.
     """
-    told.fleet.close()
+    job.fleet.close()
     for name in ("rings", "steps", "spool"):
         (tmp_path / name).mkdir()
     agent = Agent(tmp_path / "rings", tmp_path, LocalStore(tmp_path), job="job", run="run-1")
-    link = Breaking(told.port)
+    link = Breaking(job.port)
     hub = Hub(HubAddress(f"nats://127.0.0.1:{link.port}", tmp_path / "secret"), "host")
     where = PLACES, "node-a", "boot", "1", HostCaptures(tmp_path)
     with (
@@ -196,19 +196,19 @@ def test_steps_that_a_hub_has_lost_are_told_again(told, tmp_path, others_tell):
         train(5)
         end.start()
         wait_until(lambda: agent.telemetry().steps == 5 and not end._outbox, 20.0)
-        # (one who is let in again once others have told what they have)
+        # (one that may connect again once others have sent their messages)
         link.let_in = False
         link.break_all()
-        loses_all(told)
+        loses_all(job)
         train(1)
-        told.hub, told.lease, told.fleet = told.lead()
-        told.tell(others_tell)
-        assert end._sequence < others_tell or not others_tell
+        job.hub, job.lease, job.fleet = job.lead()
+        job.send(others_send)
+        assert end._sequence < others_send or not others_send
         link.let_in = True
         steps = []
 
         def heard():
-            steps.extend(step for rows in told.fleet.rows() for step in rows.steps.step_B.tolist())
+            steps.extend(step for rows in job.fleet.rows() for step in rows.steps.step_B.tolist())
             return 5 in steps
 
         wait_until(heard, 40.0)
@@ -222,64 +222,64 @@ def test_a_hub_whose_disk_was_full_stores_again_once_there_is_room(tmp_path):
     """
     with contextlib.ExitStack() as held:
         disk = held.enter_context(small_disk(tmp_path / "disk", "16m", 2000))
-        told = held.enter_context(contextlib.closing(Told(tmp_path, disk.path / "hub")))
-        told.server.keep()
-        told.tell(1)
-        wait_until(told.heard, 20.0)
+        job = held.enter_context(contextlib.closing(HubJob(tmp_path, disk.path / "hub")))
+        job.server.keep()
+        job.send(1)
+        wait_until(job.received, 20.0)
         disk.fill()
 
         def refused():
             try:
-                told.agent.call(told.agent.js.publish(PLACES.up("host-0"), bytes(1 << 16), timeout=2.0), 5.0)
+                job.agent.call(job.agent.js.publish(PLACES.up("host-0"), bytes(1 << 16), timeout=2.0), 5.0)
             except Exception:
                 return True
             return False
 
         wait_until(refused, 30.0)
         disk.empty()
-        told.tell(1)
-        wait_until(told.heard, 40.0)
-        assert told.lease.lost == ""
+        job.send(1)
+        wait_until(job.received, 40.0)
+        assert job.lease.lost == ""
 
 
-def test_a_host_that_only_its_hub_stores_nothing_of_is_not_gone(told, monkeypatch):
-    """GIVEN a host of which nothing comes for so long that it counts as gone, as while the hub's disk is full.
+def test_a_host_whose_messages_the_hub_cannot_store_is_not_gone(job, monkeypatch):
+    """GIVEN a host without messages for longer than a gone one, as while the hub's disk is full.
 
     WHEN it answers, THEN its job is not over; AND once it does not, the job is.
     """
     monkeypatch.setattr(over_nats, "GONE_S", 1.0)
-    told.tell(1)
-    wait_until(told.heard, 20.0)
+    job.send(1)
+    wait_until(job.received, 20.0)
 
     async def answer(message):
         await message.respond(encode(GpuFindings(0.0)))
 
     async def listen():
-        return await told.agent.client.subscribe(PLACES.query("host-0"), cb=answer)
+        return await job.agent.client.subscribe(PLACES.query("host-0"), cb=answer)
 
-    listening = told.agent.call(listen(), 10.0)
-    heard_s = told.fleet._hosts["host-0"].heard_s
-    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
-    assert not told.fleet.over
-    told.agent.call(listening.unsubscribe(), 10.0)
-    wait_until(lambda: told.fleet.over, 20.0)
-    # AND one that is heard again, and quiet again, is asked again
-    told.sent = 0
-    told.tell(1)
-    wait_until(lambda: told.heard() and not told.fleet.over, 20.0)
-    told.agent.call(listen(), 10.0)
-    heard_s = told.fleet._hosts["host-0"].heard_s
-    wait_until(lambda: told.fleet.over or told.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
-    assert not told.fleet.over
+    listening = job.agent.call(listen(), 10.0)
+    heard_s = job.fleet._hosts["host-0"].heard_s
+    wait_until(lambda: job.fleet.over or job.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
+    assert not job.fleet.over
+    job.agent.call(listening.unsubscribe(), 10.0)
+    wait_until(lambda: job.fleet.over, 20.0)
+    # AND a host that sends again, and is quiet again, gets another query
+    job.sent = 0
+    job.send(1)
+    wait_until(lambda: job.received() and not job.fleet.over, 20.0)
+    job.agent.call(listen(), 10.0)
+    heard_s = job.fleet._hosts["host-0"].heard_s
+    wait_until(lambda: job.fleet.over or job.fleet._hosts["host-0"].heard_s > heard_s + 1.0, 20.0)
+    assert not job.fleet.over
 
 
-def test_a_lease_that_is_let_go_while_it_is_renewed_is_free(told):
+def test_a_lease_that_is_let_go_while_it_is_renewed_is_free(job):
     async def keys():
-        renewal = asyncio.ensure_future(told.lease._renew())
+        renewal = asyncio.ensure_future(job.lease._renew())
         await asyncio.sleep(0)
-        await told.lease._remove()
+        await job.lease._remove()
         await renewal
-        return await (await told.hub.js.key_value(PLACES.lease)).keys()
+        return await (await job.hub.js.key_value(PLACES.lease)).keys()
 
     with pytest.raises(NoKeysError):
-        told.hub.call(keys(), 10.0)
+        job.hub.call(keys(), 10.0)

@@ -1,4 +1,4 @@
-"""The bundled hub: where it listens, whom it lets in, and what it says where it cannot start."""
+"""The bundled hub: its address, its password, and its messages if it cannot start."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def refused(port, credentials, why):
 
 
 @pytest.mark.parametrize("secret", [None, "s3cret-of-all-hosts\n"], ids=["a password", "a token"])
-def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
+def test_it_accepts_only_clients_with_the_password(tmp_path, secret):
     file = tmp_path / "secret"
     if secret is not None:
         file.write_text(secret)
@@ -47,8 +47,8 @@ def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
         assert (tmp_path / "nats" / "server.conf").stat().st_mode & 0o077 == 0
 
 
-def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherwise(tmp_path):
-    # GIVEN one whom the hub has refused
+def test_a_refused_client_reports_that_though_its_next_try_fails_otherwise(tmp_path):
+    # GIVEN a client that the hub has refused
     wrong = tmp_path / "wrong"
     wrong.write_text("sftriage:wrong")
     with own_hub(tmp_path) as (server, port), stranger(f"nats://127.0.0.1:{port}", wrong) as hub:
@@ -58,11 +58,11 @@ def test_whom_the_hub_has_refused_hears_of_that_though_the_next_try_fails_otherw
         server.close()
         with pytest.raises(HubError, match="refuses the credentials"):
             hub.call(hub.connect(), 10.0)
-        # THEN what is said of it is not that somebody should see whether its host is up
+        # THEN the message is not about whether its host is up
         assert hub.unreachable() == f"the hub at nats://127.0.0.1:{port} refuses the credentials in {wrong}."
 
 
-def test_a_port_that_is_taken_is_said(tmp_path):
+def test_a_taken_port_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         not_started(port, tmp_path, rf"cannot start the hub on 127.0.0.1:{port}: .*in use")
@@ -135,7 +135,7 @@ def test_a_name_that_is_a_loopback_address_here_is_none_for_others(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
-def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path):
+def test_connections_are_encrypted_with_certificates(tmp_path):
     tls = tmp_path / "tls"
     tls.mkdir()
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -157,7 +157,7 @@ def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path):
         server.keep()
         before = server.pid
         with connection(port, tmp_path / "secret") as hub:
-            # WHEN somebody ends it, as SLURM does with all processes of a job
+            # WHEN it is ended, as SLURM does with all processes of a job
             os.kill(before, signal.SIGTERM)
             # THEN it is there again, and who was connected is so again
             wait_until(lambda: server.pid != before)
@@ -166,7 +166,7 @@ def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path):
     assert not is_up("127.0.0.1", port)
 
 
-def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, monkeypatch):
+def test_a_lease_that_expires_while_its_holder_is_read_is_taken(tmp_path, monkeypatch):
     from nats.js.errors import KeyNotFoundError
     from nats.js.kv import KeyValue
 
@@ -177,16 +177,16 @@ def test_a_lease_that_goes_while_somebody_asks_whose_it_is_is_theirs(tmp_path, m
         # GIVEN a controller that leads, and is let go
         with connection(port, secret) as first:
             Lease(first, Subjects.of("job"), Leader("run-1", "node-a", 1))
-        # WHEN another one is refused the lease, and finds nobody who holds it
-        whose, asked = KeyValue._get, []
+        # WHEN another one is refused the lease, and finds no holder
+        read, reads = KeyValue._get, []
 
         async def gone(self, key, *more, **options):
-            asked.append(key)
-            if len(asked) == 1:
+            reads.append(key)
+            if len(reads) == 1:
                 raise KeyNotFoundError
-            return await whose(self, key, *more, **options)
+            return await read(self, key, *more, **options)
 
         monkeypatch.setattr(KeyValue, "_get", gone)
         # THEN it leads once that has gone
         assert Lease(second, Subjects.of("job"), Leader("run-1", "node-b", 2)).lost == ""
-        assert asked
+        assert reads
