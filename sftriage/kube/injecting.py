@@ -419,9 +419,9 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
         InputError: the job has no name before its pods are created; the message says why.
     """
     kind = text(body, "kind")
-    what = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()
+    name = f"{kind} {text(mapping(body, 'metadata'), 'name')}".strip()
     if kind in _NAMED_LATER:
-        raise InputError(f"{what}: {_NAMED_LATER[kind]}")
+        raise InputError(f"{name}: {_NAMED_LATER[kind]}")
     whole = {"body": _copied(dict(body))}
     warnings: list[str] = []
     count = 0
@@ -431,7 +431,7 @@ def injected(body: Mapping[str, Any], namespace: str, settings: InjectionSetting
             if job is None:
                 continue
             change = injection(holder[key], job, settings, server)
-            warnings += [f"{what}: {warning}" for warning in change.warnings]
+            warnings += [f"{name}: {warning}" for warning in change.warnings]
             count += bool(change.patch)
             holder[key] = applied(holder[key], change.patch)
     return Changed(whole["body"], count, tuple(dict.fromkeys(warnings)))

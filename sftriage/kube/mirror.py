@@ -335,8 +335,8 @@ class Mirror(Sink):
     def _report(self, view: View) -> None:
         now_s = time.time()
         found = report_status(self._job.report(), view, now_s)
-        what = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
-        if what == self._written[0] and now_s < self._written[1] + REPORT_S and not self._loop.stopping.is_set():
+        state = (found.run, found.health, found.suspect, found.captures, found.captures_total, view.going)
+        if state == self._written[0] and now_s < self._written[1] + REPORT_S and not self._loop.stopping.is_set():
             return
         with self._noting(client.NOT_FOUND, client.STALE):
             served = self._served_report()
@@ -344,10 +344,10 @@ class Mirror(Sink):
             status = report_status(served, view, now_s, self._pods_on(statuses.suspect_nodes(view))).plain()
             if before != status:
                 self._objects.put_status(REPORTS, served, status)
-            self._written = what, now_s
+            self._written = state, now_s
             for change in statuses.news(before, status, self._job):
                 self._news.setdefault(change.reason, []).append(change)
-        if self._written != (what, now_s):
+        if self._written != (state, now_s):
             self._loop.wake()
 
     def _pods_on(self, nodes: Iterable[str]) -> str:

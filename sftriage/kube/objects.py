@@ -351,14 +351,14 @@ class TriageReportStatus(ObservedStatus):
 
 def capture_of(body: dict[str, Any]) -> tuple[TraceCaptureSpec | None, str]:
     """The spec of a TraceCapture; or None, and its mistakes, one a line."""
-    given: Any = body.get("spec")
+    document: Any = body.get("spec")
     try:
-        spec = TraceCaptureSpec.model_validate(given)
+        spec = TraceCaptureSpec.model_validate(document)
     except ValidationError as error:
         found = [(problem["loc"], str(problem["msg"])) for problem in error.errors(include_input=False)]
         return None, "\n".join(f"{path_text(('spec', *where))}: {message}" for where, message in found)
     stalled = spec.trigger is not None and spec.trigger.label == "stalled"
-    wrong = [f"{path_text(('spec', *where))}: {message}" for where, message in in_capture(given, stalled=stalled)]
+    wrong = [f"{path_text(('spec', *where))}: {message}" for where, message in in_capture(document, stalled=stalled)]
     if spec.trigger is not None and spec.trigger.last_step < spec.trigger.first_step:
         wrong.append("spec.trigger.last_step: comes before first_step")
     return (None, "\n".join(wrong)) if wrong else (spec, "")

@@ -105,17 +105,17 @@ class Reconciler:
             self._there.clear()
             waiting, self._waiting = self._waiting, set()
             at_once = asyncio.Semaphore(_AT_ONCE)
-            await asyncio.gather(*(self._reconcile(what, at_once) for what in sorted(waiting)))
+            await asyncio.gather(*(self._reconcile(item, at_once) for item in sorted(waiting)))
 
-    async def _reconcile(self, what: tuple[str, str], at_once: asyncio.Semaphore) -> None:
+    async def _reconcile(self, item: tuple[str, str], at_once: asyncio.Semaphore) -> None:
         async with at_once:
-            again_s = await asyncio.to_thread(self._try, *what)
+            again_s = await asyncio.to_thread(self._try, *item)
         if again_s is None:
-            again_s = self._pauses_s[what] = min(2 * self._pauses_s.get(what, _PAUSE_S / 2), _LONGEST_PAUSE_S)
+            again_s = self._pauses_s[item] = min(2 * self._pauses_s.get(item, _PAUSE_S / 2), _LONGEST_PAUSE_S)
         else:
-            self._pauses_s.pop(what, None)
+            self._pauses_s.pop(item, None)
         if again_s:
-            asyncio.get_running_loop().call_later(again_s, self.enqueue, *what)
+            asyncio.get_running_loop().call_later(again_s, self.enqueue, *item)
 
     def _try(self, kind: str, name: str) -> float | None:
         """Reconcile one item; return seconds until the next check (0: none), or log a failure and return None."""
