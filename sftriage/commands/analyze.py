@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from sftriage.base.files import refusing
-from sftriage.commands.options import JsonOption, argument, meant, option
+from sftriage.commands.options import JsonOption, argument, option, parsed
 from sftriage.commands.output import print_json, results, say, tell, write
 from sftriage.controller.controller import settings_of, shape_of
 from sftriage.controller.replay import verdicts_and_pauses
@@ -121,7 +121,7 @@ def advise(
     """
     messages = None
     if gradients is not None:
-        reduced_bytes = meant("--gradients", size_bytes, gradients)
+        reduced_bytes = parsed("--gradients", size_bytes, gradients)
         if reduced_bytes <= 0:
             raise UsageError(f"--gradients {gradients}: nothing to reduce")
         messages = Messages(reduced_bytes, latency * 1e-6, 1e-9 / bandwidth)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sftriage.commands.cli import arguments
-from sftriage.commands.options import JsonOption, RunOption, meant, option
+from sftriage.commands.options import JsonOption, RunOption, option, parsed
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.model.captures import ManualRequest, ProfilerChoice
@@ -90,7 +90,7 @@ def capture(
     """
     from sftriage.policy.fields import size_bytes
 
-    limit_bytes = meant("--max-bytes", size_bytes, max_bytes)
+    limit_bytes = parsed("--max-bytes", size_bytes, max_bytes)
     options = flags.of(profiler)
     directory = find_run(run)
     _refuse_ended(directory)

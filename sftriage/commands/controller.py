@@ -145,7 +145,7 @@ def of_cluster(
     from sftriage.runtime.launcher import Notes
     from sftriage.sinks.metering import Metering
 
-    job = shared.meant("--job-id", JobRef.of_id, job_id)
+    job = shared.parsed("--job-id", JobRef.of_id, job_id)
     name = f"{job.namespace}/{job.name}"  # (two namespaces may have jobs of the same name, and share a store)
     keeping = keep.of(name)
     logging.getLogger("sftriage.kube").setLevel(logging.INFO)

@@ -147,7 +147,7 @@ class HubChoice:
 _Value = TypeVar("_Value")
 
 
-def meant(option: str, read: Callable[[str], _Value], text: str) -> _Value:
+def parsed(option: str, read: Callable[[str], _Value], text: str) -> _Value:
     """The value of an option's text; UsageError if it is invalid."""
     try:
         return read(text)
@@ -210,8 +210,8 @@ class KeepingOptions:
         from sftriage.windows.steplog import KeptSteps
 
         store = copies_of(job, self.store, drop_local=self.drop_local)
-        max_bytes = meant("--keep-steps", fields.size_bytes, self.keep_steps)
-        age_s = meant("--keep-steps-for", fields.seconds, self.keep_steps_for)
+        max_bytes = parsed("--keep-steps", fields.size_bytes, self.keep_steps)
+        age_s = parsed("--keep-steps-for", fields.seconds, self.keep_steps_for)
         if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
             raise UsageError("--keep-steps must be at least 1Mi, and --keep-steps-for at least 1m")
         return Keeping(store, self.drop_local, KeptSteps(max_bytes, age_s))

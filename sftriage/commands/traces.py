@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sftriage.commands.options import CapturesChoice, ClusterChoice, JsonOption, RunOption, argument, meant, option
+from sftriage.commands.options import CapturesChoice, ClusterChoice, JsonOption, RunOption, argument, option, parsed
 from sftriage.commands.output import (
     counting,
     ending_on_sigterm,
@@ -254,8 +254,8 @@ def prune_traces(
 
     Pinned captures stay, and damaged ones unless --damaged is set. Prints which captures were skipped, and why.
     """
-    max_age_s = None if age is None else meant("--age", fields.seconds, age)
-    max_bytes = None if total is None else meant("--bytes", fields.size_bytes, total)
+    max_age_s = None if age is None else parsed("--age", fields.seconds, age)
+    max_bytes = None if total is None else parsed("--bytes", fields.size_bytes, total)
     if age is None and total is None and not damaged:
         raise UsageError("choose what to remove: --age, --bytes or --damaged")
     _, store = whole_store(choice.run, choice.store)
