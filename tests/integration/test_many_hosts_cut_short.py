@@ -98,4 +98,4 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     assert set(Counter(one.capture_id for one in found).values()) == {1}
     assert len(captures(job.run)) == 2
     assert other.wait(DEADLINE_S) == 2
-    assert f"{job.host} is watched already" in job.said
+    assert f"{job.host} is already being watched" in job.said
