@@ -33,7 +33,6 @@ from starlette.types import Send
 
 from sftriage import __version__
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
-from sftriage.runs.summary import RunSummary
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store
 from sftriage.web.serving import Access, application
@@ -229,7 +228,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         stage_suspected=stage_suspected,
         caused=caused,
         event_sentence=run.event_sentence,
-        sentence=sentence,
+        below_headline=run.below_headline,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(
@@ -248,12 +247,6 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         ago=lambda time_s: ago(time_s, now_s()),
     )
     return environment
-
-
-def sentence(summary: RunSummary) -> str:
-    """The sentence of a run below its headline, without the headline's word at its beginning."""
-    words = summary.sentence.removeprefix(f"{summary.headline}: ")
-    return words[:1].upper() + words[1:]
 
 
 def milliseconds(seconds: float) -> str:

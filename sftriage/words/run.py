@@ -100,6 +100,12 @@ REPRODUCED_BESIDE: Mapping[str, str] = {
 """The same for the capture of a control rank, which has no fault."""
 
 
+def below_headline(headline: str, text: str) -> str:
+    """A sentence below its headline, without the headline's word at its beginning."""
+    text = text.removeprefix(f"{headline}: ")
+    return text[:1].upper() + text[1:]
+
+
 def reproduced_words(answer: str, role: str) -> str:
     """Whether the fault was present while a rank in this role was captured."""
     return (REPRODUCED_BESIDE if role == "control" else REPRODUCED)[answer]
