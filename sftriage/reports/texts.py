@@ -21,7 +21,6 @@ from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import plain
 from sftriage.words import decisions, verdicts
 from sftriage.words.captures import capture_facts
-from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import every, milliseconds, numbers, size, slow_stage, span, subject, verdict_sentence
 
 if TYPE_CHECKING:
@@ -286,6 +285,8 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
 
     ``remedies`` are the remedies tried by then.
     """
+    from sftriage.words.run import event_sentence
+
     verdict, decision = event.verdict, event.decision
     explanation = verdicts.explain(verdict)
     yield verdict_sentence(verdict)
