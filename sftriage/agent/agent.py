@@ -263,7 +263,7 @@ class Captures:
                     raise CaptureError("its rank no longer has a ring here")
                 return info, _adopted(request, self._directory / info.file_name("mailbox"), self._spool, self._nsys)
             except CaptureError as error:
-                raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
+                raise _NotBegunError("failed", f"sftriage ended during the capture: {error}") from error
         if wanted.expires_s is not None and wanted.expires_s <= 0.0:
             raise _NotBegunError("expired", "its time to begin passed before its host got the order")
         if info is None:

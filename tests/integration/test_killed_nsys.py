@@ -154,7 +154,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_
         assert result["state"] == expected, (stage, result)
         assert expected in {"storing": ("failed", "stored"), "stored": ("stored",)}.get(stage, ("failed",)), stage
         assert (expected == "stored") == (result["capture_id"] in running.whole())
-        assert expected == "stored" or "sftriage ended during it" in result["detail"]
+        assert expected == "stored" or "sftriage ended during the capture" in result["detail"]
         # AND nothing is left of it, where the next report is made or on the way there
         assert not note_of(running).exists()
         assert not list(tmp_of(running).glob("asked-*"))
