@@ -8,21 +8,27 @@ zero.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic_ns
 
 import numpy as np
 
-from sftriage.base.process import start_ticks
+from sftriage.base.process import content_of, files_of_cgroup, files_of_thread, start_ticks
 from sftriage.errors import RingError
 from sftriage.model.windows import COUNTERS, PLACE
 from sftriage.traces.disk import Counted, Do, at_once, refusal
+from sftriage.trainer.executor import COUNTERS_SOCKET, COUNTERS_TOKEN, MAX_FILES, STACK_REQUESTS
 from sftriage.trainer.layout import MAX_COUNT, RingInfo
 from sftriage.windows.decoding import UNKNOWN, StepArrays
 from sftriage.windows.logs import MAX_APART_NS, none_taken, of_ranks_laid_over
 from sftriage.windows.steplog import CountersLog, KeptSteps
+
+MAX_HIDDEN = 20
+"""After as many reads, a trainer that has not sent its files will not do so: it is stopped, or has another sftriage."""
+_ANSWER_S = 1.0
 
 KEPT_READINGS = 8
 """How many readings to remember: steps that have just ended began after the last few."""
@@ -33,7 +39,6 @@ SLOWLY_NS = 5 * SECOND_NS
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
-CGROUPS = Path("/sys/fs/cgroup")
 _DELAYS = Path("/proc/sys/kernel/task_delayacct")
 _MAX_BYTES = 16384
 _SWITCHES = b"voluntary_ctxt_switches:"
@@ -45,22 +50,27 @@ Parse = Callable[[bytes], Sequence[int]]
 
 
 class Source:
-    """A file with some counters, and its parser. It stays open unless it is read slowly."""
+    """A file with some counters, by its kind (`KINDS`). It stays open unless it is read slowly.
 
-    def __init__(self, path: Path, names: Sequence[str], parse: Parse, every_ns: int = 0) -> None:
-        self._path, self._parse, self.every_ns = path, parse, every_ns
+    ``descriptor``: it is open already, as a trainer has sent it.
+    """
+
+    def __init__(self, kind: str, path: Path | None = None, descriptor: int = -1) -> None:
+        names, self._parse, self.every_ns = KINDS[kind]
+        self._path, self._descriptor = path, descriptor
         self.places = [PLACE[name] for name in names]
         self.due_ns = 0
-        self._descriptor = -1
 
     def open(self) -> None:
-        if self.every_ns != SLOWLY_NS:
+        if self._path is not None and self.every_ns != SLOWLY_NS:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     def values(self) -> Sequence[int]:
         """Its counters now; all `UNKNOWN` if it does not have all of them."""
-        slow = self._descriptor < 0
-        content = _content(self._path) if slow else os.pread(self._descriptor, _MAX_BYTES, 0)
+        if self._descriptor >= 0:
+            content = os.pread(self._descriptor, _MAX_BYTES, 0)
+        else:
+            content = b"" if self._path is None else content_of(self._path)
         return parsed(self._parse, content, len(self.places))
 
     def close(self) -> None:
@@ -86,6 +96,16 @@ def schedstat(content: bytes) -> Sequence[int]:
     """
     run_ns, queued_ns, timeslices = map(int, content.split())
     return (run_ns, queued_ns) if timeslices else ()
+
+
+@lru_cache(1)
+def _counts_delays() -> bool:
+    # (kernels before 5.14 always count them)
+    return content_of(_DELAYS).strip() != b"0"
+
+
+def _stat(content: bytes) -> Sequence[int]:
+    return stat(_counts_delays(), content)
 
 
 def switches(content: bytes) -> Sequence[int]:
@@ -118,58 +138,17 @@ def retransmissions(content: bytes) -> Sequence[int]:
     return (int(values[names.index(b"RetransSegs")]),)
 
 
-def _of_thread(pid: int) -> Iterator[Source]:
-    """The files on a process and its main thread; the first one exists as long as the process."""
-    thread = Path(f"/proc/{pid}/task/{pid}")
-    # (kernels before 5.14 always count them)
-    delays = not _DELAYS.exists() or _DELAYS.read_bytes().strip() != b"0"
-    of_stat = "minor_faults", "major_faults", "system_s", "disk_s", "stopped_s"
-    yield Source(thread / "stat", of_stat, partial(stat, delays))
-    yield Source(thread / "schedstat", ("run_s", "queued_s"), schedstat)
-    yield Source(thread / "status", ("preempted", "woken"), switches, SECOND_NS)
-    yield Source(thread / "io", ("read_bytes", "written_bytes"), transfers, SLOWLY_NS)
-    yield Source(Path(f"/proc/{pid}/net/snmp"), ("retransmitted",), retransmissions, SLOWLY_NS)
-
-
-def _of_cgroup(pid: int) -> Iterator[Source]:
-    """The files on the cgroup of a process, or else on its host."""
-    folders = list(cgroups(Path(f"/proc/{pid}")))
-    for name in ("cpu.stat.local", "cpu.stat"):
-        # (the former includes the limits of the parent cgroups)
-        limits = [folder / name for folder in folders if b"throttled_" in _content(folder / name)]
-        if limits:
-            yield Source(limits[0], ("throttled_s",), throttled)
-            break
-    for resource, counter in (("memory", "memory_s"), ("io", "io_s")):
-        paths = (folder / f"{resource}.pressure" for folder in folders)
-        host = Path(f"/proc/pressure/{resource}")
-        yield Source(next((path for path in paths if path.exists()), host), (counter,), pressure, SECOND_NS)
-
-
-def cgroups(process: Path, mounted: Path = CGROUPS) -> Iterator[Path]:
-    """The folders of the cgroups of a process that may count its CPU time.
-
-    The path of a process in another cgroup namespace leads out of the agent's (``/../``). It is read in that process's
-    own view, in which its cgroup is the root.
-    """
-    for line in _content(process / "cgroup").decode("utf-8", "replace").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        outside = path.startswith("/..")
-        top = process / "root" / mounted.relative_to("/") if outside else mounted
-        for name in (controllers, "cpu", "cpu,cpuacct") if controllers else ("", "unified"):
-            folder = top / name / ("" if outside else path.lstrip("/"))
-            if (folder / "cpu.stat").exists():
-                yield folder
-                break
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+KINDS: Mapping[str, tuple[Sequence[str], Parse, int]] = {
+    "stat": (("minor_faults", "major_faults", "system_s", "disk_s", "stopped_s"), _stat, 0),
+    "schedstat": (("run_s", "queued_s"), schedstat, 0),
+    "status": (("preempted", "woken"), switches, SECOND_NS),
+    "io": (("read_bytes", "written_bytes"), transfers, SLOWLY_NS),
+    "snmp": (("retransmitted",), retransmissions, SLOWLY_NS),
+    "cpu.stat": (("throttled_s",), throttled, 0),
+    "memory.pressure": (("memory_s",), pressure, SECOND_NS),
+    "io.pressure": (("io_s",), pressure, SECOND_NS),
+}
+"""By kind of file: its counters, how they are parsed, and how often."""
 
 
 def parsed(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
@@ -182,15 +161,64 @@ def parsed(parse: Parse, content: bytes, n_values: int) -> Sequence[int]:
     return found if fits else (UNKNOWN,) * n_values
 
 
+class Descriptors:
+    """The counters' files of a rank that this process cannot see, as its trainer sends them; see `trainer.executor`.
+
+    Raises:
+        OSError: the trainer does not listen for requests.
+    """
+
+    def __init__(self, rings: Path, info: RingInfo) -> None:
+        requests = rings / info.file_name(STACK_REQUESTS)
+        about = requests.stat()
+        self._path = rings / info.file_name(COUNTERS_SOCKET)
+        self._path.unlink(missing_ok=True)
+        self._listening = socket.socket(socket.AF_UNIX)
+        try:
+            place = os.open(rings, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # (the path of a socket has 107 bytes at most)
+                self._listening.bind(f"/proc/self/fd/{place}/{self._path.name}")
+            finally:
+                os.close(place)
+            # Whoever may use the trainer's pipe may use the socket.
+            os.chown(self._path, -1, about.st_gid)
+            self._path.chmod(about.st_mode & 0o777)
+            self._listening.listen(1)
+            self._listening.setblocking(False)
+            with os.fdopen(os.open(requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
+                pipe.write(COUNTERS_TOKEN + b"\n")
+        except BaseException:
+            self.close()
+            raise
+
+    def received(self) -> list[Source]:
+        """The files that the trainer has sent; BlockingIOError if it has not yet."""
+        channel, _ = self._listening.accept()
+        with channel:
+            channel.settimeout(_ANSWER_S)
+            kinds, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, MAX_FILES)
+        return [
+            Source(kind, descriptor=descriptor)
+            for kind, descriptor in zip(kinds.decode("ascii").split(), descriptors, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._listening.close()
+        self._path.unlink(missing_ok=True)
+
+
 class RankCounters:
     """The counters of one rank. The files of its thread stay open, so they never show another process's counters.
 
-    ``hidden`` counts reads that could not find the process, until the first that does. A rank that is ``over`` is not
+    ``hidden`` counts reads that could not find the process, until the first that does: it may have ended, or run in
+    another PID namespace. From the second one on, its trainer is asked for its files. A rank that is ``over`` is not
     read again.
     """
 
-    def __init__(self, info: RingInfo) -> None:
-        self._info, self._open = info, list[Source]()
+    def __init__(self, info: RingInfo, rings: Path | None = None) -> None:
+        self._info, self._rings, self._open = info, rings, list[Source]()
+        self._descriptors: Descriptors | None = None
         self._last: Reading = (0, *(UNKNOWN for _ in COUNTERS))
         self._cgroup, self._checked_ns = b"", 0
         self.readings_TK = none_taken(KEPT_READINGS)
@@ -220,28 +248,42 @@ class RankCounters:
             # The file shows the present state; a sample counts for the time since the previous one.
             since_ns = min(now_ns - before[0], MAX_APART_NS) if before[0] else 0
             found[at] = max(0, before[at]) + found[at] * since_ns
-        if now_ns - self._checked_ns >= SLOWLY_NS:
+        if now_ns - self._checked_ns >= SLOWLY_NS and self._descriptors is None:
             self._checked_ns = now_ns
             self._follow(found)
         self._last = tuple(found)
         return self._last
 
     def _begin(self) -> None:
-        pid = self._info.pid
+        if self._descriptors is None:
+            try:
+                self._begin_by_pid()
+            except OSError:
+                self.hidden += 1
+                if self.hidden < 2 or self._rings is None:
+                    raise
+                self._descriptors = Descriptors(self._rings, self._info)
+        if self._descriptors is not None:
+            self.hidden += 1
+            self._open += self._descriptors.received()
+            self._descriptors.close()
+        self.hidden = 0
+
+    def _begin_by_pid(self) -> None:
+        pid, process = self._info.pid, Path(f"/proc/{self._info.pid}")
         try:
-            self._add(_of_thread(pid))
+            self._add(files_of_thread(process, pid))
             # Check only once they are open: before that, the pid could become another process's.
             if start_ticks(pid) != self._info.pid_start_ticks:
                 raise ProcessLookupError(f"process {pid} is not the recording one")
         except BaseException:
-            self.hidden += 1
             self.close()
             raise
-        self.hidden, self._n_of_thread = 0, len(self._open)
+        self._n_of_thread = len(self._open)
 
     def _follow(self, found: list[int]) -> None:
         """Open the files of the process's current cgroup; the counters of a new cgroup start as unknown."""
-        cgroup = _content(Path(f"/proc/{self._info.pid}/cgroup"))
+        cgroup = content_of(Path(f"/proc/{self._info.pid}/cgroup"))
         if cgroup == self._cgroup:
             return
         self._cgroup = cgroup
@@ -250,10 +292,11 @@ class RankCounters:
             for place in source.places:
                 found[1 + place] = UNKNOWN
         del self._open[self._n_of_thread :]
-        self._add(_of_cgroup(self._info.pid))
+        self._add(files_of_cgroup(Path(f"/proc/{self._info.pid}")))
 
-    def _add(self, sources: Iterable[Source]) -> None:
-        for source in sources:
+    def _add(self, files: Iterable[tuple[str, Path]]) -> None:
+        for kind, path in files:
+            source = Source(kind, path)
             try:
                 source.open()
             except OSError:
@@ -266,33 +309,37 @@ class RankCounters:
         for source in self._open:
             source.close()
         self._open.clear()
+        if self._descriptors is not None:
+            self._descriptors.close()
 
 
 class Counting:
     """Reads the counters of each rank that has new steps, logs them, and adds what they counted to the steps.
 
     ``report`` gets problems, which may repeat. ``kept`` limits the logs (by default, they keep everything); ``do``
-    runs the writes.
+    runs the writes. ``rings`` is where the ranks' rings are.
     """
 
-    def __init__(self, steps: Path, report: Report, kept: KeptSteps | None = None, do: Do = at_once) -> None:
-        self._steps, self._report, self._kept, self._do = steps, report, kept, do
+    def __init__(
+        self, rings: Path, steps: Path, report: Report, kept: KeptSteps | None = None, do: Do = at_once
+    ) -> None:
+        self._rings, self._steps, self._report, self._kept, self._do = rings, steps, report, kept, do
         self._ranks: dict[tuple[int, int], RankCounters] = {}
 
     def read(self, info: RingInfo) -> None:
         """Read the counters of a rank, after its new steps have been read."""
         counters = self._ranks.get((info.attempt, info.rank))
         if counters is None:
-            counters = self._ranks[info.attempt, info.rank] = RankCounters(info)
+            counters = self._ranks[info.attempt, info.rank] = RankCounters(info, self._rings)
         if counters.over:
             return
         try:
             reading = counters.read()
         except OSError:
             # A process that has ended publishes no steps; one that still does is in another PID namespace.
-            if counters.hidden > 1:
+            if counters.hidden > MAX_HIDDEN:
                 self._report("cannot see the trainers' threads in /proc, so ranks' waits for a CPU are unknown")
-            if counters.hidden != 1:
+            if not 0 < counters.hidden <= MAX_HIDDEN:
                 self._leave(counters)
             return
         if reading[1 + PLACE["queued_s"]] == UNKNOWN:

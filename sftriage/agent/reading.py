@@ -134,7 +134,7 @@ class RankRings:
         self._ranks: dict[Path, _Rank] = {}
         # By generation: the blocks of steps that thinning keeps.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        self._counting = Counting(steps, self._log_once, kept, do)
+        self._counting = Counting(rings, steps, self._log_once, kept, do)
         # By generation: the stages and the number of ranks.
         self._agreed: dict[int, tuple[StageSchema, int]] = {}
         self._host, self._position = socket.gethostname(), 0

@@ -360,3 +360,55 @@ def start_child(
 def die_with_parent(signum: int = signal.SIGTERM) -> None:
     """In a child: get a signal when the thread that started it ends, for whatever reason."""
     _PRCTL(_PR_SET_PDEATHSIG, signum)
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def files_of_thread(process: Path, pid: int) -> Iterator[tuple[str, Path]]:
+    """The files on a process and its main thread, by kind; the first one exists as long as the process."""
+    for kind in ("stat", "schedstat", "status", "io"):
+        yield kind, process / "task" / str(pid) / kind
+    yield "snmp", process / "net" / "snmp"
+
+
+def files_of_cgroup(process: Path) -> Iterator[tuple[str, Path]]:
+    """The files on the cgroup of a process, or else on its host, by kind."""
+    folders = list(cgroups(process))
+    for name in ("cpu.stat.local", "cpu.stat"):
+        # (the former includes the limits of the parent cgroups)
+        limits = [folder / name for folder in folders if b"throttled_" in content_of(folder / name)]
+        if limits:
+            yield "cpu.stat", limits[0]
+            break
+    for resource in ("memory", "io"):
+        paths = (folder / f"{resource}.pressure" for folder in folders)
+        host = Path(f"/proc/pressure/{resource}")
+        yield f"{resource}.pressure", next((path for path in paths if path.exists()), host)
+
+
+def cgroups(process: Path, mounted: Path = CGROUPS) -> Iterator[Path]:
+    """The folders of the cgroups of a process that may count its CPU time.
+
+    The path of a process in another cgroup namespace leads out of the caller's (``/../``). It is read in that process's
+    own view, in which its cgroup is the root.
+    """
+    for line in content_of(process / "cgroup").decode("utf-8", "replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        outside = path.startswith("/..")
+        top = process / "root" / mounted.relative_to("/") if outside else mounted
+        for name in (controllers, "cpu", "cpu,cpuacct") if controllers else ("", "unified"):
+            folder = top / name / ("" if outside else path.lstrip("/"))
+            if (folder / "cpu.stat").exists():
+                yield folder
+                break
+
+
+def content_of(path: Path) -> bytes:
+    """What a file contains; nothing if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -35,7 +35,9 @@ A rank also answers with its threads' stacks if py-spy may not read its process.
 the pipe ``rank-<rank>.<attempt>.asks`` beside the ring, without signals or timers. A client writes a line into the
 pipe, a token of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that
 token, ``threads`` has the frames of each, innermost first, as in ``py-spy dump --json``. The answer needs the
-interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none.
+interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none. An agent in
+another container cannot open the kernel's files on the rank (`sftriage.agent.counting`). On one fixed token the rank
+opens them, and sends the descriptors to the socket on which the agent listens: once, and it pays nothing from then on.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ from zlib import crc32
 
 from sftriage.base.files import permit, write_atomically
 from sftriage.base.loops import start_thread
+from sftriage.base.process import files_of_cgroup, files_of_thread
 from sftriage.errors import CaptureError
 from sftriage.log import warn
 from sftriage.model.captures import SAMPLE_STACKS, CaptureCode, CaptureRequest, CaptureResult, CaptureState
@@ -84,6 +87,9 @@ LAST_EXPORT_S = 10.0
 """How long an ending trainer waits for an export. The job is done, so nothing is held up."""
 
 STACK_REQUESTS, STACK_ANSWER = "asks", "stacks"
+COUNTERS_TOKEN, COUNTERS_SOCKET = b"send the counters' files", "counters.socket"
+"""The token, and the kind of the file on which the agent listens (`RingInfo.file_name`)."""
+MAX_FILES = 16
 MAX_TOKEN_BYTES = 128
 MAX_THREADS, MAX_FRAMES = 512, 256
 _END = b"\0"
@@ -456,14 +462,14 @@ def _reason(error: Exception) -> str:
 
 
 class Answering:
-    """Answers requests for the stacks of this process: one rank's pipe, and the thread that sleeps on it.
+    """Answers requests for the stacks and the counters of this process: a pipe, and the thread that sleeps on it.
 
     Raises:
         OSError: the pipe cannot be created.
     """
 
     def __init__(self, directory: Path, info: RingInfo) -> None:
-        self._pid = info.pid
+        self._pid, self._socket = info.pid, info.file_name(COUNTERS_SOCKET)
         self._requests, self._answer = (directory / info.file_name(kind) for kind in (STACK_REQUESTS, STACK_ANSWER))
         self._requests.unlink(missing_ok=True)
         os.mkfifo(self._requests, 0o600)
@@ -489,12 +495,19 @@ class Answering:
         # Leave signals to the program's threads: one handled here would not interrupt the main thread's wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception):
-            while _END not in (token := os.read(self._descriptor, MAX_TOKEN_BYTES)):
-                stacks = _threads(self._pid, leave_out=threading.get_ident())
-                with contextlib.suppress(OSError, ValueError):
-                    text = json.dumps({"asked": token.decode("ascii", "replace").strip(), "threads": stacks})
-                    write_atomically(self._answer, text, mode=None, synced=False)
+            while _END not in (tokens := os.read(self._descriptor, MAX_TOKEN_BYTES)):
+                for token in tokens.splitlines():
+                    with contextlib.suppress(OSError, ValueError):
+                        self._answer_to(token)
         os.close(self._descriptor)
+
+    def _answer_to(self, token: bytes) -> None:
+        if token == COUNTERS_TOKEN:
+            _send_descriptors(self._answer.parent, self._socket, self._pid)
+            return
+        stacks = _threads(self._pid, leave_out=threading.get_ident())
+        text = json.dumps({"asked": token.decode("ascii", "replace").strip(), "threads": stacks})
+        write_atomically(self._answer, text, mode=None, synced=False)
 
 
 def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
@@ -513,3 +526,21 @@ def _threads(pid: int, leave_out: int) -> list[dict[str, object]]:
         for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]
         if ident != leave_out
     ]
+
+
+def _send_descriptors(directory: Path, name: str, pid: int) -> None:
+    import socket
+
+    process, opened = Path("/proc/self"), dict[str, int]()
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for kind, path in (*files_of_thread(process, pid), *files_of_cgroup(process)):
+            with contextlib.suppress(OSError):
+                opened[kind] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with socket.socket(socket.AF_UNIX) as channel:
+            # (the path of a socket has 107 bytes at most)
+            channel.connect(f"/proc/self/fd/{place}/{name}")
+            socket.send_fds(channel, [" ".join(opened).encode()], list(opened.values()))
+    finally:
+        for descriptor in (place, *opened.values()):
+            os.close(descriptor)

@@ -14,10 +14,10 @@ import pytest
 
 from sftriage.agent import counting
 from sftriage.agent.counting import (
+    MAX_HIDDEN,
     SLOWLY_NS,
     TICK_NS,
     RankCounters,
-    cgroups,
     parsed,
     pressure,
     retransmissions,
@@ -27,13 +27,14 @@ from sftriage.agent.counting import (
     throttled,
     transfers,
 )
-from sftriage.base.process import start_ticks
+from sftriage.base.process import cgroups, start_ticks
 from sftriage.model.windows import COUNTERS, OF_THREAD, PLACE, StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.trainer.layout import COUNTERS_MAGIC, OpenFile, find_rings
 from sftriage.windows.decoding import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import Ring
+from tests.integration.processes import wait_until
 from tests.scenario import info_of, kept_of, run_at
 from tests.unit.agent.test_agent import train
 
@@ -139,7 +140,7 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
 
 
 def test_a_kernel_that_counts_nothing_is_reported_once(agent, monitor, monkeypatch, caplog):
-    monkeypatch.setattr(counting, "schedstat", lambda _: ())
+    monkeypatch.setitem(counting.KINDS, "schedstat", (("run_s", "queued_s"), lambda _: (), 0))
     *_, last = run(monitor, agent)
     # THEN what became of the process is known all the same
     known = {COUNTERS[place] for place in np.flatnonzero(np.isfinite(last.counted_BC).any(axis=0))}
@@ -148,23 +149,57 @@ def test_a_kernel_that_counts_nothing_is_reported_once(agent, monitor, monkeypat
     assert [record.message.count("are unknown") for record in caplog.records] == [1]
 
 
-def test_hidden_threads_are_reported_once(agent, monitor, monkeypatch, caplog):
-    def unobserved(pid):
+@pytest.fixture
+def hidden(monkeypatch):
+    """Trainers in another PID namespace."""
+
+    def unobserved(process, pid):
         raise FileNotFoundError(pid)
 
-    # GIVEN a trainer in another namespace of processes
-    monkeypatch.setattr(counting, "_of_thread", unobserved)
+    monkeypatch.setattr(counting, "files_of_thread", unobserved)
+
+
+@pytest.mark.usefixtures("hidden")
+def test_hidden_threads_that_send_nothing_are_reported_once(agent, monitor, places, caplog):
+    # GIVEN a trainer that is hidden, and does not take requests
     ranks = monitor(0), monitor(1)
+    for requests in places["rings"].glob("*.asks"):
+        requests.unlink()
     train(*ranks, steps=2)
     agent.rows()
-    # THEN there is no warning while it may have ended
+    # THEN there is no warning while it may have ended, or may yet send its files
+    for _ in range(MAX_HIDDEN - 1):
+        train(*ranks, steps=2)
+        (rows,) = agent.rows()
+        assert rows.steps.counted_BC is None
     assert not caplog.records
-    # WHEN it goes on THEN it is, once
+    # WHEN it still sends none THEN there is one
     for _ in range(3):
         train(*ranks, steps=2)
         (rows,) = agent.rows()
         assert rows.steps.counted_BC is None
     assert [record.message.count("cannot see the trainers' threads in /proc") for record in caplog.records] == [1]
+
+
+@counted
+@pytest.mark.usefixtures("hidden")
+def test_a_hidden_trainer_sends_its_files(agent, monitor, places, caplog):
+    ranks, known = (monitor(0), monitor(1)), set[str]()
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+
+    def counts() -> bool:
+        train(*ranks, steps=2)
+        for rows in agent.rows():
+            if rows.steps.counted_BC is not None:
+                known.update(COUNTERS[at] for at in np.flatnonzero(np.isfinite(rows.steps.counted_BC).any(axis=0)))
+        return {"run_s", "queued_s", "minor_faults", "preempted"} <= known
+
+    wait_until(counts)
+    # AND their sockets are gone, and nothing is open but the files
+    assert list(places["rings"].glob("*.socket")) == []
+    assert not caplog.records
+    agent.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
 @counted
@@ -186,7 +221,7 @@ def test_a_thread_is_known_by_when_its_process_started(monitor, places):
 
 def test_a_main_thread_that_does_not_run_is_not_the_one_that_trains(agent, monitor, monkeypatch):
     # GIVEN steps that another thread takes, while the main one waits for it
-    monkeypatch.setattr(counting, "schedstat", lambda _: (5_000_000, 7_000_000))
+    monkeypatch.setitem(counting.KINDS, "schedstat", (("run_s", "queued_s"), lambda _: (5_000_000, 7_000_000), 0))
     *_, last = run(monitor, agent)
     assert np.isnan(last.counted_BC[:, : len(OF_THREAD)]).all()
 
