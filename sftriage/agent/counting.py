@@ -212,7 +212,7 @@ class RankCounters:
     """The counters of one rank. The files of its thread stay open, so they never show another process's counters.
 
     ``hidden`` counts reads that could not find the process, until the first that does: it may have ended, or run in
-    another PID namespace. From the second one on, its trainer is asked for its files. A rank that is ``over`` is not
+    another PID namespace. From the second one on, its trainer gets a request for them. A rank that is ``over`` is not
     read again.
     """
 

@@ -376,9 +376,9 @@ class _Search:
     def _no_main_place(self) -> str:
         spot = self._most()
         if spot is None:
-            return f"it is not known why {self.findings.stage} took so long: no stacks were sampled"
+            return f"it is not known why {self.findings.stage} was slow: no stacks were sampled"
         return (
-            f"it is not known why {self.findings.stage} took so long: no place accounts for half of it; "
+            f"it is not known why {self.findings.stage} was slow: no place accounts for half of it; "
             f"most is in {place(spot.frame)}, {_of(self._seconds(spot), self.stage_s)}"
         )
 
