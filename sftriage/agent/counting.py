@@ -28,7 +28,7 @@ from sftriage.windows.steplog import CountersLog, KeptSteps
 
 MAX_HIDDEN = 20
 """After as many reads, a trainer that has not sent its files will not do so: it is stopped, or has another sftriage."""
-_ANSWER_S = 1.0
+_ANSWER_S = 0.2
 
 KEPT_READINGS = 8
 """How many readings to remember: steps that have just ended began after the last few."""
@@ -193,15 +193,17 @@ class Descriptors:
             raise
 
     def received(self) -> list[Source]:
-        """The files that the trainer has sent; BlockingIOError if it has not yet."""
+        """The files that the trainer has sent; OSError if it has not yet, or has sent others."""
         channel, _ = self._listening.accept()
         with channel:
             channel.settimeout(_ANSWER_S)
-            kinds, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, MAX_FILES)
-        return [
-            Source(kind, descriptor=descriptor)
-            for kind, descriptor in zip(kinds.decode("ascii").split(), descriptors, strict=True)
-        ]
+            text, descriptors, _, _ = socket.recv_fds(channel, _MAX_BYTES, MAX_FILES, socket.MSG_CMSG_CLOEXEC)
+        kinds = text.decode("ascii", "replace").split()
+        if len(kinds) != len(descriptors) or not KINDS.keys() >= set(kinds):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(f"the trainer has sent {len(descriptors)} files as {kinds}")
+        return [Source(kind, descriptor=descriptor) for kind, descriptor in zip(kinds, descriptors, strict=True)]
 
     def close(self) -> None:
         self._listening.close()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from sftriage.agent.counting import (
     MAX_HIDDEN,
     SLOWLY_NS,
     TICK_NS,
+    Descriptors,
     RankCounters,
     parsed,
     pressure,
@@ -30,6 +32,7 @@ from sftriage.agent.counting import (
 from sftriage.base.process import cgroups, start_ticks
 from sftriage.model.windows import COUNTERS, OF_THREAD, PLACE, StageSchema
 from sftriage.runs.recordings import load_recording
+from sftriage.trainer.executor import COUNTERS_SOCKET, COUNTERS_TOKEN, STACK_REQUESTS
 from sftriage.trainer.layout import COUNTERS_MAGIC, OpenFile, find_rings
 from sftriage.windows.decoding import UNKNOWN
 from sftriage.windows.gather import Gatherer, Shape
@@ -179,6 +182,30 @@ def test_hidden_threads_that_send_nothing_are_reported_once(agent, monitor, plac
         (rows,) = agent.rows()
         assert rows.steps.counted_BC is None
     assert [record.message.count("cannot see the trainers' threads in /proc") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize(("text", "files"), [(b"stat nonsense", 2), (b"stat", 2), (b"\xff", 1), (b"", 1), (b"stat", 0)])
+def test_files_that_are_none_of_counters_are_refused_and_closed(tmp_path, monkeypatch, text, files):
+    # GIVEN a trainer of another version
+    monkeypatch.chdir(tmp_path)
+    info = info_of(0)
+    os.mkfifo(name := info.file_name(STACK_REQUESTS))
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    pipe = os.open(name, os.O_RDWR)
+    descriptors = Descriptors(tmp_path, info)
+    assert os.read(pipe, 99) == COUNTERS_TOKEN + b"\n"
+    with pytest.raises(BlockingIOError):
+        descriptors.received()
+    # WHEN it sends something else
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(info.file_name(COUNTERS_SOCKET))
+        socket.send_fds(channel, [text or b" "], [pipe] * files)
+        with pytest.raises(OSError, match=f"has sent {files} files"):
+            descriptors.received()
+    # THEN nothing of it stays open
+    descriptors.close()
+    os.close(pipe)
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
 @counted
