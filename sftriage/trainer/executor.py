@@ -538,6 +538,8 @@ def _send_descriptors(directory: Path, name: str, pid: int) -> None:
             with contextlib.suppress(OSError):
                 opened[kind] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with socket.socket(socket.AF_UNIX) as channel:
+            # An agent that is stopped does not keep this thread, which also answers with stacks.
+            channel.settimeout(1.0)
             # (the path of a socket has 107 bytes at most)
             channel.connect(f"/proc/self/fd/{place}/{name}")
             socket.send_fds(channel, [" ".join(opened).encode()], list(opened.values()))
