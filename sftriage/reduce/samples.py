@@ -22,16 +22,14 @@ from msgspec import Meta, Struct
 from sftriage.errors import InputError
 from sftriage.traces.jsonstream import UNDECODABLE
 from sftriage.traces.manifest import CONTROL, CauseCode
-from sftriage.trainer.stacks import USED
+from sftriage.trainer.stacks import LIBRARY, USED, program_package
 
 MAX_FILE_BYTES = 256 * 2**20
 
-_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(trainer|integrations)/")
-"""Files that are not the program's own: of the interpreter, installed packages, and sftriage itself."""
+_LIBRARY = re.compile(LIBRARY)
 OURS = re.compile(r"/sftriage/trainer/(?!seams/)")
 """Files of sftriage that record and capture steps, and call nothing of the program."""
 
-_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/[^/]+/")
 _INLINE = re.compile(r"\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>$")
 """The part of a name that marks a function within a line of another, which readers of that line do not see."""
 
@@ -293,14 +291,10 @@ class _Document(Struct):
         )
 
     def _frames(self) -> Iterator[Frame]:
-        # An installed program is the package in which the training thread began: below the runner of a module
-        # (``python -m``), or a script in ``bin``.
         stack = next((sample for sample in self.profiles[0].samples if sample), ())
-        files = (self.shared.frames[number].file for number in stack)
-        first = next((file for file in files if not re.search(r"^<|runpy\.py$|/bin/[^/]+$", file)), "")
-        package = _PACKAGE.match(first)
+        package = program_package(self.shared.frames[number].file for number in stack)
         for frame, line in zip(self.shared.frames, self.sftriage.source, strict=True):
-            main = package is not None and frame.file.startswith(package[0])
+            main = package is not None and frame.file.startswith(package)
             yield Frame(_clean(_INLINE.sub("", frame.name)), _clean(frame.file), frame.line, _clean(line), main=main)
 
 

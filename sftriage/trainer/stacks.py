@@ -11,6 +11,7 @@ import gc
 import json
 import linecache
 import os
+import re
 import sys
 import threading
 import weakref
@@ -36,6 +37,12 @@ FORMAT = "https://www.speedscope.app/file-format-schema.json"
 
 MAX_SOURCE = 200
 
+LIBRARY = r"^<|/(site|dist)-packages/|/lib/python\d[^/]*/|/sftriage/(trainer|integrations)/"
+"""Files that are not the program's own: of the interpreter, installed packages, and sftriage itself."""
+
+_RUNNER = r"^<|runpy\.py$|/bin/[^/]+$"
+_PACKAGE = r"^.*/(?:site|dist)-packages/[^/]+/"
+
 ProcessSamples = dict[str, Any]
 """A process's own samples, ready for JSON.
 
@@ -48,6 +55,17 @@ columns for its counters (`USED`).
 At = tuple[int, str, int]
 Times = tuple[int, int]
 """A thread's running time and its wait for a core (ns); -1 where unknown."""
+
+
+def program_package(files: Iterable[str]) -> str | None:
+    """The folder of an installed program, whose files are its own: the package in which the training thread began.
+
+    ``files`` are those of its stack, the outermost first. The package is below the runner of a module (``python -m``),
+    or a script in ``bin``.
+    """
+    first = next((file for file in files if not re.search(_RUNNER, file)), "")
+    package = re.match(_PACKAGE, first)
+    return None if package is None else package[0]
 
 
 class _Row(NamedTuple):
