@@ -35,9 +35,11 @@ A rank also answers with its threads' stacks if py-spy may not read its process.
 the pipe ``rank-<rank>.<attempt>.asks`` beside the ring, without signals or timers. A client writes a line into the
 pipe, a token of its choice; the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that
 token, ``threads`` has the frames of each, innermost first, as in ``py-spy dump --json``. The answer needs the
-interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none. An agent in
-another container cannot open the kernel's files on the rank (`sftriage.agent.counting`). On one fixed token the rank
-opens them, and sends the descriptors to the socket on which the agent listens: once, and it pays nothing from then on.
+interpreter: a rank that is stopped, or hangs in native code that keeps it, gives none. If the token is ``hang`` or
+``hang-detail`` and another word, the answer has ``rank_evidence`` in place of ``threads``: the fields of `RankEvidence`
+that a rank knows itself (`sftriage.trainer.evidence`). An agent in another container cannot open the kernel's files on
+the rank (`sftriage.agent.counting`). On one fixed token the rank opens them, and sends the descriptors to the socket on
+which the agent listens: once, and it pays nothing from then on.
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ LAST_EXPORT_S = 10.0
 STACK_REQUESTS, STACK_ANSWER = "asks", "stacks"
 COUNTERS_TOKEN, COUNTERS_SOCKET = b"send the counters' files", "counters.socket"
 """The token, and the kind of the file on which the agent listens (`RingInfo.file_name`)."""
+HANG_TOKEN, HANG_DETAIL_TOKEN = "hang", "hang-detail"
+"""The first words of tokens for the evidence of a hang: of the main thread and what keeps it, and of all threads."""
 MAX_FILES = 16
 MAX_TOKEN_BYTES = 128
 MAX_THREADS, MAX_FRAMES = 512, 256
@@ -495,6 +499,9 @@ class Answering:
         # Leave signals to the program's threads: one handled here would not interrupt the main thread's wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(Exception):
+            # (now: once the program hangs, its disk may hang too)
+            from sftriage.trainer import evidence  # noqa: F401
+        with contextlib.suppress(Exception):
             while _END not in (tokens := os.read(self._descriptor, MAX_TOKEN_BYTES)):
                 for token in tokens.splitlines():
                     with contextlib.suppress(OSError, ValueError):
@@ -505,8 +512,13 @@ class Answering:
         if token == COUNTERS_TOKEN:
             _send_descriptors(self._answer.parent, self._socket, self._pid)
             return
-        stacks = _threads(self._pid, leave_out=threading.get_ident())
-        text = json.dumps({"asked": token.decode("ascii", "replace").strip(), "threads": stacks})
+        name = token.decode("ascii", "replace").strip()
+        if (word := name.partition(" ")[0]) in (HANG_TOKEN, HANG_DETAIL_TOKEN):
+            from sftriage.trainer import evidence
+
+            text = evidence.answer(name, word == HANG_DETAIL_TOKEN)
+        else:
+            text = json.dumps({"asked": name, "threads": _threads(self._pid, leave_out=threading.get_ident())})
         write_atomically(self._answer, text, mode=None, synced=False)
 
 

@@ -7,6 +7,8 @@ The DataLoader's workers sample themselves meanwhile, with the same limits. A fo
 and a thread that sleeps there until a capture begins. It hands its samples over on request, or when it ends. The
 trainer waits for them only briefly, on the thread that exports. A worker that was not forked, or forked before there
 was a `Monitor`, is not reached; the file says so if the kernel's name of the process shows that it is a worker.
+
+The same thread of a worker describes its threads at once if the trainer's job hangs (`Workers.threads`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic, sleep
 from types import CodeType
@@ -40,10 +42,11 @@ FOLDED_NAME = "stacks.folded"
 
 PERIOD_S = 0.005
 
-_BEGIN, _END, _KEEP = b"B", b"E", b"K"
+_BEGIN, _END, _KEEP, _THREADS = b"B", b"E", b"K", b"T"
 _REQUEST, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
-"""A request: its command, the number of the capture, and the seconds between samples. An answer: the number of the
-capture, and of the bytes of packed JSON that follow."""
+"""A request: its command, the number of the capture, and the seconds between samples; or for the threads, a number with
+the highest bit, and whether in detail. An answer: that number, and of the bytes of packed JSON that follow."""
+_FIRST_OF_THREADS = 1 << 31
 
 MAX_WORKER_BYTES = 4 << 20
 """Maximum size of one worker's samples, unpacked."""
@@ -56,6 +59,9 @@ KEPT_S = 60.0
 
 LEAVE_S = 1.0
 """Maximum delay of a worker that ends during a capture, to hand over its samples."""
+
+THREADS_S = 1.0
+"""How long the workers have to describe their threads."""
 
 ENDS_S, LOOK_S = 0.5, 0.001
 """How long a worker that has closed its files may take to end, and how often that is checked."""
@@ -169,7 +175,8 @@ class Workers:
     def __init__(self) -> None:
         self._hooked = False
         self._users = 0
-        self._number = 0
+        self._number = self._looks = 0
+        self._reading = threading.Lock()
         self._sampling: tuple[int, float] | None = None
         self._channels: list[_Channel] = []
         # Forks under way, by thread: the trainer's end, and the worker's.
@@ -210,11 +217,30 @@ class Workers:
         Takes up to `ANSWER_S`, and `ENDS_S` if a worker is gone, on another thread than the training one.
         """
         found: list[ProcessSamples] = []
+        with self._reading:
+            gone = self._answers(_KEEP, number, 0.0, monotonic() + ANSWER_S, found)
+        found.sort(key=lambda samples: (samples.get("worker", 0), samples["pid"]))
+        return found + _not_reached({samples["pid"] for samples in found}, monotonic() + (ENDS_S if gone else 0.0))
+
+    def threads(self, detail: bool) -> dict[int, list[Any]]:
+        """The threads of the workers that answer within `THREADS_S`, by pid, as JSON of `ThreadEvidence`."""
+        found: list[ProcessSamples] = []
+        until_s = monotonic() + THREADS_S
+        # (an export may be reading the same sockets)
+        if self._reading.acquire(timeout=THREADS_S):
+            try:
+                self._looks += 1
+                self._answers(_THREADS, _FIRST_OF_THREADS | self._looks, float(detail), until_s, found)
+            finally:
+                self._reading.release()
+        return {answer["pid"]: answer["threads"] for answer in found if "threads" in answer}
+
+    def _answers(self, command: bytes, number: int, value: float, until_s: float, found: list[ProcessSamples]) -> bool:
+        """Send a request to all workers, and add their answers until then; whether one of them is gone."""
         gone = False
-        until_s = monotonic() + ANSWER_S
         waiting = selectors.PollSelector()
         for channel in list(self._channels):
-            channel.send(_KEEP, number)
+            channel.send(command, number, value)
             with contextlib.suppress(ValueError):  # (closed meanwhile)
                 waiting.register(channel.end, selectors.EVENT_READ, channel)
         with contextlib.suppress(OSError):
@@ -232,8 +258,7 @@ class Workers:
                         gone |= over
                     waiting.unregister(channel.end)
                     found += [] if samples is None else [samples]
-        found.sort(key=lambda samples: (samples.get("worker", 0), samples["pid"]))
-        return found + _not_reached({samples["pid"] for samples in found}, monotonic() + (ENDS_S if gone else 0.0))
+        return gone
 
     def _drop(self, channels: list[_Channel]) -> None:
         for channel in channels:
@@ -269,7 +294,7 @@ class Workers:
         for end in theirs:
             with contextlib.suppress(OSError):
                 end.close()
-        self._users, self._sampling, self._own = 0, None, None
+        self._users, self._sampling, self._own, self._reading = 0, None, None, threading.Lock()
         self._channels.clear()
         self._forking.clear()
         if ends is None:
@@ -301,10 +326,8 @@ def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
     A worker closes its files before its last thread ends: it may take until ``until_s`` to end.
     """
     missing: list[ProcessSamples] = []
-    children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
-    for process in list(children):
-        pid, method = (getattr(getattr(process, "_popen", None), name, None) for name in ("pid", "method"))
-        if pid is None or pid in answered or _name(pid) != _NAME:
+    for pid, method, _ in children():
+        if pid in answered or _name(pid) != _NAME:
             continue
         if method != "fork":
             why = f"it was not forked, but started by {method}"
@@ -314,6 +337,14 @@ def _not_reached(answered: set[int], until_s: float) -> list[ProcessSamples]:
             why = "it did not answer in time, or began before the recorder"
         missing.append({"pid": pid, "problem": why})
     return sorted(missing, key=lambda worker: int(worker["pid"]))
+
+
+def children() -> Iterator[tuple[int, str | None, int | None]]:
+    """Multiprocessing's children of this process: pid, how each was started, and the exit status of a reaped one."""
+    for process in list(getattr(sys.modules.get("multiprocessing.process"), "_children", ())):
+        popen = getattr(process, "_popen", None)
+        if (pid := getattr(popen, "pid", None)) is not None:
+            yield pid, getattr(popen, "method", None), getattr(popen, "returncode", None)
 
 
 def _name(pid: int) -> str:
@@ -344,8 +375,40 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _next(channel: socket.socket) -> tuple[bytes, int, float] | None:
-    message = channel.recv(_REQUEST.size, socket.MSG_WAITALL)
-    return _REQUEST.unpack(message) if len(message) == _REQUEST.size else None
+    """The next request; those for the threads are answered meanwhile."""
+    while len(message := channel.recv(_REQUEST.size, socket.MSG_WAITALL)) == _REQUEST.size:
+        request: tuple[bytes, int, float] = _REQUEST.unpack(message)
+        if request[0] != _THREADS:
+            return request
+        _send(channel, request[1], THREADS_S, _threads(request[2] > 0))
+    return None
+
+
+def _only_threads(channel: socket.socket) -> bool:
+    """Answer one request for the threads, if that is the next one."""
+    message = channel.recv(_REQUEST.size, socket.MSG_PEEK)
+    if message[:1] != _THREADS:
+        return False
+    _, number, value = _REQUEST.unpack(channel.recv(_REQUEST.size, socket.MSG_WAITALL))
+    _send(channel, number, THREADS_S, _threads(value > 0))
+    return True
+
+
+def _threads(detail: bool) -> bytes:
+    from sftriage.trainer.waits import plain, threads_of_this_process
+
+    try:
+        threads = [plain(thread) for thread in threads_of_this_process(detail)]
+        found = {"pid": os.getpid(), "threads": threads}
+    except Exception as error:
+        found = {"pid": os.getpid(), "problem": repr(error)}
+    return zlib.compress(json.dumps(found).encode(), 1)
+
+
+def _send(channel: socket.socket, number: int, patience_s: float, answer: bytes) -> None:
+    channel.settimeout(patience_s)
+    channel.sendall(_ANSWER.pack(number, len(answer)) + answer, socket.MSG_NOSIGNAL)
+    channel.settimeout(None)
 
 
 def _readable(channel: socket.socket, seconds: float) -> bool:
@@ -365,7 +428,7 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
         if not leaving and _info() is not None:
             finalize = sys.modules["multiprocessing.util"].Finalize
             leaving.append(finalize(None, _leave, (channel, done), exitpriority=100))
-        return _readable(channel, wait_s)
+        return _readable(channel, wait_s) and not _only_threads(channel)
 
     try:
         stacks.run(ended)
@@ -376,10 +439,7 @@ def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes
             request = _next(channel)
         # Also if the worker is about to end: the request may come later.
         if request is None or request[0] == _KEEP:
-            channel.settimeout(LEAVE_S if request is None else KEPT_S)
-            answer = _answer(stacks)
-            channel.sendall(_ANSWER.pack(number, len(answer)) + answer, socket.MSG_NOSIGNAL)
-            channel.settimeout(None)
+            _send(channel, number, LEAVE_S if request is None else KEPT_S, _answer(stacks))
         return request
     finally:
         done.set()
