@@ -12,13 +12,16 @@ higher ``pg_id``. Gloo does not record point-to-point calls; NCCL does, and they
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 
 from sftriage.base.loops import start_thread
@@ -175,16 +178,45 @@ def _groups() -> dict[str, Group]:
     return found
 
 
+class _Absent(ModuleType):
+    """In place of ``torch._inductor`` while it is not imported.
+
+    A recorder that translates frames looks for it, and torch would import it for that, for a second. Other threads that
+    use it meanwhile do import it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("torch._inductor")
+        self.ident = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        if threading.get_ident() == self.ident:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextmanager
+def _nothing_imported() -> Iterator[None]:
+    names = vars(sys.modules["torch"])
+    absent = names.setdefault("_inductor", _Absent())
+    try:
+        yield
+    finally:
+        if isinstance(absent, _Absent) and names.get("_inductor") is absent:
+            del names["_inductor"]
+
+
 def _entries() -> tuple[list[dict[str, Any]], str]:
     """All entries of the flight recorders, oldest first in each; and why there are none."""
     core = sys.modules.get("torch._C._distributed_c10d")
     dumps = [dump for name in _RECORDERS if (dump := getattr(core, name, None)) is not None]
     found: list[dict[str, Any]] = []
     for dump in dumps:
-        try:
-            data = dump(True, True, False)
-        except TypeError:  # (of an older torch)
-            data = dump()
+        with _nothing_imported():
+            try:
+                data = dump(True, True, False)
+            except TypeError:  # (of an older torch)
+                data = dump()
         entries = pickle.loads(data)
         found += entries.get("entries", ()) if isinstance(entries, dict) else ()
     if not dumps:
@@ -295,12 +327,11 @@ def _add_workers(found: Found, detail: bool) -> None:
     known = list(children())[:MAX_WORKERS]
     main = found.threads[0] if found.threads else None
     waits = main is not None and any(part in frame.file for frame in main.frames for part in _LOADER)
-    states = {pid: state_of(f"/proc/{pid}") for pid, _, _ in known}
     # (one that is stopped or dead would only cost time)
-    able = any(state not in ("T", "t", "Z", "") for state, _ in states.values())
+    able = any(state_of(f"/proc/{pid}")[0] not in ("T", "t", "Z", "") for pid, _, _ in known)
     answers = WORKERS.threads(detail) if able and (waits or detail) else {}
     for pid, method, status in known:
-        state, wchan = states[pid]
+        state, wchan = state_of(f"/proc/{pid}")
         ended = _exit_status(pid) if status is None else status
         problem = ""
         if pid not in answers and (waits or detail):
