@@ -30,7 +30,7 @@ from sftriage.trainer.kernel import state_of
 from sftriage.trainer.sampler import WORKERS, children
 from sftriage.trainer.waits import is_own, line_of, package_of_main, plain, threads_of_this_process
 
-MAX_ANSWER_BYTES = 512 << 10
+MAX_ANSWER_BYTES, MAX_TOKEN_BYTES = 512 << 10, 256
 PATIENCE_S = 3.0
 """How long all parts together may take."""
 MAX_CALL_FRAMES = 3
@@ -74,26 +74,25 @@ class Found:
         }
 
 
-def answer(token: str, detail: bool) -> str:
-    """This rank's evidence as JSON, at most `MAX_ANSWER_BYTES`, within `PATIENCE_S`."""
+def answer(detail: bool) -> dict[str, Any]:
+    """This rank's evidence, ready for JSON: at most `MAX_ANSWER_BYTES`, within `PATIENCE_S`."""
     found = Found()
     try:
         collecting = start_thread("evidence", collect, found, detail)
         collecting.join(PATIENCE_S)
     except RuntimeError:  # (the system allows no more threads, or the interpreter is about to end)
         collect(found, detail)
-    return bounded(token, found)
+    return bounded(replace(found, problems=[*found.problems, *(f"{part} took too long" for part in list(_under_way))]))
 
 
-def bounded(token: str, found: Found) -> str:
-    """An answer: the oldest calls are left out first, then all threads but the main one, then the workers."""
-    problems = [*found.problems, *(f"{part} took too long" for part in list(_under_way))]
-    found = replace(found, problems=problems)
+def bounded(found: Found) -> dict[str, Any]:
+    """The oldest calls are left out first, then all threads but the main one, then the workers."""
     run = MAX_RUN
     while True:
-        text = json.dumps({"asked": token, "rank_evidence": found.document(run)}, separators=(",", ":"))
-        if len(text) <= MAX_ANSWER_BYTES:
-            return text
+        document = found.document(run)
+        n_bytes = len(json.dumps(document, separators=(",", ":")))
+        if n_bytes <= MAX_ANSWER_BYTES - MAX_TOKEN_BYTES:
+            return document
         if run > MIN_RUN:
             run //= 2
         elif len(found.threads) > 1:
@@ -101,7 +100,7 @@ def bounded(token: str, found: Found) -> str:
         elif found.workers:
             found = replace(found, workers=[])
         else:
-            found = Found(problems=[*problems, f"its evidence has {len(text)} bytes"])
+            found = Found(problems=[*found.problems[:1], f"its evidence has {n_bytes} bytes"])
 
 
 _under_way: dict[str, None] = {}

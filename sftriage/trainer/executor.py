@@ -516,9 +516,10 @@ class Answering:
         if (word := name.partition(" ")[0]) in (HANG_TOKEN, HANG_DETAIL_TOKEN):
             from sftriage.trainer import evidence
 
-            text = evidence.answer(name, word == HANG_DETAIL_TOKEN)
+            found: dict[str, object] = {"rank_evidence": evidence.answer(detail=word == HANG_DETAIL_TOKEN)}
         else:
-            text = json.dumps({"asked": name, "threads": _threads(self._pid, leave_out=threading.get_ident())})
+            found = {"threads": _threads(self._pid, leave_out=threading.get_ident())}
+        text = json.dumps({"asked": name, **found}, separators=(",", ":"))
         write_atomically(self._answer, text, mode=None, synced=False)
 
 
