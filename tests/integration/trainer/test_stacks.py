@@ -444,3 +444,45 @@ def test_a_worker_without_a_thread_is_listed_as_missing(job):
     document = json.loads(path.read_text())
     assert document["sftriage"]["workers"] == []
     assert read_samples(path).time_ns_N
+
+
+def test_workers_describe_their_threads_at_any_time_also_in_a_capture(capture):
+    # GIVEN workers that last
+    batches = loader(persistent_workers=True)
+    pids = {threads_of(batch)[0] for batch in batches}
+    # WHEN their threads are requested before, in and after a capture THEN both answer each time
+    answers = [WORKERS.threads(detail=False)]
+    with capture() as captured:
+        epoch = iter(batches)
+        next(epoch)
+        answers += [WORKERS.threads(detail=True), WORKERS.threads(detail=False)]
+        list(epoch)
+    answers.append(WORKERS.threads(detail=True))
+    samples = captured.read()
+    answers.append(WORKERS.threads(detail=True))
+    assert [set(answer) for answer in answers] == [pids] * len(answers)
+    for answer in answers:
+        for main, *_ in answer.values():
+            assert main["main"]
+            assert "_worker_loop" in {frame["function"] for frame in main["frames"]}
+    # AND the capture has its samples
+    assert {worker.pid for worker in samples.workers} == pids
+    assert all(stands(samples, worker) for worker in samples.workers)
+
+
+def test_a_stopped_worker_costs_the_answer_a_moment_and_disturbs_no_later_one(capture, monkeypatch):
+    # GIVEN a worker that is stopped while its threads are requested
+    monkeypatch.setattr(sampler, "THREADS_S", 0.2)
+    batches = loader(persistent_workers=True)
+    pids = {threads_of(batch)[0] for batch in batches}
+    pid = min(pids)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # THEN the other one answers
+        assert set(WORKERS.threads(detail=False)) == pids - {pid}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # AND what the first answers late is not taken for its samples
+    with capture() as captured:
+        list(batches)
+    assert {worker.pid for worker in captured.read().workers} == pids
