@@ -22,7 +22,6 @@ from typing import Annotated
 
 import msgspec
 
-from sftriage.agent import stacks
 from sftriage.base.process import BoundedProgram, start_ticks
 from sftriage.errors import CaptureError
 from sftriage.trainer.layout import RingInfo
@@ -400,12 +399,12 @@ def environment_of(info: RingInfo) -> dict[str, str] | str:
     if start_ticks(info.pid) != info.pid_start_ticks:
         return f"process {info.pid} is not running, or not in this container"
     try:
-        found = stacks.environment_of(info.pid)
+        entries = Path(f"/proc/{info.pid}/environ").read_bytes().split(b"\0")
     except OSError as error:
         return f"the environment of process {info.pid} cannot be read: {error.strerror}"
+    variables = dict(entry.decode("utf-8", "replace").split("=", 1) for entry in entries if b"=" in entry)
     # Return only these: the rest of an environment is full of secrets.
-    names = [name for name in (VISIBLE, ORDER, CONTAINER) if name in found]
-    return {name: found[name].encode("utf-8", "replace").decode("utf-8") for name in names}
+    return {name: variables[name] for name in (VISIBLE, ORDER, CONTAINER) if name in variables}
 
 
 class NvmlQuery(BoundedProgram):

@@ -1,8 +1,8 @@
 """Captures the stacks of all threads of one rank, which may hang. The agent runs it as an executor.
 
 ``py-spy dump`` stops the process for some milliseconds and reads it, and changes nothing in it. If py-spy is missing or
-not permitted, the rank dumps its own stacks (`sftriage.trainer.executor`). The capture includes PyTorch's flight
-recorder, if the process has one.
+not permitted, the rank dumps its own stacks (`sftriage.trainer.executor`). The capture includes the calls of PyTorch's
+flight recorder, if the rank answers and has one.
 """
 
 from __future__ import annotations
@@ -13,105 +13,31 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from sftriage.agent.answers import HANG_TOKEN, Account, Answer, TrainerRequest
 from sftriage.agent.executor import Course, Executor, StatusReader, check_options, check_size
 from sftriage.base.files import private
 from sftriage.base.process import BoundedProgram, Finished
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest, CaptureResult
+from sftriage.model.windows import plain
 from sftriage.traces.store import FileToStore
-from sftriage.trainer.executor import STACK_ANSWER, STACK_REQUESTS
 from sftriage.trainer.layout import RingInfo
 
-SETTLED_S = 0.5
-"""A dump that has not grown for this long is complete."""
-PATIENCE_S = 10.0
-ANSWER_S = 5.0
-"""How long a rank may take to dump its own stacks: its threads release the interpreter every few milliseconds."""
-_GLOO = " (Gloo's cannot be requested from outside)"
+ANSWER_S, ACCOUNT_S = 5.0, 2.0
+"""How long a rank may take to dump its own stacks, and its calls: its threads release the interpreter every few
+milliseconds."""
 
 
-def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
-    """The pipe that triggers a dump of a rank's flight recorder, and the dump's file; or why it has none."""
-    size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
-    pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
-    if not pipe:
-        return f"none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set{_GLOO}"
-    if size == "0":
-        return "none: its buffer is of size 0"
-    prefix = environment.get("TORCH_FR_DUMP_TEMP_FILE") or environment.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    return Path(f"{pipe}{rank}.pipe"), Path(f"{prefix or '/tmp/nccl_trace_rank_'}{rank}")
-
-
-def flight_recorder(info: RingInfo, target: Path, max_bytes: int, end_s: float) -> Generator[None, None, str]:
-    """Have a rank dump its flight recorder, and copy the dump, turn by turn; the outcome in words. Never raises."""
-    end_s = min(end_s, time.monotonic() + PATIENCE_S)
-    try:
-        place = place_of(environment_of(info.pid), info.rank)
-        if isinstance(place, str):
-            return place
-        pipe, dump = place
-        if not pipe.exists():
-            return f"none: {pipe} does not exist{_GLOO}"
-        if not pipe.is_fifo():
-            return f"none: {pipe} is not a pipe"
-        before = _version(dump)
-        # Without O_NONBLOCK this would block until there is a reader.
-        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as trigger:
-            trigger.write(b"1\n")
-        last, since_s = before, time.monotonic()
-        while time.monotonic() < end_s:
-            now = _version(dump)
-            if now != last:
-                last, since_s = now, time.monotonic()
-            elif now != before and time.monotonic() - since_s >= SETTLED_S:
-                break
-            yield
-        else:
-            return f"none: {dump} was not written"
-        with os.fdopen(os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:
-            data = source.read(max_bytes + 1)
-        if len(data) > max_bytes:
-            return f"none: {dump} has more than {max_bytes} bytes"
-        with private(target) as copy:
-            copy.write(data)
-        return f"{len(data)} bytes"
-    except OSError as error:
-        return f"none: {error.filename or 'its pipe'}: {error.strerror}"
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; raises OSError if it is gone, or belongs to another user."""
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in entries if b"=" in entry)
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
-
-
-def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generator[None, None, list[Any]]:
-    """The threads of a rank by its own account, turn by turn until ``end_s``; raises CaptureError without an answer."""
-    requests, answer = (rings / info.file_name(kind) for kind in (STACK_REQUESTS, STACK_ANSWER))
-    try:
-        with os.fdopen(os.open(requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
-            pipe.write(word.encode("ascii", "replace") + b"\n")
-    except OSError as error:
-        raise CaptureError(f"cannot send the request to the trainer: {requests.name}: {error.strerror}") from error
-    until_s = min(end_s, time.monotonic() + ANSWER_S)
-    while time.monotonic() < until_s:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(answer.read_bytes())
-            if found["asked"] == word:
-                threads: list[Any] = found["threads"]
-                return threads
+def answered(rings: Path, info: RingInfo, line: str, end_s: float) -> Generator[None, None, Answer]:
+    """A rank's own answer to a request, turn by turn until ``end_s``; raises CaptureError without one."""
+    request = TrainerRequest(rings, info, line)
+    while time.monotonic() < end_s:
+        if (answer := request.answer()) is not None:
+            return answer
         yield
     raise CaptureError("the trainer does not answer: it is stopped, or native code holds its interpreter")
 
@@ -119,10 +45,10 @@ def own_stacks(rings: Path, info: RingInfo, word: str, end_s: float) -> Generato
 SCHEMA_VERSION = 1
 DUMP_S = 15.0
 """How long one dump may take; with C and C++ frames py-spy reads symbols of hundreds of megabytes first."""
-OPTIONS = frozenset({"native", "flight_recorder"})
+OPTIONS = frozenset({"native", "flight_recorder"})  # (the latter is of earlier policies, and ignored)
 PY_SPY, TRAINER = "py-spy", "the trainer"
 """The source of the stacks: py-spy, from outside, or the rank's own process."""
-STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
+STACKS_NAME = "stacks.json"
 
 
 class StacksCapture(Executor):
@@ -136,23 +62,20 @@ class StacksCapture(Executor):
         super().__init__(request)
         self._info, self._rings, self._status = info, rings, status
         self._stacks = spool / f"{request.capture_id}.stacks.json"
-        self._recorder_dump = spool / f"{request.capture_id}.pickle"
         self._notes: list[str] = []
+        # (a rank may have answered an earlier agent)
+        self._word = f"{request.capture_id}-{time.monotonic_ns()}"
 
     def poll(self) -> CaptureResult | None:
         return self.failed("cancelled") if self._cancelled else super().poll()
 
     def products(self) -> tuple[FileToStore, ...]:
-        stacks = FileToStore(self._stacks, STACKS_NAME, "application/json", compress=False)
-        if not self._recorder_dump.exists():
-            return (stacks,)
-        return stacks, FileToStore(self._recorder_dump, RECORDER_NAME, "application/x-python-pickle", compress=False)
+        return (FileToStore(self._stacks, STACKS_NAME, "application/json", compress=False),)
 
     def close(self) -> None:
         self._turns.close()
-        for leftover in (self._stacks, self._recorder_dump):
-            with contextlib.suppress(OSError):
-                leftover.unlink()
+        with contextlib.suppress(OSError):
+            self._stacks.unlink()
 
     def _course(self) -> Course:
         began_s = time.monotonic()
@@ -163,9 +86,11 @@ class StacksCapture(Executor):
         taken_by, threads = yield from self._taken(end_s)
         self.needs_trainer = False
         self._timings_s["run"] = time.monotonic() - began_s
-        recorder = "not requested"
-        if self.request.options.get("flight_recorder", False):
-            recorder = yield from flight_recorder(self._info, self._recorder_dump, self.request.max_bytes, end_s)
+        account = Account()
+        with contextlib.suppress(CaptureError):
+            line, until_s = f"{HANG_TOKEN} {self._word}", min(end_s, time.monotonic() + ACCOUNT_S)
+            answer = yield from answered(self._rings, self._info, line, until_s)
+            account = answer.rank_evidence or account
         document = {
             "schema_version": SCHEMA_VERSION,
             "rank": self._info.rank,
@@ -178,10 +103,10 @@ class StacksCapture(Executor):
             "in_stage_s": None if now is None else now.stage_age_ns / 1e9,
             "native": bool(self.request.options.get("native", False)) and taken_by == PY_SPY,
             "taken_by": taken_by,
-            "flight_recorder": recorder,
             "threads": threads,
+            "calls": plain(account.calls),
+            "groups": plain(account.groups),
         }
-        self._notes.append(f"flight recorder: {recorder}")
         data = json.dumps(document, indent=1).encode("utf-8")
         check_size(self.request, "stacks", len(data))
         with private(self._stacks) as file:
@@ -198,12 +123,12 @@ class StacksCapture(Executor):
             if not Path(f"/proc/{self._info.pid}").exists() and self._status() is None:
                 raise
             try:
-                word = f"{self.request.capture_id}-{time.monotonic_ns()}"
-                threads = yield from own_stacks(self._rings, self._info, word, end_s)
+                until_s = min(end_s, time.monotonic() + ANSWER_S)
+                answer = yield from answered(self._rings, self._info, self._word, until_s)
             except CaptureError as own:
                 raise CaptureError(f"{error}; {own}") from error
             self._notes.append(f"taken by the trainer itself, Python frames only: {error}")
-            return TRAINER, threads
+            return TRAINER, answer.threads
 
     def _dump(self, end_s: float) -> Generator[None, None, list[Any]]:
         command: list[str | Path] = [find_py_spy(), "dump", "--json", "--pid", str(self._info.pid)]

@@ -120,8 +120,8 @@ def test_the_stacks_of_a_rank_that_hangs_name_the_function_it_hangs_in(stood):
     names = [[frame["name"] for frame in thread["frames"]] for thread in stacks["threads"]]
     (training,) = [frames for frames in names if "main" in frames]
     assert training.index("hang") < training.index("main")
-    # AND of the flight recorder it says why there is no dump: Gloo's cannot be requested from outside
-    assert stacks["flight_recorder"].startswith("none: ")
+    # AND there is room for the calls of its flight recorder
+    assert {"calls", "groups"} <= stacks.keys()
     # AND the manifest links them to the stall
     assert (manifest.capture.profiler, manifest.capture.rank, manifest.trigger.label) == ("stacks", 1, "stalled")
     assert [one.name for one in manifest.artefacts] == ["stacks.json"]

@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 from sftriage.agent import stacks
-from sftriage.agent.stacks import StacksCapture, flight_recorder, place_of
+from sftriage.agent.stacks import StacksCapture
 from sftriage.base.process import Finished, start_ticks
 from sftriage.errors import CaptureError
 from sftriage.model.captures import CaptureRequest
@@ -87,7 +85,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     document = json.loads(product.path.read_text(encoding="utf-8"))
     assert (document["rank"], document["pid"], document["step"], document["stage"]) == (1, process.pid, 7, "data")
     assert 1.0 <= document["in_stage_s"] < 100.0
-    assert document["flight_recorder"] == "not requested"
+    assert (document["calls"], document["groups"]) == ([], [])
     names = [frame["name"] for thread in document["threads"] for frame in thread["frames"]]
     assert "waits_here" in names
     assert product.path.stat().st_mode & 0o077 == 0
@@ -173,95 +171,3 @@ def test_stacks_that_are_called_off_are_not_taken(tmp_path):
 def test_an_option_that_is_none_is_refused():
     with pytest.raises(CaptureError, match="unknown options: speed"):
         StacksCapture(request(options={"speed": True}), info(os.getpid()), None, None, look)
-
-
-PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/run/fr_"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set (Gloo's cannot be requested from outside)"),
-        ({"TORCH_FR_BUFFER_SIZE": "2000"}, "none: TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set"),
-        ({**PIPE, "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "none: its buffer is of size 0"),
-        ({**PIPE, "TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, "none: its buffer is of size 0"),
-        (PIPE, ("/run/fr_3.pipe", "/tmp/nccl_trace_rank_3")),
-        ({**PIPE, "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, ("/run/fr_3.pipe", "/tmp/nccl_trace_rank_3")),
-        ({**PIPE, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/scratch/t"}, ("/run/fr_3.pipe", "/scratch/t3")),
-        ({**PIPE, "TORCH_FR_DUMP_TEMP_FILE": "/scratch/u"}, ("/run/fr_3.pipe", "/scratch/u3")),
-    ],
-)
-def test_where_the_flight_recorder_is_comes_from_the_environment(environment, place):
-    found = place_of(environment, 3)
-    assert found.startswith(place) if isinstance(place, str) else tuple(map(str, found)) == place
-
-
-def taken(info, directory, end_s=30.0):
-    turns = flight_recorder(info, directory / "copy", 1000, time.monotonic() + end_s)
-    try:
-        while True:
-            next(turns)
-            time.sleep(0.005)
-    except StopIteration as ended:
-        return ended.value
-
-
-@pytest.fixture
-def recorder(tmp_path):
-    """A process that was started with a flight recorder's pipe: only its environment counts here."""
-    environment = {
-        **os.environ,
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_"),
-    }
-    process = subprocess.Popen([sys.executable, "-c", WAITS], env=environment, stdin=-1, stdout=-1)
-    process.stdout.readline()
-    yield info(process.pid)
-    process.kill()
-    process.communicate(timeout=30)
-
-
-def test_a_dump_of_the_flight_recorder_is_triggered_and_copied(recorder, tmp_path):
-    # GIVEN a thread that waits on the pipe, as that of a process group does
-    os.mkfifo(tmp_path / "pipe_1.pipe")
-    ready = threading.Event()
-
-    def dumps():
-        descriptor = os.open(tmp_path / "pipe_1.pipe", os.O_RDWR)
-        ready.set()
-        os.read(descriptor, 1)
-        (tmp_path / "dump_1").write_bytes(b"pickled")
-        os.close(descriptor)
-
-    thread = threading.Thread(target=dumps)
-    thread.start()
-    assert ready.wait(30)
-    assert taken(recorder, tmp_path) == "7 bytes"
-    thread.join(30)
-    assert (tmp_path / "copy").read_bytes() == b"pickled"
-
-
-@pytest.mark.parametrize(
-    ("prepare", "reason"),
-    [
-        (lambda path: None, "does not exist"),
-        (lambda path: path.write_text("", encoding="ascii"), "is not a pipe"),
-        (os.mkfifo, "No such device or address"),
-    ],
-)
-def test_without_a_reader_of_the_pipe_there_is_no_dump_and_no_wait(recorder, tmp_path, prepare, reason):
-    prepare(tmp_path / "pipe_1.pipe")
-    output = taken(recorder, tmp_path)
-    assert output.startswith("none: ")
-    assert reason in output
-
-
-def test_a_dump_that_never_comes_ends_with_the_time_box(recorder, tmp_path):
-    os.mkfifo(tmp_path / "pipe_1.pipe")
-    descriptor = os.open(tmp_path / "pipe_1.pipe", os.O_RDWR)
-    assert taken(recorder, tmp_path, 0.2).endswith("was not written")
-    os.close(descriptor)
-
-
-def test_a_process_that_has_gone_has_no_flight_recorder(recorder, tmp_path):
-    assert taken(replace(recorder, pid=2**22 - 1), tmp_path).startswith("none: ")
