@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from sftriage.agent.executor import Executor, StatusReader, TrainerCapture
 from sftriage.agent.gpus import EvidenceSampler, slowed_fraction
+from sftriage.agent.hangs import HangSampler
 from sftriage.agent.nsys import AbandonedNsys, NsysCapture, NsysPlace
 from sftriage.agent.reading import RankRings
 from sftriage.agent.stacks import StacksCapture
 from sftriage.errors import CaptureError, RingError, SftriageError
 from sftriage.model.captures import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
+from sftriage.model.hangs import RankEvidence
 from sftriage.model.windows import GpuFindings, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
@@ -374,7 +376,7 @@ class Agent(RankRings):
         self._switches = Switches(rings, self.writes)
         self._captures = Captures(self, rings, directory / "spool", nsys, store, job, run)
         self._do = partial(do, queue="captures", latest=True, patience_s=STORING_S)
-        self._gpus = EvidenceSampler()
+        self._gpus, self._hangs = EvidenceSampler(), HangSampler(self, rings)
         self._has_gpus = True
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
@@ -412,8 +414,16 @@ class Agent(RankRings):
         }
         return GpuFindings(found.time_s, found.remarks, of, found.problem)
 
+    def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
+        """What is known of each rank of the newest generation on this host; None while it is gathered: call again.
+
+        The evidence of the ranks in ``detail`` has more of their stacks. A new ``token`` begins anew.
+        """
+        return self._hangs.poll(token, detail)
+
     def close(self) -> None:
         self._gpus.close()
+        self._hangs.close()
         self._do(self._captures.close)
         self._switches.close()
         super().close()

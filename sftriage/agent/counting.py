@@ -56,6 +56,7 @@ class Source:
     """
 
     def __init__(self, kind: str, path: Path | None = None, descriptor: int = -1) -> None:
+        self.kind = kind
         names, self._parse, self.every_ns = KINDS[kind]
         self._path, self._descriptor = path, descriptor
         self.places = [PLACE[name] for name in names]
@@ -67,11 +68,12 @@ class Source:
 
     def values(self) -> Sequence[int]:
         """Its counters now; all `UNKNOWN` if it does not have all of them."""
+        return parsed(self._parse, self.content(), len(self.places))
+
+    def content(self) -> bytes:
         if self._descriptor >= 0:
-            content = os.pread(self._descriptor, _MAX_BYTES, 0)
-        else:
-            content = b"" if self._path is None else content_of(self._path)
-        return parsed(self._parse, content, len(self.places))
+            return os.pread(self._descriptor, _MAX_BYTES, 0)
+        return b"" if self._path is None else content_of(self._path)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -256,6 +258,10 @@ class RankCounters:
         self._last = tuple(found)
         return self._last
 
+    def stat(self) -> bytes:
+        """The ``stat`` of its main thread; empty if it is not open. Raises OSError if the process has ended."""
+        return next((source.content() for source in self._open if source.kind == "stat"), b"")
+
     def _begin(self) -> None:
         if self._descriptors is None:
             try:
@@ -349,6 +355,11 @@ class Counting:
         self._do(partial(self._write, counters, info, reading), _queue(info), Counted("readings"), waits=False)
         counters.readings_TK[:-1] = counters.readings_TK[1:]
         counters.readings_TK[-1] = reading
+
+    def stat(self, info: RingInfo) -> bytes:
+        """The ``stat`` of a rank's main thread, also of one that is hidden; see `RankCounters.stat`."""
+        counters = self._ranks.get((info.attempt, info.rank))
+        return b"" if counters is None else counters.stat()
 
     def laid_over(self, attempt: int, steps: StepArrays) -> StepArrays:
         """New steps of ranks with what the kernel counted during each, as far as known; `read` each rank first.

@@ -250,6 +250,10 @@ class RankRings:
         except Exception:  # (reading its steps gives it up)
             return None
 
+    def stat(self, info: RingInfo) -> bytes:
+        """The kernel's ``stat`` of a rank's main thread, as far as it is open; OSError if the process has ended."""
+        return self._counting.stat(info)
+
     @property
     def ranks(self) -> dict[int, RingInfo]:
         """The newest ring of each rank, by rank."""
