@@ -362,6 +362,10 @@ class HangSampler:
                 next(self._turns)
             except StopIteration as ended:
                 self._turns, self._found = None, ended.value
+            except Exception:
+                # (the next call returns an end)
+                self._turns, self._found = None, ()
+                raise
         return self._found
 
     def close(self) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-MAX_TEXT_CHARS = 2000
+MAX_TEXT = 2000
 MAX_NUMBER = 1 << 62
 _Of = TypeVar("_Of")
 
 
 def printable(text: str) -> str:
-    """A text fit for a terminal, of at most `MAX_TEXT_CHARS`."""
-    if text.isprintable() and len(text) <= MAX_TEXT_CHARS:
+    """A text fit for a terminal, of at most `MAX_TEXT`."""
+    if text.isprintable() and len(text) <= MAX_TEXT:
         return text
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT_CHARS])
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
 
 
 def bounded(record: _Of) -> _Of:

@@ -17,6 +17,7 @@ import numpy as np
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.model.hangs import RankEvidence
 from sftriage.model.verdicts import Verdict
 from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts, Window
 from sftriage.policy.state import Losses
@@ -51,6 +52,12 @@ class Fleet(Protocol):
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """The drivers' report on these ranks' GPUs; None while the query runs: call again."""
+
+    def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
+        """What is known of each rank, once each, with more stacks of those in ``detail``; None while it is gathered.
+
+        A ``token`` is a capture's id. A new one begins anew.
+        """
 
     def settled(self, agent: str, position: int) -> None:
         """Acknowledge an agent's rows up to this position: their results are recorded."""

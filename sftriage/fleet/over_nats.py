@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from sftriage.fleet.hangs import HangQueries
 from sftriage.fleet.hosts import Generations, Groups, Host, Members, status_of_all
 from sftriage.fleet.hub import Lease
 from sftriage.fleet.incoming import FETCH_S, AgentMessage, Deduplicator, Incoming, Refusals, RowBuffer
@@ -29,6 +30,7 @@ from sftriage.fleet.transfers import Fetching
 from sftriage.fleet.wire import Incarnation, Orders, decode_findings, encode
 from sftriage.mitigate.switching import Setting, SwitchStatus
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
+from sftriage.model.hangs import RankEvidence
 from sftriage.model.windows import GpuFindings, JobStatus, ReadCounts
 from sftriage.windows.rings import Rows
 
@@ -84,6 +86,7 @@ class NatsFleet:
             lambda agent: self._is_silent(self._hosts[agent]),
         )
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
+        self._hangs = HangQueries(lease)
         # Queries that check whether quiet hosts still answer.
         self._called: dict[str, Future[GpuFindings]] = {}
 
@@ -163,6 +166,10 @@ class NatsFleet:
             return None
         self._gpus = None
         return of_all([answer.result() for answer in answers]) if answers else GpuFindings(time.time())
+
+    def hang_evidence(self, token: str, detail: Sequence[int]) -> tuple[RankEvidence, ...] | None:
+        """See `Fleet`. Of a host that does not answer in time, it has the last status."""
+        return self._hangs.poll(token, detail, self._hosts)
 
     def settled(self, agent: str, position: int) -> None:
         """See `Fleet`. Acknowledged with the next orders: a window settles the messages of a thousand agents."""

@@ -28,13 +28,15 @@ from sftriage.fleet.transfers import CountedFile, HostCaptures, Transfer
 from sftriage.fleet.wire import (
     MAX_ITEMS,
     MAX_MESSAGE_BYTES,
+    HangQuery,
     Incarnation,
     Orders,
     RunName,
     Shipment,
     decode_orders,
-    decode_ranks,
+    decode_query,
     encode,
+    encode_evidence,
     parts,
 )
 from sftriage.model.captures import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
@@ -97,6 +99,9 @@ class HostEnd:
         self._reports: deque[Report] = deque()
         # Queries about the GPUs of some ranks, and the subjects for the answers.
         self._gpu_requests: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
+        # The newest query about a hang, and the parts of the answer to the last one, by its token and details.
+        self._hang_requests: deque[tuple[HangQuery, str]] = deque(maxlen=1)
+        self._evidence: tuple[tuple[str, tuple[int, ...]] | None, list[bytes]] = None, []
         # Messages to send: at most one reading of the rings.
         self._outbox: deque[Shipment] = deque()
         self._wake = asyncio.Event()
@@ -156,6 +161,8 @@ class HostEnd:
             self._report(report)
         if self._gpu_requests and (found := self._agent.gpus(self._gpu_requests[0][0])) is not None:
             self._hub.start(self._hub.client.publish(self._gpu_requests.popleft()[1], encode(found)))
+        if self._hang_requests:
+            self._gather(*self._hang_requests[0])
         self._log_if_away()
         self._every_s = ship_s(max((info.world_size for info in self._agent.infos), default=0))
         if self._lost:
@@ -167,6 +174,20 @@ class HostEnd:
         soon = self._reports or time.monotonic() >= self._over_s
         if not self._outbox and time.monotonic() >= self._sent_s + (SHIP_S if soon else self._every_s):
             self._fill()
+
+    def _gather(self, query: HangQuery, reply: str) -> None:
+        found = self._agent.hang_evidence(query.token, query.detail)
+        if found is not None:
+            self._evidence = (query.token, query.detail), encode_evidence(found)
+            # (a newer query may have come)
+            with contextlib.suppress(ValueError):
+                self._hang_requests.remove((query, reply))
+            self._hub.start(self._answer_part(query, reply))
+
+    async def _answer_part(self, query: HangQuery, reply: str) -> None:
+        about, some = self._evidence
+        if about == (query.token, query.detail) and query.part < len(some):
+            await self._hub.client.publish(reply, some[query.part])
 
     def _resolved(self, wanted: WantedCapture) -> WantedCapture:
         """An order in the host's own count of starts; a capture that an earlier agent has begun is resumed."""
@@ -272,7 +293,7 @@ class HostEnd:
                 self._log_problem(str(error))
                 await asyncio.sleep(READ_S)
         await self._hub.client.subscribe(self._places.down(self._token), cb=self._heard)
-        await self._hub.client.subscribe(self._places.query(self._token), cb=self._gpu_requested)
+        await self._hub.client.subscribe(self._places.query(self._token), cb=self._queried)
         await asyncio.gather(self._publish(), self._read_orders())
 
     async def _publish(self) -> None:
@@ -368,13 +389,20 @@ class HostEnd:
     async def _heard(self, message: Msg) -> None:
         self._take(message.data)
 
-    async def _gpu_requested(self, message: Msg) -> None:
+    async def _queried(self, message: Msg) -> None:
         try:
-            ranks = decode_ranks(message.data)
-            if message.reply:
-                self._gpu_requests.append((ranks, message.reply))
+            query = decode_query(message.data)
         except SftriageError as error:
             self._log_problem(f"cannot read a query of the controller: {error}", "query")
+            return
+        if not message.reply:
+            return
+        if not isinstance(query, HangQuery):
+            self._gpu_requests.append((query, message.reply))
+        elif self._evidence[0] == (query.token, query.detail):
+            await self._answer_part(query, message.reply)
+        else:
+            self._hang_requests.append((query, message.reply))
 
     def _take(self, data: bytes) -> None:
         try:

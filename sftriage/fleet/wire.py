@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -22,9 +22,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from sftriage import __version__
+from sftriage.base.bounds import bounded, printable
 from sftriage.errors import InputError, SftriageError
 from sftriage.mitigate.switching import MAX_STAGES, Request, Setting, StageTimes, SwitchStatus, as_range, numbers_of
 from sftriage.model.captures import CAPTURE_ID, Report, WantedCapture
+from sftriage.model.hangs import Call, GroupCalls, RankEvidence
 from sftriage.model.windows import COUNTERS, GpuFindings, JobStatus, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT, MAX_RANKS, RingInfo, bounded_text
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays, slot_bounds, slot_words
@@ -36,7 +38,7 @@ MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20  # decoded, a m
 MAX_ROW_BYTES = 384 << 10
 """Limit of the rows of one message, unpacked, and of their device times: incompressible ones still fit a message."""
 MAX_RINGS = 1 << 12
-MAX_BLOCKS, MAX_ITEMS, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
+MAX_BLOCKS, MAX_PARTS, MAX_ITEMS, MAX_NAME, MAX_DEPTH = 64, 64, 1024, 100, 8
 MAX_KNOWN_BYTES = 8 << 10  # up to this size, packed rings are kept with their decoded form
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
@@ -248,9 +250,32 @@ def _checked_switch(switch: _Switch) -> SwitchStatus:
     return SwitchStatus(ranks=ranks, here=here, **{name: getattr(switch, name) for name in _SAME_IN_SWITCH})
 
 
-_RANKS: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(
-    Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
-)
+_Ranks = Annotated[tuple[_Rank, ...], Meta(max_length=MAX_RANKS)]
+_Positions = tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class HangQuery(msgspec.Struct, frozen=True):
+    """A query for a part of the evidence of an agent's ranks (see `Fleet.hang_evidence`); the parts count from 0."""
+
+    token: Annotated[str, Meta(pattern=rf"^{CAPTURE_ID.pattern}\Z", max_length=MAX_NAME)]
+    detail: _Ranks = ()
+    part: Annotated[int, Meta(ge=0, lt=MAX_PARTS)] = 0
+
+
+class _Evidence(msgspec.Struct, frozen=True, array_like=True):
+    """A part of an agent's evidence. Ranks of a host mostly call the same: equal calls and groups are sent once.
+
+    Of each rank, ``ranks`` has the evidence without calls and groups, and their positions in ``calls`` and ``groups``.
+    """
+
+    parts: Annotated[int, Meta(gt=0, le=MAX_PARTS)]
+    calls: tuple[Call, ...]
+    groups: tuple[GroupCalls, ...]
+    ranks: Annotated[tuple[tuple[RankEvidence, _Positions, _Positions], ...], Meta(max_length=MAX_RINGS)]
+
+
+_QUERIES: msgspec.msgpack.Decoder[tuple[int, ...] | HangQuery] = msgspec.msgpack.Decoder(_Ranks | HangQuery)
+_EVIDENCE = msgspec.msgpack.Decoder(_Evidence)
 _RINGS: msgspec.msgpack.Decoder[tuple[_Ring, ...]] = msgspec.msgpack.Decoder(
     Annotated[tuple[_Ring, ...], Meta(max_length=MAX_RINGS)]
 )
@@ -262,7 +287,7 @@ _asdict: Callable[[_Ring], dict[str, Any]] = msgspec.structs.asdict
 _Of = TypeVar("_Of")
 
 
-def encode(message: Shipment | Orders | GpuFindings | tuple[int, ...]) -> bytes:
+def encode(message: Shipment | Orders | GpuFindings | HangQuery | tuple[int, ...]) -> bytes:
     """A message as bytes."""
     if isinstance(message, _Message):
         status, switches = message.status, message.switches
@@ -272,7 +297,11 @@ def encode(message: Shipment | Orders | GpuFindings | tuple[int, ...]) -> bytes:
             status=None if status is None else _packed_status(status),
             switches=None if switches is None else tuple(map(_packed_switch, switches)),
         )
-    return _PRELUDE.pack(_MAGIC, VERSION) + zlib.compress(_PACKER.encode(message), 1)
+    return _framed(_PACKER.encode(message))
+
+
+def _framed(packed: bytes) -> bytes:
+    return _PRELUDE.pack(_MAGIC, VERSION) + zlib.compress(packed, 1)
 
 
 def _packed_rows(rows: Rows) -> _Rows:
@@ -317,9 +346,9 @@ def decode_orders(data: bytes) -> Orders:
     return orders
 
 
-def decode_ranks(data: bytes) -> tuple[int, ...]:
-    """Decode the ranks of a query to an agent; raises WireError."""
-    return _decoded(data, _RANKS.decode, MAX_UNPACKED_ANSWER_BYTES)
+def decode_query(data: bytes) -> tuple[int, ...] | HangQuery:
+    """Decode a query to an agent: the ranks of whose GPUs it is, or a `HangQuery`; raises WireError."""
+    return _decoded(data, _QUERIES.decode, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
@@ -329,6 +358,57 @@ def decode_findings(data: bytes) -> GpuFindings:
     if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
         raise WireError("invalid findings")
     return replace(found, remarks=remarks, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
+
+
+def encode_evidence(evidence: Sequence[RankEvidence]) -> list[bytes]:
+    """An agent's evidence in parts, each a message. Of a rank that does not fit, only its state is sent."""
+    some = _split(evidence)[:MAX_PARTS]
+    return [_framed(_packed_evidence(ranks, len(some))) for ranks in some]
+
+
+def _split(evidence: Sequence[RankEvidence]) -> list[Sequence[RankEvidence]]:
+    packed = _packed_evidence(evidence, MAX_PARTS)
+    if len(packed) <= MAX_UNPACKED_BYTES and len(_framed(packed)) <= MAX_MESSAGE_BYTES:
+        return [evidence]
+    if len(evidence) == 1:
+        return [[_without_details(evidence[0])]]
+    middle = len(evidence) // 2
+    return _split(evidence[:middle]) + _split(evidence[middle:])
+
+
+def _without_details(evidence: RankEvidence) -> RankEvidence:
+    why = "what it knows is too large to be sent"
+    return replace(evidence, calls=(), groups=(), threads=(), workers=(), answered=False, problem=why)
+
+
+def _packed_evidence(evidence: Sequence[RankEvidence], n_parts: int) -> bytes:
+    calls, groups = dict[Call, int](), dict[GroupCalls, int]()
+    ranks = tuple(
+        (
+            replace(rank, calls=(), groups=()),
+            tuple(calls.setdefault(call, len(calls)) for call in rank.calls),
+            tuple(groups.setdefault(group, len(groups)) for group in rank.groups),
+        )
+        for rank in evidence
+    )
+    return _PACKER.encode(_Evidence(n_parts, tuple(calls), tuple(groups), ranks))
+
+
+def decode_evidence(data: bytes) -> tuple[int, tuple[RankEvidence, ...]]:
+    """Decode a part of an agent's evidence, and how many parts there are; raises WireError."""
+    return _decoded(data, lambda unpacked: _checked_evidence(_EVIDENCE.decode(unpacked)))
+
+
+def _checked_evidence(found: _Evidence) -> tuple[int, tuple[RankEvidence, ...]]:
+    calls, groups, ranks = bounded(found.calls), bounded(found.groups), []
+    for rank, of_calls, of_groups in found.ranks:
+        if max(of_calls, default=-1) >= len(calls) or max(of_groups, default=-1) >= len(groups):
+            raise ValueError("unknown calls")
+        if max(len(rank.threads), len(rank.workers)) > MAX_ITEMS:
+            raise ValueError("too many threads or workers")
+        its_calls, its_groups = tuple(calls[at] for at in of_calls), tuple(groups[at] for at in of_groups)
+        ranks.append(replace(bounded(rank), calls=its_calls, groups=its_groups))
+    return found.parts, tuple(ranks)
 
 
 def parts(rows: Rows) -> Iterator[Rows]:
@@ -383,7 +463,7 @@ def _checked(found: _Packed) -> Shipment:
         raise WireError("invalid counts")
     if len(counts.problems) > MAX_ITEMS:
         raise WireError("too many problems")
-    problems = {_printable(name): _printable(why) for name, why in counts.problems.items()}
+    problems = {printable(name): printable(why) for name, why in counts.problems.items()}
     values: Any = found
     checked: Shipment = msgspec.structs.replace(
         values,
@@ -394,11 +474,6 @@ def _checked(found: _Packed) -> Shipment:
         switches=None if found.switches is None else tuple(map(_checked_switch, found.switches)),
     )
     return checked
-
-
-def _printable(text: str) -> str:
-    # (terminals will print it)
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
 
 
 def _tame(value: Any, depth: int = 0) -> Any:
@@ -430,7 +505,7 @@ def _checked_report(report: Report) -> Report:
         raise WireError("a report with invalid times")
     if not all(len(name) <= MAX_NAME and name.isprintable() for name in (*result.clock, *result.timings_s)):
         raise WireError("a report with invalid names")
-    return replace(report, result=replace(result, detail=_printable(result.detail)))
+    return replace(report, result=replace(result, detail=printable(result.detail)))
 
 
 def _checked_status(found: _Status) -> JobStatus:

@@ -15,7 +15,9 @@ DEADLINE_S = 240.0
 
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
-IN_TURN, LOOP, SLOW_DATA, STUCK = (JOBS / f"{name}.py" for name in ("in_turn", "loop", "slow_data", "stuck"))
+HANGING, IN_TURN, LOOP, SLOW_DATA, STUCK = (
+    JOBS / f"{name}.py" for name in ("hanging", "in_turn", "loop", "slow_data", "stuck")
+)
 UNEDITED = JOBS / "unedited"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 FORKED = (sys.executable, str(JOBS / "launch.py"))

@@ -18,57 +18,7 @@ from sftriage.agent.stacks import StacksCapture
 from sftriage.model.captures import CaptureRequest
 from sftriage.traces.store import LocalStore
 from tests.integration.namespaces import printed_elsewhere
-from tests.integration.processes import ROOT, kill, wait_until
-
-TRAINER = """
-import ctypes, json, os, signal, sys, time
-from sftriage.trainer import executor
-from sftriage.trainer.monitor import Monitor
-rings, first, world_size, ranks = sys.argv[1], *map(int, sys.argv[2:5])
-
-def account(self, token):
-    frame = {"function": "hangs_here", "file": "train.py", "line": 9, "own": True}
-    found = {
-        "calls": [{"op": "all_reduce", "sizes": [[3]], "dtypes": ["Float"], "frames": [frame]}],
-        "groups": [{"name": "0", "description": "default_pg", "members": None, "first": 1, "calls": [0, 0],
-                    "pending": [2], "of_a_later_version": 7}],
-        "threads": [{"name": "Main\\x1bThread", "main": True, "frames": [frame]}] if b"detail" in token else [],
-        "workers": [{"pid": worker, "state": ""}] if worker else [],
-        "timeout_s": 1800,
-    }
-    answer = {"asked": token.decode(), "rank_evidence": found}
-    executor.write_atomically(self._answer, json.dumps(answer), mode=None, synced=False)
-
-if "account" in sys.argv:
-    executor.Answering._answer_to = account
-worker = 0
-if "worker" in sys.argv:
-    worker = os.fork()
-    if not worker:
-        def loads():
-            os.kill(os.getpid(), signal.SIGSTOP)
-        loads()
-        os._exit(0)
-    os.waitid(os.P_PID, worker, os.WSTOPPED | os.WNOWAIT)
-about = {"rings": rings, "world_size": world_size, "host": "node-a"}
-monitor, *others = [Monitor(rank=rank, **about) for rank in range(first, first + ranks)]
-def hangs_here():
-    print(worker, flush=True)
-    if "keeps" in sys.argv:
-        ctypes.PyDLL(None).sleep(600)
-    os.read(0, 1)
-if "later" in sys.argv:
-    print(worker, flush=True)
-    while not os.path.exists(os.path.join(rings, "hang")):
-        with monitor.step(), monitor.stage("data"):
-            time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGSTOP)
-with monitor.step(7), monitor.stage("data"):
-    hangs_here()
-if worker:
-    os.kill(worker, signal.SIGKILL)
-    os.waitpid(worker, 0)
-"""
+from tests.integration.processes import HANGING, ROOT, kill, wait_until
 
 
 class Ranks:
@@ -84,8 +34,8 @@ class Ranks:
         """Start a process for each, of one rank or some, which hangs in that way."""
         self.world_size = each * len(hangs)
         for number, way in enumerate(hangs):
-            about = map(str, (self.rings, each * number, self.world_size, each))
-            command = [sys.executable, "-c", TRAINER, *about, *way.split()]
+            about = map(str, (HANGING, self.rings, "node-a", each * number, self.world_size, each))
+            command = [sys.executable, *about, *way.split()]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             self.processes.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes))
         self.workers = [int(process.stdout.readline()) for process in self.processes]

@@ -11,23 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.base.bounds import MAX_TEXT
 from sftriage.fleet import wire
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     MAX_UNPACKED_BYTES,
+    HangQuery,
     Incarnation,
     Orders,
     RunName,
     WireError,
+    decode_evidence,
     decode_findings,
     decode_orders,
-    decode_ranks,
+    decode_query,
     decode_shipment,
     encode,
+    encode_evidence,
     parts,
 )
 from sftriage.mitigate.switching import Request, Setting, StageTimes
 from sftriage.model.captures import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+from sftriage.model.hangs import Call, GroupCalls, RankEvidence, SourceLine, ThreadEvidence, Wait, WorkerEvidence
 from sftriage.model.windows import COUNTERS, GpuFindings, ReadCounts, StageSchema
 from sftriage.trainer.layout import MAX_COUNT
 from sftriage.windows.decoding import (
@@ -183,9 +188,10 @@ SENT = {
     ),
     decode_orders: Orders(7, (OF_A_PROCESS,), switches={"rank-7.0.switch": Setting.of_plan((3, 2, 1))}),
     decode_findings: GPUS,
-    decode_ranks: (1, 2, 3),
+    decode_query: (1, 2, 3),
 }
 PRELUDE = encode(())[:4]
+CHECKED = (decode_shipment, decode_findings, decode_evidence)
 HOSTILE = st.one_of(
     st.sampled_from([None, True, -1, 0, 2**31, 2**62, 2**63 - 1, 2**64 - 1, -(2**63), 0.5, 1e308, float("nan")]),
     st.sampled_from([float("inf"), float("-inf"), "", "\x1b[31m", "../../x", "a\nb", "\u202eabc", "x" * 10_000, "\0"]),
@@ -213,12 +219,26 @@ def with_value(message, way, value):
     return changed
 
 
-def plain(message):
-    return msgspec.msgpack.decode(zlib.decompress(encode(message)[4:]), strict=False)
-
-
-PACKED = {decode: encode(message) for decode, message in SENT.items()}
-MESSAGES = {decode: plain(message) for decode, message in SENT.items()}
+CALLS = (
+    Call("all_reduce", ((3, 4), ()), ("Float",), (SourceLine("train", "/w/train.py", 91, "loss.backward()", True),)),
+    Call("barrier"),
+)
+GROUP = GroupCalls("0", "default_pg", ((0, 4, 1),), 7, (0, 1, -1, 0), (10,))
+LOCKED = Wait("S", "futex", "futex_wait", "", "self._lock", "loader", CALLS[0].frames[0], 3, 0.5)
+HANGS = (
+    RankEvidence(
+        *(0, "node-a", 4000, 60, "data", 12.5, True, False, True, "", CALLS, (GROUP,)),
+        threads=(ThreadEvidence("MainThread", True, CALLS[0].frames, LOCKED),),
+        workers=(WorkerEvidence(4001, "T", "do_signal_stop", (), "it is stopped", -9),),
+        timeout_s=1800.0,
+        state="S",
+        wchan="futex_wait",
+    ),
+    RankEvidence(1, "node-a", 4010, answered=True, calls=CALLS[::-1], groups=(GROUP,)),
+    RankEvidence(2, "node-a", 4020, alive=None, problem="its process is stopped", exit_status=-9),
+)
+PACKED = {decode: encode(message) for decode, message in SENT.items()} | {decode_evidence: encode_evidence(HANGS)[0]}
+MESSAGES = {decode: msgspec.msgpack.decode(zlib.decompress(data[4:]), strict=False) for decode, data in PACKED.items()}
 
 
 def packed(message):
@@ -244,7 +264,7 @@ def check(found):
     for one in texts_and_numbers(found):
         if isinstance(one, str):
             assert one.isprintable()
-            assert len(one) <= wire.MAX_TEXT
+            assert len(one) <= MAX_TEXT
         else:
             assert np.isfinite(one)
             assert abs(one) <= MAX_COUNT
@@ -261,7 +281,7 @@ def decoded(decode, data):
         return None, str(error)
 
 
-@pytest.mark.parametrize("decode", SENT, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("decode", PACKED, ids=lambda one: one.__name__)
 @settings(max_examples=300)
 @given(values=st.lists(st.tuples(st.integers(0, 10_000), HOSTILE), min_size=1, max_size=3))
 def test_any_value_in_any_place_is_refused_or_harmless(decode, values):
@@ -274,7 +294,7 @@ def test_any_value_in_any_place_is_refused_or_harmless(decode, values):
     found, why = decoded(decode, packed(message))
     assert len(why) < 400
     assert why.isprintable()
-    if decode in (decode_shipment, decode_findings):
+    if decode in CHECKED:
         check(found)
 
 
@@ -283,6 +303,8 @@ def deep(levels):
 
 
 RING = MESSAGES[decode_shipment][3][0][5][0]
+RANK = {"rank": 0, "host": "", "pid": 0}
+THREAD = {"name": "", "main": True, "frames": []}
 GROUPLESS = ["a", "b", "c", [], None, {}, [], False, 0, ""]
 MANY_RANKS = ["g", [[0, 32766, 1], True], [[0, 32766, 1], True], 0, 0, 0, 0, [0, 0, 0], 0.0, 0, [], 0]
 BOMBS = {
@@ -299,7 +321,13 @@ BOMBS = {
     "options without an end": (decode_orders, b"\x82\xa5epoch\x01\xa8captures" + deep(4_000_000)),
     "findings of nothing": (decode_findings, {"time_s": 1.0, "gpus": {1: {"a": [[]] * 1_040_000}}}),
     "findings without an end": (decode_findings, b"\x82\xa6time_s\x01\xa4gpus\x81\x01\x81\xa1a" + deep(900)),
-    "ranks": (decode_ranks, [1] * 1_000_000),
+    "ranks": (decode_query, [1] * 1_000_000),
+    "evidence of many ranks": (decode_evidence, [1, [], [], [[{"rank": 0, "host": "", "pid": 0}, [], []]] * 60_000]),
+    "evidence of many threads": (
+        decode_evidence,
+        [1, [], [], [[{"rank": 0, "host": "", "pid": 0, "threads": [THREAD] * 150_000}, [], []]]],
+    ),
+    "evidence of many calls": (decode_evidence, [1, [{"op": ""}], [], [[RANK, [1] * 3_900_000, []]]]),
 }
 
 
@@ -402,6 +430,59 @@ def test_what_cannot_be_is_refused(part, changes):
     assert decoded(decode_shipment, changed(part, **changes))[0] is None
 
 
+def test_evidence_arrives_as_it_was_and_equal_calls_once():
+    # GIVEN evidence of ranks that mostly call the same
+    (data,) = encode_evidence(HANGS)
+    assert decode_evidence(data) == (1, HANGS)
+    # THEN its calls are sent once, and shared where they arrive
+    n_parts, calls, groups, ranks = MESSAGES[decode_evidence]
+    assert (n_parts, len(calls), len(groups), len(ranks)) == (1, 2, 1, 3)
+    first, second, _ = decode_evidence(data)[1]
+    assert first.groups[0] is second.groups[0]
+    # AND so does what an agent without ranks sends, and a query
+    assert decode_evidence(encode_evidence(())[0]) == (1, ())
+    for query in (HangQuery("c-1"), HangQuery("w90-0-2.stacks", (3, 1), 7)):
+        assert decode_query(encode(query)) == query
+
+
+def incompressible(seed, n_calls):
+    random = np.random.default_rng(seed)
+    return tuple(Call(random.bytes(400).hex(), (tuple(random.integers(0, 2**40, 9).tolist()),)) for _ in range(n_calls))
+
+
+def test_evidence_comes_in_parts_that_fit_and_of_what_never_fits_the_state():
+    # GIVEN the evidence of ranks that have nothing in common, and of one that fits no message
+    some = [RankEvidence(rank, "node-a", rank, calls=incompressible(rank, 500)) for rank in range(6)]
+    huge = RankEvidence(6, "node-a", 6, state="T", answered=True, calls=incompressible(6, 4000))
+    sent = encode_evidence([*some, huge])
+    # THEN it comes in a few parts, each a message
+    assert 3 <= len(sent) <= 8
+    assert max(map(len, sent)) <= MAX_MESSAGE_BYTES + 4
+    received = [decode_evidence(data) for data in sent]
+    assert {n_parts for n_parts, _ in received} == {len(sent)}
+    ranks = [rank for _, of_part in received for rank in of_part]
+    assert ranks[:6] == some
+    # AND of the last one there is what is small
+    assert (ranks[6].rank, ranks[6].state, ranks[6].calls, ranks[6].answered) == (6, "T", (), False)
+    assert "too large" in ranks[6].problem
+
+
+@pytest.mark.parametrize(
+    "token", ["", "c 1", "c-1\n", "c-1\nsend the counters' files", "../c", "c" * 101, "\u00e9"], ids=repr
+)
+def test_a_query_whose_token_could_be_another_request_is_refused(token):
+    assert decoded(decode_query, packed({"token": "c-1"}))[1] == ""
+    assert decoded(decode_query, packed({"token": token}))[0] is None
+
+
+@pytest.mark.parametrize("calls", [[2], [-1], [0, 1 << 40]], ids=str)
+def test_evidence_of_unknown_calls_is_refused(calls):
+    message = copy.deepcopy(MESSAGES[decode_evidence])
+    assert decoded(decode_evidence, packed(message))[1] == ""
+    for place in (1, 2):
+        assert decoded(decode_evidence, packed(with_value(message, (3, 0, place), calls)))[0] is None
+
+
 @pytest.mark.parametrize(
     "setting", [Setting(-1), Setting(1 << 16), Setting(3, (0,)), Setting(3, (256,)), Setting(3, (1,) * 57)]
 )
@@ -414,7 +495,7 @@ def test_a_setting_that_cannot_be_is_refused(setting):
 @given(data=st.data())
 def test_no_bytes_do_any_harm(unpacked, data):
     # GIVEN a message, or what is packed in it, with some of its bytes changed, cut, or put in twice
-    decode = data.draw(st.sampled_from(list(SENT)))
+    decode = data.draw(st.sampled_from(list(PACKED)))
     damaged = bytearray(zlib.decompress(PACKED[decode][4:]) if unpacked else PACKED[decode])
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(damaged) - 1))
@@ -422,7 +503,7 @@ def test_no_bytes_do_any_harm(unpacked, data):
     # THEN it is refused, in one short line, or has nothing in it that could do harm
     found, why = decoded(decode, PRELUDE + zlib.compress(bytes(damaged)) if unpacked else bytes(damaged))
     assert why.isprintable()
-    if found is not None and decode in (decode_shipment, decode_findings):
+    if found is not None and decode in CHECKED:
         check(found)
 
 
