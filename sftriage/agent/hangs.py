@@ -28,7 +28,7 @@ from sftriage.model.hangs import RankEvidence, SourceLine, ThreadEvidence, Wait,
 from sftriage.model.windows import RankStatus
 from sftriage.trainer.layout import RingInfo
 
-ANSWER_S, SILENT_S, DUMP_S = 3.0, 1.0, 2.0
+ANSWER_S, SILENT_S, DUMP_S = 3.5, 1.0, 2.0
 """How long a rank may take to answer; after how long without an answer py-spy reads it; and how long that may take."""
 MAX_DUMPS, MAX_DUMPS_AT_ONCE = 16, 4
 MAX_WORKERS, MAX_THREADS, MAX_FRAMES, MAX_STATES = 32, 64, 64, 512
