@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
@@ -166,7 +167,7 @@ class _Rank:
 
     def poll(self, rings: RankRings) -> None:
         """Take the kernel's state of the rank, and its answer if there is one."""
-        # (py-spy interrupts system calls, which then look different)
+        # (py-spy interrupts system calls, which changes how they wait)
         if self.pid not in self.states:
             self.kernel, _ = kernel_state(self.info, rings.stat)
         if self.account is not None or self.request is None:
@@ -303,7 +304,7 @@ def gathered(rings: RankRings, directory: Path, token: str, detail: Collection[i
     began_s = monotonic()
     end_s = began_s + ANSWER_S
     newest = max((info.attempt for info in rings.infos), default=0)
-    infos = [info for info in rings.infos if info.attempt == newest]
+    infos = sorted((info for info in rings.infos if info.attempt == newest), key=attrgetter("rank"))
     ranks = [_requested(directory, info, rings, token, info.rank in detail) for info in infos]
     with contextlib.closing(_Dumps()) as dumps:
         silent = False

@@ -40,7 +40,7 @@ def completed(
 ) -> tuple[RankEvidence, ...]:
     """The evidence of each rank of a job, once each.
 
-    It is taken from the agent and the process of ``owners`` alone, by rank; without it, the rank's status stands in.
+    It is taken from the agent of a rank in ``owners`` alone; a rank without any has its last status.
     """
     found = []
     for status in () if job is None else job.ranks:

@@ -1,8 +1,8 @@
 """``hanging.py RINGS HOST FIRST WORLD_SIZE RANKS WAY...``: some ranks in a process, the first of which hangs in a step.
 
-It writes the pid of its worker, 0 without one, and hangs in the ways named: ``account`` (it answers requests for its
-evidence; by default it does so as an older sftriage), ``keeps`` (native code keeps its interpreter), ``later`` (it is
-stopped once RINGS has a file ``hang``); with ``worker`` it has a child that is stopped.
+It writes the pid of its worker, 0 without one, and hangs in the ways named: ``account`` (it answers requests with known
+evidence), ``old`` (with its stacks, as an older sftriage), ``keeps`` (native code keeps its interpreter), ``later`` (it
+is stopped once RINGS has a file ``hang``); with ``worker`` it has a child that is stopped.
 """
 
 import ctypes
@@ -10,17 +10,20 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sftriage.trainer import executor
 from sftriage.trainer.monitor import Monitor
 
 WAYS = sys.argv[6:]
+Answers = Callable[[bytes], dict[str, object]]
 
 
-def answers_with(worker: int) -> None:
-    """From now on, a rank answers with evidence of its own."""
+def evidence_of(worker: int) -> Answers:
+    """Makes the answers of a rank with a worker."""
     frame = {"function": "hangs_here", "file": "train.py", "line": 9, "own": True}
     call = {"op": "all_reduce", "sizes": [[3]], "dtypes": ["Float"], "frames": [frame]}
     group = {"name": "0", "description": "default_pg", "members": None, "first": 1, "calls": [0, 0], "pending": [2]}
@@ -28,9 +31,16 @@ def answers_with(worker: int) -> None:
     workers = [{"pid": worker, "state": ""}] if worker else []
     account = {"calls": [call], "groups": [group | {"of_a_later_version": 7}], "workers": workers, "timeout_s": 1800}
 
+    return lambda token: {
+        "rank_evidence": account | {"threads": threads if token.startswith(b"hang-detail ") else []},
+    }
+
+
+def answer_with(answers: Answers) -> None:
+    """Let a rank answer so from now on."""
+
     def answer_to(self: executor.Answering, token: bytes) -> None:
-        evidence = account | {"threads": threads if token.startswith(b"hang-detail ") else []}
-        text = json.dumps({"asked": token.decode(), "rank_evidence": evidence})
+        text = json.dumps({"asked": token.decode(), **answers(token)})
         executor.write_atomically(self._answer, text, mode=None, synced=False)
 
     executor.Answering._answer_to = answer_to  # type: ignore[method-assign]
@@ -55,7 +65,9 @@ def main() -> None:
     if worker:
         os.waitid(os.P_PID, worker, os.WSTOPPED | os.WNOWAIT)
     if "account" in WAYS:
-        answers_with(worker)
+        answer_with(evidence_of(worker))
+    if "old" in WAYS:
+        answer_with(lambda token: {"threads": executor._threads(os.getpid(), leave_out=threading.get_ident())})
     some = [Monitor(rings=rings, host=host, rank=first + at, world_size=world_size) for at in range(ranks)]
     sys.stdout.write(f"{worker}\n")
     sys.stdout.flush()
