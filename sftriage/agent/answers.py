@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from sftriage.trainer.layout import RingInfo
 
 HANG_TOKEN, DETAIL_TOKEN = "hang", "hang-detail"
 """The first word of a request for the evidence of a hang; with details, the answer includes more of the stacks."""
-MAX_ANSWER_BYTES = 2 << 20
+MAX_ANSWER_BYTES = 1 << 20
 
 
-class Account(msgspec.Struct, frozen=True):
+class TrainerAccount(msgspec.Struct, frozen=True):
     """The fields of a `RankEvidence` that the trainer itself knows."""
 
     calls: tuple[Call, ...] = ()
@@ -34,11 +35,10 @@ class Account(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class TrainerAnswer(msgspec.Struct, frozen=True):
     """An answer; ``threads`` has stacks in the form of ``py-spy dump --json``."""
 
-    asked: str
-    rank_evidence: Account | None = None
+    rank_evidence: TrainerAccount | None = None
     threads: list[Any] = []
 
 
@@ -48,14 +48,17 @@ class TrainerRequest:
     def __init__(self, rings: Path, info: RingInfo, line: str) -> None:
         requests, self._path = (rings / info.file_name(kind) for kind in (STACK_REQUESTS, STACK_ANSWER))
         self._line, self._version = line, (0, 0)
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with os.fdopen(os.open(requests, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as pipe:
+            with os.fdopen(os.open(requests, flags), "wb", buffering=0) as pipe:
+                if not stat.S_ISFIFO(os.fstat(pipe.fileno()).st_mode):
+                    raise CaptureError(f"{requests.name} is not a pipe")
                 pipe.write(line.encode("ascii", "replace") + b"\n")
         except OSError as error:
             why = f"cannot send the request to the trainer: {requests.name}: {error.strerror}"
             raise CaptureError(why) from error
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> TrainerAnswer | None:
         """The answer; None while there is none. Raises CaptureError if it cannot be read."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -75,12 +78,12 @@ class TrainerRequest:
             found = json.loads(data)
             if not isinstance(found, dict) or found.get("asked") != self._line:
                 return None
-            answer = msgspec.convert(found, Answer)
+            answer = msgspec.convert(found, TrainerAnswer)
             account = answer.rank_evidence
             return answer if account is None else msgspec.structs.replace(answer, rank_evidence=_bounded(account))
         except (ValueError, RecursionError) as error:
             raise CaptureError(f"the trainer's answer cannot be read: {printable(str(error))}") from error
 
 
-def _bounded(account: Account) -> Account:
-    return Account(*(bounded(getattr(account, name)) for name in Account.__struct_fields__))
+def _bounded(account: TrainerAccount) -> TrainerAccount:
+    return TrainerAccount(*(bounded(getattr(account, name)) for name in TrainerAccount.__struct_fields__))

@@ -19,7 +19,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
-from sftriage.agent.answers import DETAIL_TOKEN, HANG_TOKEN, Account, TrainerRequest
+from sftriage.agent.answers import DETAIL_TOKEN, HANG_TOKEN, TrainerAccount, TrainerRequest
 from sftriage.agent.reading import RankRings
 from sftriage.agent.stacks import find_py_spy, reason_of, threads_of
 from sftriage.base.bounds import bounded
@@ -154,7 +154,7 @@ class _Rank:
     pid: int
     request: TrainerRequest | None = None
     problem: str = ""
-    account: Account | None = None
+    account: TrainerAccount | None = None
     # By pid, of the process and of its children: the threads, or why there are none; and their states before.
     dumps: dict[int, list[Any] | str] = field(default_factory=dict)
     states: dict[int, Mapping[int, KernelState]] = field(default_factory=dict)
@@ -180,7 +180,9 @@ class _Rank:
         if answer is not None and answer.rank_evidence is not None:
             self.account = answer.rank_evidence
         elif answer is not None:
-            self.account = Account(threads=threads_from(answer.threads), problem="its sftriage sends stacks alone")
+            self.account = TrainerAccount(
+                threads=threads_from(answer.threads), problem="its sftriage sends stacks alone"
+            )
 
     def due(self) -> list[int]:
         """The processes of which py-spy would add the stacks: this one, or workers without any."""

@@ -17,7 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from sftriage.agent.answers import HANG_TOKEN, Account, Answer, TrainerRequest
+from sftriage.agent.answers import HANG_TOKEN, TrainerAccount, TrainerAnswer, TrainerRequest
 from sftriage.agent.executor import Course, Executor, StatusReader, check_options, check_size
 from sftriage.base.files import private
 from sftriage.base.process import BoundedProgram, Finished
@@ -32,7 +32,7 @@ ANSWER_S, ACCOUNT_S = 5.0, 2.0
 milliseconds."""
 
 
-def answered(rings: Path, info: RingInfo, line: str, end_s: float) -> Generator[None, None, Answer]:
+def answered(rings: Path, info: RingInfo, line: str, end_s: float) -> Generator[None, None, TrainerAnswer]:
     """A rank's own answer to a request, turn by turn until ``end_s``; raises CaptureError without one."""
     request = TrainerRequest(rings, info, line)
     while time.monotonic() < end_s:
@@ -86,7 +86,7 @@ class StacksCapture(Executor):
         taken_by, threads = yield from self._taken(end_s)
         self.needs_trainer = False
         self._timings_s["run"] = time.monotonic() - began_s
-        account = Account()
+        account = TrainerAccount()
         with contextlib.suppress(CaptureError):
             line, until_s = f"{HANG_TOKEN} {self._word}", min(end_s, time.monotonic() + ACCOUNT_S)
             answer = yield from answered(self._rings, self._info, line, until_s)

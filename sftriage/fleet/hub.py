@@ -4,7 +4,7 @@ The subjects and buckets of a job whose token is RUN (`Subjects`)::
 
     sft.RUN.up.AGENT      messages of an agent, in the stream sft_RUN (see `sftriage.fleet.wire`)
     sft_RUN_want AGENT    all orders for an agent; a change is republished as sft.RUN.down.AGENT
-    sft.RUN.ask.AGENT     queries to an agent, which answers at once
+    sft.RUN.ask.AGENT     queries to an agent, which answers within seconds
     sft_RUN_lease leader  the job's leader; expires if it is not renewed
     sft_RUN_traces        traces in transfer to the controller's host
     sft.RUN.inbox.AGENT   answers to an agent; those to the controller come on sft.RUN.lead

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.agent.answers import MAX_ANSWER_BYTES, Account, TrainerRequest
+from sftriage.agent.answers import MAX_ANSWER_BYTES, TrainerAccount, TrainerRequest
 from sftriage.agent.hangs import GONE, HangSampler, KernelState, children_of, interpreter_holder, threads_from
 from sftriage.base.process import start_ticks
 from sftriage.errors import CaptureError
@@ -118,7 +118,7 @@ def test_an_answer_is_taken_once_and_unknown_fields_of_it_are_ignored(answered):
     assert found.rank_evidence.threads[0].name == "??[2J"
     assert (found.rank_evidence.threads[0].wait.state, found.rank_evidence.timeout_s) == ("R", 5.0)
     assert answered({"asked": "hang c-1", "threads": [{"thread_name": "a"}]}).threads == [{"thread_name": "a"}]
-    assert answered({"asked": "hang c-1", "rank_evidence": {}}).rank_evidence == Account()
+    assert answered({"asked": "hang c-1", "rank_evidence": {}}).rank_evidence == TrainerAccount()
 
 
 @pytest.mark.parametrize("text", [{"asked": "hang c-0"}, {"asked": None}, {}, [], None, 7], ids=str)
@@ -156,6 +156,12 @@ def test_a_rank_without_a_pipe_or_a_reader_is_a_reason(tmp_path):
     os.mkfifo(tmp_path / info.file_name("asks"))
     with pytest.raises(CaptureError, match="No such device"):
         TrainerRequest(tmp_path, info, "hang c-1")
+    # AND a file in its place is left as it is
+    (tmp_path / info.file_name("asks")).unlink()
+    (tmp_path / info.file_name("asks")).write_text("kept")
+    with pytest.raises(CaptureError, match="is not a pipe"):
+        TrainerRequest(tmp_path, info, "hang c-1")
+    assert (tmp_path / info.file_name("asks")).read_text() == "kept"
 
 
 def test_evidence_that_cannot_be_gathered_fails_once(tmp_path):
