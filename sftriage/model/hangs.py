@@ -181,6 +181,7 @@ class Blocked:
     step: int = -1
     stage: str | None = None
     exit_status: int | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
