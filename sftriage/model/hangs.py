@@ -197,7 +197,8 @@ class Hang:
         call: what ``ranks`` called there; None if they called nothing.
         others: the other ranks of the group, which are there; ``other_call`` is what they called.
         blocked: where ``ranks`` are, for the first few of them.
-        elsewhere: the group in which they wait instead, and the number of the call there.
+        elsewhere: the group in which they wait instead, and the number of the call there; ``elsewhere_ranks`` are that
+            group's members, if known.
         shift: how many calls a rank that ``skipped`` some or called ``extra`` ones is behind or ahead.
         reason: for ``unknown``, why nothing is certain.
     """
@@ -213,6 +214,7 @@ class Hang:
     other_call: Call | None = None
     blocked: tuple[Blocked, ...] = ()
     elsewhere: tuple[str, int] | None = None
+    elsewhere_ranks: tuple[int, ...] = ()
     shift: int = 0
     reason: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
