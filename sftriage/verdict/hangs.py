@@ -1,0 +1,357 @@
+"""Why a job hangs: the evidence of all its ranks in, one `Hang` out. Pure.
+
+In each process group whose calls do not end, ranks either disagree (`collectives`), or some have not come to the call
+that the others are in. Those may wait for others in turn: in another group, for a message, or for a file that another
+rank has locked. The waits are followed to the ranks that wait for no rank, and `blocked` tells where these are. What
+the evidence does not show is unknown: a rank that gave none is neither missing nor innocent.
+
+`torch.distributed.flight_recorder` compares dumps of NCCL after a job has failed. It knows neither ranks without a
+dump, nor what an absent rank does, nor calls that are shifted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sftriage.model.hangs import Blocked, Call, Hang, HangEvidence, HangKind, RankEvidence
+from sftriage.verdict.blocked import DEAD_STATES, blocked_of, collective_of, in_backward, main_of
+from sftriage.verdict.collectives import Group, Parting, Signatures, call_at, groups_of, parting_of
+from sftriage.words.verdicts import some_ranks
+
+MAX_BLOCKED = 8
+"""Ranks for which a hang tells where they are."""
+_Waits = dict[int, list[int]]
+"""What waits for what: ranks, by their number, and the calls of fronts, as -1 for the first, -2, and so on."""
+MAX_KEYS = 64
+"""Ranks of a circle of waits of which each is tried as the one at fault."""
+_PROCESS = re.compile(r"^(?:process )?(\d+)\b")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Front:
+    """The first call of a group that has not ended; without a group, as far as stacks show it.
+
+    ``waiting`` are the ranks in it or in a later call, ``missing`` those that have not come to it, ``unsure`` those
+    without evidence. ``ended``: how many have left it.
+    """
+
+    group: Group | None
+    number: int | None
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    unsure: tuple[int, ...]
+    ended: int = 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether all members are known to be in it, if none is missing."""
+        return not self.unsure and (self.group is None or self.group.complete)
+
+
+def hang_of(evidence: HangEvidence) -> Hang:
+    """Why the job hangs: its ranks disagree, or wait for ranks that are elsewhere, or for none."""
+    job = _Job(evidence)
+    fronts = [job.front(group) for group in job.groups]
+    hang = job.parted(fronts) or job.cause(fronts or [*job.front_by_stacks()])
+    return replace(hang, numbers={"hosts": len({rank.host for rank in evidence.ranks}), **hang.numbers})
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    evidence: HangEvidence
+    by_rank: dict[int, RankEvidence] = field(init=False)
+    world: list[int] = field(init=False)
+    groups: list[Group] = field(init=False)
+    _blocked: dict[int, Blocked] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.by_rank = {rank.rank: rank for rank in self.evidence.ranks}
+        self.world = sorted({*self.by_rank, *range(self.evidence.world_size)})
+        self.groups = groups_of(self.evidence.ranks, self.world)
+
+    def blocked(self, rank: int) -> Blocked:
+        if rank not in self._blocked:
+            self._blocked[rank] = blocked_of(self.by_rank[rank])
+        return self._blocked[rank]
+
+    # What is known of a rank
+
+    def dead(self, rank: int) -> bool:
+        known = self.by_rank.get(rank)
+        return known is not None and (
+            known.alive is False or known.exit_status is not None or known.state in DEAD_STATES
+        )
+
+    def unsure(self, rank: int) -> bool:
+        """Whether a rank that has no call there may still be in it."""
+        known = self.by_rank.get(rank)
+        if known is None:
+            return True
+        if self.dead(rank) or (known.answered and any(group.calls for group in known.groups)):
+            return False
+        if main := main_of(known.threads):
+            return bool(collective_of(main.frames)) or _idle_in_backward(known)
+        return known.answered or not known.state
+
+    # Groups
+
+    def front(self, group: Group) -> _Front:
+        """The first number at which a call has not ended, and which ranks have come to it."""
+        number = min(min(row.pending) for row in group.rows.values() if row.pending)
+        arrived = {rank for rank, row in group.rows.items() if row.first + len(row.calls) > number}
+        away = [rank for rank in group.members if rank not in arrived]
+        unsure = tuple(rank for rank in away if self.unsure(rank))
+        missing = tuple(sorted(set(away) - set(unsure)))
+        waiting = tuple(sorted(rank for rank in arrived if group.rows[rank].pending))
+        inside = sum(1 for row in group.rows.values() if number in row.pending)
+        return _Front(group, number, waiting, missing, unsure, len(arrived) - inside)
+
+    def front_by_stacks(self) -> Iterable[_Front]:
+        """Without a flight recorder: the ranks whose main thread is in a collective, and the others."""
+        inside, missing, unsure = list[int](), list[int](), list[int]()
+        for rank in self.world:
+            known = self.by_rank.get(rank)
+            main = main_of(known.threads) if known else None
+            if known and main and not self.dead(rank) and (collective_of(main.frames) or _idle_in_backward(known)):
+                inside.append(rank)
+            else:
+                (unsure if self.unsure(rank) else missing).append(rank)
+        if inside:
+            yield _Front(None, None, tuple(inside), tuple(missing), tuple(unsure))
+
+    def parted(self, fronts: Sequence[_Front]) -> Hang | None:
+        """The group whose ranks disagree; of several the largest, but one in which a majority agrees."""
+        signatures, found = Signatures(), list[tuple[_Front, Parting]]()
+        for front in fronts:
+            if front.group and front.number is not None:
+                missing = bool(front.missing or front.unsure)
+                if parting := parting_of(front.group, self.by_rank, signatures, front.number, missing):
+                    found.append((front, parting))
+        if not found:
+            return None
+        front, parting = max(found, key=lambda each: (not each[1].tie, len(each[1].odd) + len(each[1].others)))
+        hang = self._hang(parting.kind, parting.odd, front, parting.others)
+        flags = {"tie": parting.tie, "before": parting.before}
+        return replace(
+            hang,
+            number=parting.number,
+            call=parting.call,
+            other_call=parting.other_call,
+            blocked=(),
+            shift=parting.shift,
+            numbers={name: 1.0 for name, holds in flags.items() if holds},
+        )
+
+    # Waits
+
+    def cause(self, fronts: Sequence[_Front]) -> Hang:
+        """Follow the waits to the ranks that wait for no rank, or to the group in which all are, or around a circle."""
+        waits = self._waits(fronts)
+        targets = {target for of in waits.values() for target in of}
+        ends = sorted(target for target in targets if not waits.get(target))
+        ranks = [rank for rank in ends if rank >= 0]
+        known = [rank for rank in ranks if not self.unsure(rank)]
+        if known:
+            return self._absent(known, fronts, waits)
+        if ranks:
+            return self._unknown(f"no evidence from {some_ranks(ranks)}")
+        if complete := [fronts[-1 - end] for end in ends]:
+            return self._complete(complete, fronts, waits)
+        return self._circle(fronts, waits) if waits else self._alone()
+
+    def _waits(self, fronts: Sequence[_Front]) -> _Waits:
+        waits: _Waits = defaultdict(list)
+        for at, front in enumerate(fronts):
+            for rank in front.waiting:
+                waits[rank].append(-1 - at)
+            waits[-1 - at] = list(front.missing)
+        pids = {(known.host, known.pid): known.rank for known in self.evidence.ranks}
+        for known in self.evidence.ranks:
+            if known.threads and known.rank not in waits and not self.dead(known.rank):
+                blocked = self.blocked(known.rank)
+                holder = _PROCESS.search(blocked.held_by)
+                other = pids.get((known.host, int(holder[1]))) if holder else blocked.peer
+                if other is not None and other != known.rank:
+                    waits[known.rank].append(other)
+        return waits
+
+    def _absent(self, ends: Sequence[int], fronts: Sequence[_Front], waits: _Waits) -> Hang:
+        """Ranks that wait for no rank, while others wait for them."""
+        dead = [rank for rank in ends if self.dead(rank)]
+        certain = [rank for rank in ends if self.by_rank[rank].answered or self.blocked(rank).code != "unknown"]
+        ends = dead or certain or ends
+        chosen = set(ends)
+        front = max(fronts, key=lambda each: (bool(chosen & {*each.missing}), len(each.waiting)), default=None)
+        if front and not chosen & {*front.missing}:
+            front = None
+        ranks = sorted(chosen & {*front.missing}) if front else ends
+        if not dead and not certain and front and len(ranks) > 1 and 2 * len(ranks) >= len(ranks) + len(front.waiting):
+            return self._unknown(f"{some_ranks(ranks)} do not answer")
+        others = front.waiting if front else _waiting_for(ranks, waits)
+        return self._hang("dead" if dead else "absent", ranks, front, others)
+
+    def _complete(self, complete: Sequence[_Front], fronts: Sequence[_Front], waits: _Waits) -> Hang:
+        """No rank is missing in these: it is the network, or the collective itself."""
+        certain = [front for front in complete if front.certain]
+        if not certain:
+            if unsure := {rank for front in complete for rank in front.unsure}:
+                return self._unknown(f"no evidence from {some_ranks(sorted(unsure))}")
+            lacking = [front for front in fronts if front.missing]
+            if not lacking:
+                return self._unknown("which ranks are in that group is not known")
+            front = max(lacking, key=lambda each: len(each.waiting))
+            return self._elsewhere(front, front.missing, fronts, waits)
+        front = max(certain, key=lambda each: len(each.waiting))
+        if front.group is None:
+            return self._by_functions(front)
+        hang = self._hang("all_inside", front.group.members, front, ())
+        return replace(
+            hang, call=hang.other_call, other_call=None, numbers={"ended": front.ended} if front.ended else {}
+        )
+
+    def _by_functions(self, front: _Front) -> Hang:
+        """All ranks are in collectives, of which only the functions are known."""
+        calls = {rank: self._call_by_stack(rank) for rank in front.waiting}
+        votes = Counter(call.op for call in calls.values())
+        if len(votes) == 1:
+            hang = self._hang("all_inside", front.waiting, front, ())
+            return replace(hang, call=calls[front.waiting[0]])
+        several = any(len(rank.groups) > 1 for rank in self.evidence.ranks)
+        if several or "" in votes:
+            return self._unknown("the ranks are in different collectives, perhaps of different groups")
+        (usual, most), (_, next_most), *_ = sorted(votes.items(), key=lambda vote: -vote[1])
+        if tie := most == next_most:
+            usual = calls[front.waiting[0]].op
+        odd = [rank for rank in front.waiting if calls[rank].op != usual]
+        others = [rank for rank in front.waiting if calls[rank].op == usual]
+        hang = self._hang("different_collective", odd, front, others)
+        numbers = {"tie": 1.0} if tie else {}
+        return replace(hang, call=calls[odd[0]], other_call=calls[others[0]], blocked=(), numbers=numbers)
+
+    def _circle(self, fronts: Sequence[_Front], waits: _Waits) -> Hang:
+        """Each waits for another: at fault are ranks without whose wait there were no circle, where most wait."""
+        circle = _circle_of(waits)
+        numbers = {"circle": 1.0}
+        inside = [front for at, front in enumerate(fronts) if -1 - at in circle]
+        if not inside:
+            ranks = sorted(circle)
+            return replace(self._hang("absent", ranks, None, _waiting_for(ranks, waits)), numbers=numbers)
+        ranks = [node for node in circle if node >= 0]
+        keys = {rank for rank in ranks[:MAX_KEYS] if not _circle_of({**waits, rank: []})} or {*waits}
+        inside = [front for front in fronts if keys & {*front.missing} and front.waiting]
+        front, *rest = sorted(inside, key=lambda each: -len(each.waiting))
+        if rest and len(rest[0].waiting) == len(front.waiting) and keys & {*front.missing} != keys & {*rest[0].missing}:
+            numbers["tie"] = 1.0
+            front = max((front, rest[0]), key=lambda each: min(each.missing))  # (do not name the lowest rank)
+        hang = self._elsewhere(front, sorted(keys & {*front.missing}), fronts, waits)
+        return replace(hang, numbers=numbers)
+
+    def _elsewhere(self, front: _Front, missing: Sequence[int], fronts: Sequence[_Front], waits: _Waits) -> Hang:
+        """The ranks that a call lacks wait in another one; or for a message."""
+        away = {rank: fronts[-1 - node] for rank in missing for node in waits[rank] if node < 0}
+        if not away:
+            return self._hang("absent", missing, front, front.waiting)
+        most = Counter(fronts.index(each) for each in away.values()).most_common(1)[0][0]
+        ranks = [rank for rank in missing if away.get(rank) is fronts[most]]
+        other = fronts[most]
+        hang = self._hang("elsewhere", ranks, front, front.waiting)
+        if other.group:
+            number = min(other.group.rows[ranks[0]].pending)
+            call = call_at(self.by_rank[ranks[0]], other.group.rows[ranks[0]], number)
+            hang = replace(hang, elsewhere=(other.group.label, number), elsewhere_ranks=other.group.members, call=call)
+        return hang
+
+    def _alone(self) -> Hang:
+        """No rank waits for another, as far as is known."""
+        if dead := [rank for rank in self.world if self.dead(rank)]:
+            return self._hang("dead", dead, None, [rank for rank in self.world if rank not in dead])
+        unsure = [rank for rank in self.world if self.unsure(rank)]
+        if unsure:
+            return self._unknown(f"no evidence from {some_ranks(unsure)}")
+        codes = {self.blocked(rank).code for rank in self.world}
+        if len(codes) == 1 and "unknown" not in codes:
+            return self._hang("absent", self.world, None, ())
+        hang = self._unknown("no rank is in a collective, and they wait for different things")
+        return replace(hang, blocked=tuple(self.blocked(rank) for rank in self.world[:MAX_BLOCKED]))
+
+    # Records
+
+    def _hang(self, kind: HangKind, ranks: Collection[int], front: _Front | None, others: Collection[int]) -> Hang:
+        group = front.group if front else None
+        first = min(front.waiting, default=None) if front else None
+        call = self._call(front, first) if front and first is not None else None
+        return Hang(
+            kind,
+            tuple(ranks),
+            tuple(dict.fromkeys(self.by_rank[rank].host for rank in ranks if rank in self.by_rank)),
+            group.label if group else "",
+            group.members if group else (),
+            front.number if front else None,
+            None,
+            tuple(others),
+            call,
+            tuple(self.blocked(rank) for rank in [*ranks][:MAX_BLOCKED] if rank in self.by_rank),
+        )
+
+    def _call(self, front: _Front, rank: int) -> Call | None:
+        if front.group is None or front.number is None:
+            return self._call_by_stack(rank)
+        calls = (
+            call_at(self.by_rank[each], front.group.rows[each], front.number)
+            for each in (rank, *front.waiting)
+            if front.number in front.group.rows[each].pending
+        )
+        return next((call for call in calls if call), None)
+
+    def _call_by_stack(self, rank: int) -> Call:
+        main = main_of(self.by_rank[rank].threads)
+        frames = main.frames if main else ()
+        return Call(collective_of(frames), frames=tuple(frame for frame in frames if frame.own)[:3])
+
+    def _unknown(self, reason: str) -> Hang:
+        return Hang("unknown", reason=reason)
+
+
+def _idle_in_backward(rank: RankEvidence) -> bool:
+    """Whether a rank without a flight recorder may be in a collective of its backward pass."""
+    main = main_of(rank.threads)
+    return main is not None and in_backward(main.frames) and (main.wait.cpu_fraction or 0.0) < 0.5
+
+
+def _waiting_for(ranks: Sequence[int], waits: _Waits) -> list[int]:
+    """The ranks that wait for these, directly or through others."""
+    reverse: dict[int, list[int]] = defaultdict(list)
+    for node, targets in waits.items():
+        for target in targets:
+            reverse[target].append(node)
+    found, new = set(ranks), [*ranks]
+    while new:
+        more = [node for node in reverse[new.pop()] if node not in found]
+        found.update(more)
+        new += more
+    return sorted(node for node in found - set(ranks) if node >= 0)
+
+
+def _circle_of(waits: _Waits) -> list[int]:
+    """The nodes of a circle of waits, in their order; none if there is none."""
+    circling = {node for node, targets in waits.items() if targets}
+    waiting: dict[int, list[int]] = defaultdict(list)
+    for node in circling:
+        for target in waits[node]:
+            waiting[target].append(node)
+    left = {node: len(waits[node]) for node in circling}
+    ended = [node for node in waiting if node not in circling]
+    while ended:
+        for node in waiting[ended.pop()]:
+            left[node] -= 1
+            if not left[node]:
+                ended.append(node)
+    at = next((node for node, count in left.items() if count), None)
+    path: dict[int, int] = {}
+    while at is not None and at not in path:
+        path[at] = len(path)
+        at = next(target for target in waits[at] if left.get(target))
+    return [*path][path[at] :] if at is not None else []
