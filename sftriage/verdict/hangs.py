@@ -25,6 +25,7 @@ MAX_BLOCKED = 8
 """Ranks for which a hang tells where they are."""
 _Waits = dict[int, list[int]]
 """What waits for what: ranks, by their number, and the calls of fronts, as -1 for the first, -2, and so on."""
+_RANKS_WAITS = ("recv", "send", "collective")
 MAX_KEYS = 64
 """Ranks of a circle of waits of which each is tried as the one at fault."""
 _PROCESS = re.compile(r"^(?:process )?(\d+)\b")
@@ -55,7 +56,7 @@ def hang_of(evidence: HangEvidence) -> Hang:
     """Why the job hangs: its ranks disagree, or wait for ranks that are elsewhere, or for none."""
     job = _Job(evidence)
     fronts = [job.front(group) for group in job.groups]
-    hang = job.parted(fronts) or job.cause(fronts or [*job.front_by_stacks()])
+    hang = job.parted(fronts) or job.cause([*fronts, *job.front_by_stacks(fronts)])
     return replace(hang, numbers={"hosts": len({rank.host for rank in evidence.ranks}), **hang.numbers})
 
 
@@ -109,18 +110,24 @@ class _Job:
         inside = sum(1 for row in group.rows.values() if number in row.pending)
         return _Front(group, number, waiting, missing, unsure, len(arrived) - inside)
 
-    def front_by_stacks(self) -> Iterable[_Front]:
-        """Without a flight recorder: the ranks whose main thread is in a collective, and the others."""
+    def front_by_stacks(self, fronts: Sequence[_Front]) -> Iterable[_Front]:
+        """The ranks in a collective that no flight recorder has, by their main thread, and the others."""
+        recorded = {rank for front in fronts for rank in front.waiting}
         inside, missing, unsure = list[int](), list[int](), list[int]()
         for rank in self.world:
-            known = self.by_rank.get(rank)
-            main = main_of(known.threads) if known else None
-            if known and main and not self.dead(rank) and (collective_of(main.frames) or _idle_in_backward(known)):
+            if rank not in recorded and self._in_collective(rank):
                 inside.append(rank)
             else:
-                (unsure if self.unsure(rank) else missing).append(rank)
-        if inside:
+                (unsure if rank not in recorded and self.unsure(rank) else missing).append(rank)
+        if inside and (not fronts or any({*inside} & {*front.missing} for front in fronts)):
             yield _Front(None, None, tuple(inside), tuple(missing), tuple(unsure))
+
+    def _in_collective(self, rank: int) -> bool:
+        """Whether its main thread is in a collective, by its stack."""
+        known = self.by_rank.get(rank)
+        if known is None or self.dead(rank) or not (main := main_of(known.threads)):
+            return False
+        return bool(collective_of(main.frames)) or (not known.calls and _idle_in_backward(known))
 
     def parted(self, fronts: Sequence[_Front]) -> Hang | None:
         """The group whose ranks disagree; of several the largest, but one in which a majority agrees."""
@@ -180,9 +187,10 @@ class _Job:
 
     def _absent(self, ends: Sequence[int], fronts: Sequence[_Front], waits: _Waits) -> Hang:
         """Ranks that wait for no rank, while others wait for them."""
-        dead = [rank for rank in ends if self.dead(rank)]
+        dead = self._first_dead(ends)
         certain = [rank for rank in ends if self.by_rank[rank].answered or self.blocked(rank).code != "unknown"]
-        ends = dead or certain or ends
+        local = [rank for rank in certain if self.blocked(rank).code not in _RANKS_WAITS]
+        ends = dead or local or certain or ends
         chosen = set(ends)
         front = max(fronts, key=lambda each: (bool(chosen & {*each.missing}), len(each.waiting)), default=None)
         if front and not chosen & {*front.missing}:
@@ -192,6 +200,12 @@ class _Job:
             return self._unknown(f"{some_ranks(ranks)} do not answer")
         others = front.waiting if front else _waiting_for(ranks, waits)
         return self._hang("dead" if dead else "absent", ranks, front, others)
+
+    def _first_dead(self, ranks: Sequence[int]) -> list[int]:
+        """Of these the dead ones; where some have failed, not those that a launcher ended then, nor those that left."""
+        dead = [rank for rank in ranks if self.dead(rank)]
+        failed = [rank for rank in dead if self.by_rank[rank].exit_status not in (None, 0, -15, 143)]
+        return failed or dead
 
     def _complete(self, complete: Sequence[_Front], fronts: Sequence[_Front], waits: _Waits) -> Hang:
         """No rank is missing in these: it is the network, or the collective itself."""
@@ -252,7 +266,7 @@ class _Job:
     def _elsewhere(self, front: _Front, missing: Sequence[int], fronts: Sequence[_Front], waits: _Waits) -> Hang:
         """The ranks that a call lacks wait in another one; or for a message."""
         away = {rank: fronts[-1 - node] for rank in missing for node in waits[rank] if node < 0}
-        if not away:
+        if not away or all(front.group is None for front in away.values()):
             return self._hang("absent", missing, front, front.waiting)
         most = Counter(fronts.index(each) for each in away.values()).most_common(1)[0][0]
         ranks = [rank for rank in missing if away.get(rank) is fronts[most]]
@@ -266,8 +280,10 @@ class _Job:
 
     def _alone(self) -> Hang:
         """No rank waits for another, as far as is known."""
-        if dead := [rank for rank in self.world if self.dead(rank)]:
-            return self._hang("dead", dead, None, [rank for rank in self.world if rank not in dead])
+        if dead := self._first_dead(self.world):
+            if len(dead) == len(self.world) > 1:
+                return self._unknown("all ranks have ended")
+            return self._hang("dead", dead, None, [rank for rank in self.world if not self.dead(rank)])
         unsure = [rank for rank in self.world if self.unsure(rank)]
         if unsure:
             return self._unknown(f"no evidence from {some_ranks(unsure)}")
