@@ -32,7 +32,7 @@ CERTAIN_OVERLAP = 3
 REALIGNED_CALLS = 3
 """Ranks that agree on the last calls have not parted, whatever they called before."""
 _SIZES_DIFFER = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")
-_SIZES_COUNT = ("reduce_scatter",)
+_SIZES_COUNT = ("reduce_scatter", "all_gather")
 _ALIASES = {
     "all_gather_into_tensor": "all_gather",
     "allgather": "all_gather",
@@ -156,8 +156,8 @@ class Signatures:
         columns: dict[str, list[int]] = {aspect: [] for aspect in (*ASPECTS, "uneven")}
         for call in self._calls:
             op = operation(call.op)
-            free = any(part in op for part in _SIZES_DIFFER) and op not in _SIZES_COUNT
-            values = (op, call.dtypes, () if free else call.sizes, call.sizes if op == "all_gather" else ())
+            uneven = op == "all_gather"
+            values = (op, call.dtypes, () if uneven else _sizes(call), call.sizes if uneven else ())
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(names.setdefault(value, len(names)) if value else UNKNOWN)
         aspects = {name: np.array([*column, UNKNOWN], np.int32) for name, column in columns.items()}
@@ -165,7 +165,7 @@ class Signatures:
         return aspects
 
     def _number(self, call: Call) -> int:
-        key = (call.op, call.sizes, call.dtypes, _lines(call))
+        key = (call.op, _sizes(call), call.dtypes, _lines(call))
         number = self._ids.setdefault(key, len(self._calls))
         if number == len(self._calls):
             self._calls.append(call)
@@ -196,7 +196,7 @@ def parting_of(
     ids_CN = np.full((len(rows), stop - start), UNKNOWN, np.int32)
     for at, (ids, _) in enumerate(rows.values()):
         ids_CN[at, : len(ids)] = ids
-    stream = _Streams(ids_CN, [ranks for _, ranks in rows.values()], start, by_rank, signatures, front - start)
+    stream = _Streams(group, ids_CN, [ranks for _, ranks in rows.values()], start, by_rank, signatures, front - start)
     earlier = any(row.first > 1 for row in group.rows.values())
     found = stream.shifted() or stream.different(missing)
     return found and found._replace(before=earlier and found.number == start)
@@ -206,6 +206,7 @@ def parting_of(
 class _Streams:
     """The calls of a group's ranks side by side: C rows of ranks that call the same, N numbers from ``start`` on."""
 
+    group: Group
     ids_CN: Ids
     ranks_C: list[list[int]]
     start: int
@@ -265,8 +266,9 @@ class _Streams:
 
     def _call(self, ranks: Sequence[int], at: int) -> Call:
         """What the first of these ranks called."""
-        row = next(row for row, of in enumerate(self.ranks_C) if ranks[0] in of)
-        return self.signatures.call(int(self.ids_CN[row, at]))
+        found = call_at(self.by_rank[ranks[0]], self.group.rows[ranks[0]], self.start + at)
+        assert found is not None  # its signature is known
+        return found
 
     def shifted(self) -> Parting | None:
         """The first call from which on some ranks call what the others call, that many calls later or earlier."""
@@ -276,16 +278,24 @@ class _Streams:
             if column in tried or len(tried) >= MAX_TRIALS:
                 continue
             tried.add(column)
-            sides = self._sides(at)
-            (usual, most), *rest = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))
-            tie = len(rest[0][1]) == len(most)
-            for signature, odd in rest:
-                shift = self._shift(at, odd, most)
-                if shift:
-                    kind: PartingKind = "skipped" if shift > 0 else "extra"
-                    calls = self.signatures.call(signature), self.signatures.call(usual)
-                    return Parting(kind, self.start + at, tuple(odd), tuple(most), *calls, abs(shift), tie)
+            most, *rest = sorted(self._sides(at).values(), key=lambda side: (-len(side), side))
+            for odd in rest:
+                if shift := self._shift(at, odd, most):
+                    return self._behind(at, odd, most, shift, tie=len(rest[0]) == len(most))
         return None
+
+    def _behind(self, at: int, odd: list[int], others: list[int], shift: int, *, tie: bool) -> Parting:
+        """The shift as a parting. Of as many ranks on each side, those are behind that left out a usual call."""
+        if tie:
+            mine, theirs = (self.ids_CN[self._rows(ranks)[0]] for ranks in (odd, others))
+            past = mine[:at]
+            usual = [at > 0 and _follows(past[:-1], past[-1], ids[at]) for ids in (mine, theirs)]
+            tie = usual[0] == usual[1] or usual[shift > 0] is not True
+            if not tie and shift < 0:
+                odd, others, shift = others, odd, -shift
+        kind: PartingKind = "skipped" if shift > 0 else "extra"
+        calls = self._call(odd, at), self._call(others, at)
+        return Parting(kind, self.start + at, tuple(odd), tuple(others), *calls, abs(shift), tie)
 
     def _shift(self, at: int, odd: list[int], others: list[int]) -> int:
         """How many calls ``odd`` are behind from there on; negative: ahead; 0: neither, or they do not agree on it."""
@@ -344,6 +354,13 @@ def _differ(values_CN: Ids) -> Mask:
     lowest_N = np.where(known_CN, values_CN, np.iinfo(np.int32).max).min(axis=0, initial=np.iinfo(np.int32).max)
     differ_N: Mask = known_CN.any(axis=0) & (highest_N > lowest_N)
     return differ_N
+
+
+def _sizes(call: Call) -> tuple[tuple[int, ...], ...]:
+    """Its sizes, where they may matter."""
+    op = operation(call.op)
+    free = any(part in op for part in _SIZES_DIFFER) and op not in _SIZES_COUNT
+    return () if free else call.sizes
 
 
 def _lines(call: Call) -> tuple[tuple[str, int], ...]:

@@ -174,6 +174,29 @@ def test_where_two_calls_alternate_the_step_tells(ahead, kind):
     assert brief(hang) == (kind, (2,), 7)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_of_two_ranks_the_one_that_left_out_a_usual_call_has_skipped_it(who):
+    # GIVEN a pair, of which one leaves out a call of every step, WHEN it has gone on
+    steps = [GRADIENTS, LOSS, call("all_reduce", (9,), number=99)] * 8
+    calls = [steps, steps]
+    calls[who] = steps[:10] + steps[11:]
+    hang = hang_of(job(*(rank(n, calls[n], int(n != who), threads=[queue_get()]) for n in range(2))))
+    # THEN it has skipped it, though the other one called it alone
+    assert (*brief(hang), hang.other_call, hang.shift) == ("skipped", (who,), 11, LOSS, 1)
+    assert "tie" not in hang.numbers
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_of_two_ranks_none_is_accused_of_a_call_that_was_never_called_before(who):
+    # GIVEN a pair, of which one makes a call that neither made before: has it an extra one, or did the other skip it?
+    steps = [GRADIENTS, LOSS, call("all_reduce", (9,), number=99)] * 8
+    calls = [steps, steps]
+    calls[who] = [*steps[:10], GATHER, *steps[10:]]
+    hang = hang_of(job(*(rank(n, calls[n], int(n == who)) for n in range(2))))
+    assert (hang.ranks, hang.number, hang.numbers["tie"]) == ((1,), 11, 1.0)
+    assert hang.kind == ("extra" if who else "skipped")
+
+
 def test_calls_that_are_all_alike_show_no_shift():
     # GIVEN one call a step, and a rank that lacks the last
     hang = hang_of(job(*(rank(n, [LOSS] * 9) for n in (0, 1, 3)), rank(2, [LOSS] * 8, 0, threads=[queue_get()])))
