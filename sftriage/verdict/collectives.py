@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,8 +26,8 @@ ASPECTS: tuple[Aspect, ...] = ("different_collective", "different_types", "diffe
 UNKNOWN = -1
 """The number of a signature, or of an aspect of it, that nothing can differ from."""
 MAX_SHIFT = 64
-MAX_TRIALS = 256
-"""Places at which a shift is looked for: each takes some 100 µs."""
+MAX_TRIALS, MAX_SIDES = 256, 4
+"""How often a shift is tried in a group, and for how many different calls under one number."""
 CERTAIN_OVERLAP = 3
 """So many shifted calls in a row show a shift by themselves; fewer only with the program's order or the step."""
 REALIGNED_CALLS = 3
@@ -117,6 +118,7 @@ def call_at(rank: RankEvidence, row: GroupCalls, number: int) -> Call | None:
     return rank.calls[row.calls[at]]
 
 
+@cache
 def operation(op: str) -> str:
     """The collective, whichever of its functions was called."""
     plain = op.strip("_").removesuffix("_base")
@@ -213,6 +215,7 @@ class _Streams:
     by_rank: Mapping[int, RankEvidence]
     signatures: Signatures
     front: int
+    trials: int = 0
 
     def different(self, missing: bool) -> Parting | None:
         """The first call of the last stretch in which ranks call what cannot go together."""
@@ -275,13 +278,15 @@ class _Streams:
         tried: set[bytes] = set()
         for at in np.flatnonzero(_differ(self.ids_CN)).tolist():
             column = np.unique(self.ids_CN[:, at]).tobytes()
-            if column in tried or len(tried) >= MAX_TRIALS:
+            if column in tried:
                 continue
             tried.add(column)
             most, *rest = sorted(self._sides(at).values(), key=lambda side: (-len(side), side))
-            for odd in rest:
+            for odd in rest[:MAX_SIDES]:
                 if shift := self._shift(at, odd, most):
                     return self._behind(at, odd, most, shift, tie=len(rest[0]) == len(most))
+                if self.trials > MAX_TRIALS:
+                    return None
         return None
 
     def _behind(self, at: int, odd: list[int], others: list[int], shift: int, *, tie: bool) -> Parting:
@@ -300,7 +305,11 @@ class _Streams:
     def _shift(self, at: int, odd: list[int], others: list[int]) -> int:
         """How many calls ``odd`` are behind from there on; negative: ahead; 0: neither, or they do not agree on it."""
         usual = max(self._rows(others), key=lambda row: (_length(self.ids_CN[row]), len(self.ranks_C[row])))
-        shifts = {self._shift_of(at, row, usual) for row in self._rows(odd)}
+        rows = self._rows(odd)
+        self.trials += len(rows)
+        if self.trials > MAX_TRIALS:
+            return 0
+        shifts = {self._shift_of(at, row, usual) for row in rows}
         return shifts.pop() if len(shifts) == 1 else 0
 
     def _rows(self, ranks: Sequence[int]) -> list[int]:
@@ -331,7 +340,8 @@ class _Streams:
 
     def _first(self, a: Ids, b: Ids, confirmed: Callable[[int], bool]) -> int:
         """By how many calls ``b`` has to move up to be ``a``; 0 if it never is."""
-        for k in range(1, min(MAX_SHIFT, len(b) - 1) + 1):
+        near = b[1 : MAX_SHIFT + 1]
+        for k in (np.flatnonzero((near == a[0]) | (near == UNKNOWN)) + 1).tolist():
             overlap = min(len(a), len(b) - k)
             if _alike(a[:overlap], b[k : k + overlap]) and (overlap >= CERTAIN_OVERLAP or confirmed(k)):
                 return k
@@ -358,9 +368,13 @@ def _differ(values_CN: Ids) -> Mask:
 
 def _sizes(call: Call) -> tuple[tuple[int, ...], ...]:
     """Its sizes, where they may matter."""
-    op = operation(call.op)
-    free = any(part in op for part in _SIZES_DIFFER) and op not in _SIZES_COUNT
-    return () if free else call.sizes
+    return () if _sizes_differ(call.op) else call.sizes
+
+
+@cache
+def _sizes_differ(op: str) -> bool:
+    plain = operation(op)
+    return plain not in _SIZES_COUNT and any(part in plain for part in _SIZES_DIFFER)
 
 
 def _lines(call: Call) -> tuple[tuple[str, int], ...]:
