@@ -150,8 +150,9 @@ class RankStatus:
 
     ``stage`` is None between steps. ``stage_age_ns`` is the time in that stage, or since the last step ended; before
     the first step, since the rank began to record. ``step`` is in progress, or the last one; it started ``step_age_ns``
-    ago, and is ``special`` if it has a kind (a checkpoint, an evaluation). ``published`` counts the steps that have
-    ended; a rank that is ``closed`` records no more. ``alive`` is whether its process exists, None if unknown.
+    ago. It is ``special`` if it has a kind (a checkpoint, an evaluation), or is in a stage that the step before it did
+    not enter. ``published`` counts the steps that have ended; a rank that is ``closed`` records no more. ``alive`` is
+    whether its process exists, None if unknown.
     """
 
     rank: int

@@ -293,11 +293,13 @@ def _is_end(words_M: NDArray[np.uint64]) -> BoolArray:
 
 
 def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, int, int, bool]:
-    """The stage that runs and since when; the step, since when, and whether it has a kind."""
+    """The stage that runs and since when; the step, since when, and whether it or its stage is special."""
     stage: str | None = None
     since_ns = step = step_since_ns = number = last_ns = 0
-    special = False
+    special, top = False, -1
     open_stages: list[int] = []
+    entered: set[int] = set()
+    usual: set[int] = set()
     values: list[tuple[int, int]] = []
     for word in words:
         code, value = word >> layout.CODE_AT, word & layout.MAX_VALUE
@@ -314,10 +316,12 @@ def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, in
         if code == layout.BEGIN:
             step, step_since_ns, special = number, value, False
             open_stages = [layout.OTHER_STAGE]
+            usual, entered = entered, {layout.OTHER_STAGE}
         elif code in (layout.END, layout.LEFT):
             open_stages = []
         elif code < layout.ON_STREAM and not code & 1:
             open_stages.append(code >> 1)
+            entered.add(code >> 1)
         elif code < layout.ON_STREAM and code >> 1 in open_stages[1:]:
             while open_stages.pop() != code >> 1:
                 pass
@@ -327,4 +331,4 @@ def _now(words: Sequence[int], schema: StageSchema) -> tuple[str | None, int, in
         top = open_stages[-1] if open_stages else -1
         named = 0 < top < len(schema.stages)
         stage = None if top < 0 else schema.stages[top - 1] if named else OTHER
-    return stage, since_ns, step, step_since_ns, special
+    return stage, since_ns, step, step_since_ns, special or (top >= 0 and bool(usual) and top not in usual)

@@ -253,6 +253,22 @@ def test_the_kind_of_a_step_in_progress_shows_from_outside(watch):
     assert special == [False, True, False, True, False]
 
 
+def test_a_stage_that_the_step_before_did_not_enter_is_special(watch):
+    watched = watch()
+    found = []
+    for stages in (("data", "backward"), ("data", "forward", "backward"), ("forward",)):
+        with watched.monitor.step():
+            for stage in stages:
+                with watched.monitor.stage(stage):
+                    found.append((stage, watched.reader.status().special))
+            # (nor is the time outside the stages, or between steps, ever special)
+            assert not watched.reader.status().special
+        assert not watched.reader.status().special
+        watched.steps()
+    assert [stage for stage, special in found if special] == ["forward"]
+    assert len(found) == 6
+
+
 @pytest.mark.parametrize(
     "note",
     [
