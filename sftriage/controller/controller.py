@@ -179,7 +179,7 @@ class Controller:
         """
         capturing = {running.rank for running in self._state.running.values() if running.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
-        verdict, self._watch = observe(since, self._watch, self._stall_floor_s, now_ns, capturing)
+        verdict, self._watch = observe(since, self._watch, self._stalled_after_s, now_ns, capturing)
         if verdict is None:
             return None
         # No window arrives during a stall.
@@ -261,7 +261,7 @@ class Controller:
     def _adopt(self, policies: PolicySet) -> None:
         self.policies = policies
         self._settings = settings_of(policies.detection)
-        self._stall_floor_s = policies.detection.stalled_after_s
+        self._stalled_after_s = policies.detection.stalled_after_s
 
     def _follow(self, now_s: float) -> None:
         change = self._policy.poll(now_s) if isinstance(self._policy, PolicyFiles) else None

@@ -168,12 +168,13 @@ class Detection(PolicyModel):
     """Minimum fraction of a window's ranks and steps that must be recorded to judge it."""
     contended_after: fields.Cooldown = "30s"
     """How long CPU contention must last before a suspect that it may explain is captured. `0s`: no wait."""
-    stalled_after: fields.StallTime = "60s"
-    """Time without progress on any rank after which a step is `stalled`; longer if the job usually pauses longer."""
+    stalled_after: fields.StallTime | None = None
+    """Time without progress on any rank after which a step is `stalled`, whatever the ranks wait for. If not set, ten
+    times the job's longest ordinary pause, at least 10 s (docs/verdicts.md)."""
 
     min_gain_fraction = _number("min_gain", fields.fraction)
     contended_for = _number("contended_after", lambda text: fields.Lasting(seconds=fields.seconds(text)))
-    stalled_after_s = _number("stalled_after", fields.seconds)
+    stalled_after_s = _number("stalled_after", lambda text: None if text is None else fields.seconds(text))
 
 
 class Match(PolicyModel):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import median_low
 from typing import Literal
 
@@ -63,18 +64,30 @@ PAUSES_KEPT = 256
 KINDS_KEPT = 32
 """Bounds the memory of a job that keeps inventing kinds of steps."""
 
-Wait = Literal["step", "outside", "start", "idle"]
-"""Kinds of waits: for a rank in an ordinary stage or a sync stage; for one outside of these, as in an evaluation or a
-checkpoint; for the job's first steps; or idle, with no rank in a step."""
+Wait = Literal["step", "local", "outside", "start", "idle"]
+"""Kinds of waits: for ranks in ordinary stages or in a sync stage; local, with all ranks in ordinary stages and none in
+a sync stage; for a rank that may evaluate or save; for the job's first steps; or idle, with a rank between steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPause:
-    """A time in which no rank moved, and which ended by itself."""
+    """A time in which no rank moved, and which ended by itself, perhaps after it had been ``reported`` as a stall."""
 
     wait: Wait
     seconds: float
     ended_ns: int
+    reported: bool = False
+
+    @property
+    def allows_s(self) -> float:
+        """How long the next pause of the same kind may be."""
+        if self.reported and self.wait in STEADY_FLOORS_S:
+            return min(self.seconds, RECOVERED_S)
+        return (STEADY_FACTOR if self.wait in STEADY_FLOORS_S else OTHER_FACTOR) * self.seconds
+
+    def counts_for(self, wait: Wait) -> bool:
+        # (the first steps compile: they show how long a later compilation may take)
+        return self.wait == wait or (self.wait == "start" and wait in ("local", "outside"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +98,23 @@ class Pace:
         periods_s: from the start of a step to that of the next; the latest ones, without the first step.
         pauses: those long enough to matter.
         kinds_s: the longest step of each kind but the ordinary one.
-        unused: stages that most steps do not enter, such as one for checkpoints.
     """
 
     periods_s: tuple[float, ...] = ()
     pauses: tuple[StepPause, ...] = ()
     kinds_s: Mapping[str, float] = field(default_factory=dict)
-    unused: frozenset[str] = frozenset()
 
     @property
     def typical_s(self) -> float:
         """The typical step; 0 if none is known."""
         return median_low(self.periods_s) if self.periods_s else 0.0
 
-    def longest_s(self, wait: Wait, since_ns: int) -> float:
-        """The longest pause of a kind since ``since_ns``, or the longest step with a kind if that is more."""
-        pauses = (pause.seconds for pause in self.pauses if pause.wait == wait and pause.ended_ns >= since_ns)
-        return max((*pauses, *self.kinds_s.values()), default=0.0)
+    def longest(self, wait: Wait, since_ns: int) -> StepPause | None:
+        """The pause since ``since_ns`` that allows the longest wait of a kind."""
+        pauses = [pause for pause in self.pauses if pause.counts_for(wait) and pause.ended_ns >= since_ns]
+        if wait == "outside":
+            pauses += [StepPause(wait, seconds, since_ns) for seconds in self.kinds_s.values()]
+        return max(pauses, key=lambda pause: pause.allows_s, default=None)
 
     def with_steps(self, before: tuple[int, int], after: tuple[int, int]) -> Pace:
         """The pace with a rank's steps between two observations (`JobSince.begun`), but its first, which compiles."""
@@ -110,60 +123,63 @@ class Pace:
             return self
         return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
 
-    def with_pause(self, pause: StepPause, min_s: float) -> Pace:
-        """The pace with a pause, unless it is under ``min_s``; those older than `MEMORY_S` are dropped."""
-        if pause.seconds < min_s:
+    def with_pause(self, pause: StepPause) -> Pace:
+        """The pace with a pause, unless it is too short to matter; without those that no longer do."""
+        if pause.allows_s < FLOOR_S:
             return self
-        fresh = [known for known in self.pauses if (pause.ended_ns - known.ended_ns) * NS <= MEMORY_S]
+        fresh = [
+            known
+            for known in self.pauses
+            if (pause.ended_ns - known.ended_ns) * NS <= MEMORY_S
+            and (known.wait != pause.wait or known.allows_s > pause.allows_s)
+        ]
         return replace(self, pauses=(*fresh, pause)[-PAUSES_KEPT:])
 
     def with_window(self, window: Window) -> Pace:
-        """The pace with a window: the longest step of each kind, and the stages that steps enter."""
-        durations_NRS = window.durations_NRS
-        if not durations_NRS.size:
-            return self
-        unused_S = (durations_NRS == 0.0).mean(axis=(0, 1)) > 0.5
-        unused = frozenset(stage for stage, idle in zip(window.schema.stages, unused_S, strict=True) if idle)
+        """The pace with a window's longest step of each kind."""
         kinds_s = dict(self.kinds_s)
         some_noted = window.kinds is not None or window.noted_NR is not None
-        for row, kind in ((n, kind) for n in range(len(durations_NRS) * some_noted) for kind in window.noted(n)):
+        for row, kind in ((n, kind) for n in range(len(window.durations_NRS) * some_noted) for kind in window.noted(n)):
             if kind in kinds_s or len(kinds_s) < KINDS_KEPT:
                 # fmax ignores missing ranks; a step that no rank has takes no time.
-                lengths_R = durations_NRS[row].sum(axis=1)
+                lengths_R = window.durations_NRS[row].sum(axis=1)
                 kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))
-        return replace(self, unused=unused, kinds_s=kinds_s)
+        return replace(self, kinds_s=kinds_s)
 
 
 MAX_NAMED = 16
 """Maximum suspects that a verdict lists; ``missing_ranks`` is the number of all."""
 
 
-OUTSIDE_FACTOR, OUTSIDE_FLOOR_S = 5.0, 300.0
-"""The floor where the missing ranks are outside the ordinary stages (between steps, in ``other``, in a stage that most
-steps do not enter, in a step with a kind), or where no rank waits: for evaluations and checkpoints of one rank, or a
-compilation on all. It is this multiple of the policy's, up to half of NCCL's timeout."""
+FLOOR_S = 10.0
+STEADY_FLOORS_S: Mapping[Wait, float] = {"step": FLOOR_S, "local": FLOOR_S}
+FLOORS_S: Mapping[Wait, float] = {**STEADY_FLOORS_S, "outside": 300.0, "start": 1800.0, "idle": 3600.0}
+"""How long a job may be still at least in each kind of wait, unless the policy sets ``stalled_after``: the first
+evaluation and the first checkpoint of one rank take minutes, large models compile and load for many, and a full
+evaluation on all ranks takes up to an hour."""
 
-START_FLOOR_S, IDLE_FLOOR_S = 1800.0, 3600.0
-"""The floor until a second step has shown the job's pace (large models compile and load for many minutes), and where no
-rank is in a step (a full evaluation)."""
+STEADY_FACTOR, OTHER_FACTOR = 10.0, 3.0
+"""A stall lasts at least this many times the job's typical step and its longest pause in ordinary stages (they vary by
+batch, but not tenfold), or its longest other pause of the kind (the next evaluation may find a busier file system)."""
 
-TYPICAL_FACTOR, LONGEST_FACTOR = 10.0, 3.0
-"""A stall lasts at least this many times the job's typical step (steps vary by batch, but not tenfold), and this many
-times its longest pause of the same kind (the next evaluation may find a busier file system)."""
+RECOVERED_S = 60.0
+"""A reported stall in ordinary stages that ends may be a pause that this job makes: the next is reported only once it
+is longer. After more than this, somebody ended it."""
 
 MEMORY_S = 7200.0
 """How far back that goes: evaluations and checkpoints come back within two hours, and one long pause must not hide
 stalls for the rest of the job."""
 
+WATCHDOG_S = 600.0
+"""The timeout of collectives if it is unknown: NCCL's default, which is shorter than Gloo's."""
+
 MAX_GAP_S = 10.0
 """After a longer gap between two observations, time starts anew: they come once a second, so the agent or the whole
 machine was stopped."""
 
-
-def floor_of(wait: Wait, floor_s: float) -> float:
-    """How long a job may be still in a kind of wait, given the policy's limit for ordinary ones (``floor_s``)."""
-    outside_s = min(OUTSIDE_FLOOR_S, OUTSIDE_FACTOR * floor_s)
-    return max(floor_s, {"outside": outside_s, "start": START_FLOOR_S, "idle": IDLE_FLOOR_S}.get(wait, 0.0))
+WENT_ON_S = 1.0
+"""Ranks that wait within so many seconds, or `STEADY_FACTOR` typical steps, of the last movement of a missing rank have
+not paused where it has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +194,7 @@ class WaitState:
         step: the step in progress, or the last one.
         lasts_since_ns: when that step began, or the last one ended.
         moved_ns: when a rank last entered or left a stage or a step.
+        waits_since_ns: when the first rank in a sync stage entered it; ``moved_ns`` if none is in one.
     """
 
     wait: Wait
@@ -187,20 +204,55 @@ class WaitState:
     step: int
     lasts_since_ns: int
     moved_ns: int
+    waits_since_ns: int
 
     def still_s(self, now_ns: int, watched_since_ns: int) -> float:
         """For how many seconds no rank has moved, counted from when the job is watched."""
         return (now_ns - max(self.moved_ns, watched_since_ns)) * NS
 
 
+def thresholds(
+    wait_state: WaitState,
+    pace: Pace,
+    stalled_after_s: float | None,
+    now_ns: int,
+    still_s: float,
+    watchdog_s: float | None = None,
+) -> dict[str, float]:
+    """How long no rank may move (``threshold_s``), and the numbers that it follows from, with 0 where there is none.
+
+    It is ``stalled_after_s`` as given (``given_s``). Without it, it is ``floor_s``, or more where the job's steps or
+    pauses are long. But a stall is reported before a watchdog ends the job (``watchdog_s``, if that decides), unless
+    the job has paused as long before. Without ``stalled_after_s``, an unknown watchdog is assumed to have the default.
+    """
+    typical_s, longest = pace.typical_s, pace.longest(wait_state.wait, now_ns - int(MEMORY_S / NS))
+    longest_s, allows_s = (0.0, 0.0) if longest is None else (longest.seconds, longest.allows_s)
+    floor_s = FLOORS_S[wait_state.wait] if stalled_after_s is None else 0.0
+    threshold_s = stalled_after_s or max(floor_s, STEADY_FACTOR * typical_s, allows_s)
+    ends_s = watchdog_s or (WATCHDOG_S if stalled_after_s is None else inf)
+    before_s = max(0.5 * ends_s, ends_s - max(0.1 * ends_s, 30.0))
+    moved_late_s = (now_ns - wait_state.waits_since_ns) * NS - still_s
+    still_before_s = max(min(FLOOR_S, before_s), before_s - moved_late_s)
+    decides = wait_state.waiting > 0 and still_before_s < threshold_s and max(typical_s, longest_s) < before_s
+    return {
+        "threshold_s": still_before_s if decides else threshold_s,
+        "given_s": stalled_after_s or 0.0,
+        "floor_s": floor_s,
+        "typical_step_s": typical_s,
+        "longest_still_s": longest_s,
+        "watchdog_s": ends_s if decides else 0.0,
+    }
+
+
 def stall_verdict(
     wait_state: WaitState | None,
     job: JobSince,
     pace: Pace,
-    policy_floor_s: float,
+    stalled_after_s: float | None,
     now_ns: int,
     watched_since_ns: int,
     capturing: Collection[int],
+    watchdog_s: float | None = None,
 ) -> Verdict | None:
     """The verdict on the step in progress, if it is a stall; time before ``watched_since_ns`` does not count.
 
@@ -209,19 +261,13 @@ def stall_verdict(
     if wait_state is None or np.isin(job.status.rank_R[wait_state.missing_M], list(capturing)).any():
         return None
     still_s = wait_state.still_s(now_ns, watched_since_ns)
-    floor_s = floor_of(wait_state.wait, policy_floor_s)
-    typical_s = pace.typical_s
-    longest_s = pace.longest_s(wait_state.wait, now_ns - int(MEMORY_S / NS))
-    threshold_s = max(floor_s, TYPICAL_FACTOR * typical_s, LONGEST_FACTOR * longest_s)
-    if still_s < threshold_s:
+    known = thresholds(wait_state, pace, stalled_after_s, now_ns, still_s, watchdog_s)
+    if still_s < known["threshold_s"]:
         return None
     lasted_s = max(still_s, (now_ns - wait_state.lasts_since_ns) * NS)
     numbers = {
         "still_s": still_s,
-        "threshold_s": threshold_s,
-        "floor_s": floor_s,
-        "typical_step_s": typical_s,
-        "longest_still_s": longest_s,
+        **known,
         "waiting_ranks": float(wait_state.waiting),
         "missing_ranks": float(len(wait_state.missing_M)),
         "unseen_ranks": float(max(0, job.status.world_size - len(job.since_ns_R))),
@@ -253,7 +299,7 @@ def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
     moved_ns = int(since_ns_R[live_R].max())
     if not stepping_R.any():
         last = int(status.step_R[live_R].max())
-        return WaitState("idle", NO_RANKS, ("outside_steps",), 0, last, moved_ns, moved_ns)
+        return WaitState("idle", NO_RANKS, ("outside_steps",), 0, last, moved_ns, moved_ns, moved_ns)
     waiting_R = stepping_R & _in_stages(status, status.schema.sync)
     if waiting_R.any():
         missing_M, reasons = _missing(status, observed_R, waiting_R)
@@ -261,13 +307,14 @@ def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
         missing_M, reasons = _furthest_behind(status, live_R), ("no_rank_waits",)
     step = int(status.step_R[stepping_R].min())
     return WaitState(
-        wait=_wait(status, live_R, missing_M, reasons, pace),
+        wait=_wait(job, live_R, waiting_R, missing_M, reasons, pace),
         missing_M=missing_M,
         reasons=reasons,
         waiting=int(waiting_R.sum()),
         step=step,
         lasts_since_ns=int(job.step_since_ns_R[stepping_R & (status.step_R == step)].min()),
         moved_ns=moved_ns,
+        waits_since_ns=int(since_ns_R[waiting_R].min(initial=moved_ns)),
     )
 
 
@@ -304,17 +351,32 @@ def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
     return np.flatnonzero(some_R & (job.stage_R == job.stage_R[some_R].min()))
 
 
-def _wait(job: JobStatus, live_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace) -> Wait:
+def _wait(
+    job: JobSince,
+    live_R: BoolArray,
+    waiting_R: BoolArray,
+    missing_M: RankArray,
+    reasons: tuple[str, ...],
+    pace: Pace,
+) -> Wait:
     if "died" in reasons or reasons == ("left_early",):
         return "step"  # a rank that is dead or has stopped recording will not arrive, not even in a first step
-    if not pace.periods_s or (job.published_R[live_R] == 0).any():
-        return "start"
-    missing = job.only(missing_M)
+    waits = bool(waiting_R.any())
+    if not pace.periods_s or (job.status.published_R[live_R] == 0).any():
+        return "outside" if waits else "start"
+    missing = job.status.only(missing_M)
     between_M = missing.stage_R < 0
-    if reasons == ("no_rank_waits",):
-        return "idle" if between_M.any() else "outside"
-    outside_M = (missing.special_R != 0) | between_M | _in_stages(missing, {OTHER, *pace.unused})
-    return "outside" if outside_M.any() else "step"
+    outside_M = between_M | _in_stages(missing, {OTHER})
+    if not waits:
+        return "idle" if between_M.any() else "outside" if (outside_M | (missing.special_R != 0)).any() else "local"
+    if outside_M.any() and not (missing.special_R != 0).any():
+        # One rank that evaluates or saves for all of them is the first of the job or of its host. If all ranks do so,
+        # those that wait have begun to wait late.
+        _, first_H = np.unique(job.status.host_R, return_index=True)
+        late_s = (job.since_ns_R[waiting_R].min() - job.since_ns_R[missing_M[outside_M]].min()) * NS
+        went_on = late_s < max(WENT_ON_S, STEADY_FACTOR * pace.typical_s)
+        return "step" if went_on and not np.isin(missing_M[outside_M], first_H).any() else "outside"
+    return "outside" if (missing.special_R != 0).any() else "step"
 
 
 def _suspects(wait_state: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
@@ -378,23 +440,29 @@ class Watch:
 
 
 def observe(
-    job: JobSince, watch: Watch, floor_s: float, now_ns: int, capturing: Collection[int] = ()
+    job: JobSince,
+    watch: Watch,
+    stalled_after_s: float | None,
+    now_ns: int,
+    capturing: Collection[int] = (),
+    watchdog_s: float | None = None,
 ) -> tuple[Verdict | None, Watch]:
     """The verdict if a stall has begun or its suspects have changed, and the state for the next observation.
 
-    A stall lasts until any rank ends a step.
+    A stall lasts until any rank ends a step. Without ``stalled_after_s``, the job's own pace decides; ``watchdog_s`` is
+    the timeout of its collectives, if known.
     """
     if watch.job is not None and watch.job.status.attempt != job.status.attempt:
         watch = Watch()
     if watch.job is None or (now_ns - watch.observed_ns) * NS > MAX_GAP_S:
         watch = replace(watch, since_ns=now_ns)
-    pace = _learned(job, watch, floor_s)
+    pace = _learned(job, watch)
     wait_state = wait_state_of(job, pace, now_ns)
     reported = watch.reported
     ended, before = (int(some.status.published_R.sum()) for some in (job, watch.job or job))
     if ended > before:
         reported = None
-    verdict = stall_verdict(wait_state, job, pace, floor_s, now_ns, watch.since_ns, capturing)
+    verdict = stall_verdict(wait_state, job, pace, stalled_after_s, now_ns, watch.since_ns, capturing, watchdog_s)
     if verdict is None or wait_state is None or (reported is not None and _identity(verdict) == _identity(reported[0])):
         return None, Watch(pace, job, wait_state, now_ns, watch.since_ns, reported, watch.reported_ns)
     return verdict, Watch(pace, job, wait_state, now_ns, watch.since_ns, (verdict, wait_state.wait), now_ns)
@@ -409,12 +477,12 @@ def still_ranks(job: JobStatus, typical_s: float) -> frozenset[int]:
 
     ``typical_s`` is a typical step of the job; 0 if unknown.
     """
-    longest_ns = max(STILL_S, TYPICAL_FACTOR * typical_s) / NS
+    longest_ns = max(STILL_S, STEADY_FACTOR * typical_s) / NS
     in_step_R = np.where(job.stage_R < 0, job.stage_age_ns_R, job.step_age_ns_R)
     return frozenset(job.rank_R[in_step_R > longest_ns].tolist())
 
 
-def _learned(job: JobSince, watch: Watch, floor_s: float) -> Pace:
+def _learned(job: JobSince, watch: Watch) -> Pace:
     """The pace with the steps that have ended since the last observation, and with a pause that is over."""
     pace, earlier = watch.pace, watch.wait_state
     if watch.job is None:
@@ -425,11 +493,8 @@ def _learned(job: JobSince, watch: Watch, floor_s: float) -> Pace:
         pace = pace.with_steps(watch.job.begun(there_K[0]), job.begun(here_K[0]))
     if earlier is None or (job.since_ns_R <= earlier.moved_ns).all():
         return pace
-    # A stall that has ended is not normal either; an evaluation that was reported as one is.
-    if watch.reported is not None and watch.reported[1] == "step":
-        return pace
-    pause = StepPause(earlier.wait, earlier.still_s(watch.observed_ns, watch.since_ns), watch.observed_ns)
-    return pace.with_pause(pause, floor_of(earlier.wait, floor_s) / LONGEST_FACTOR)
+    seconds = earlier.still_s(watch.observed_ns, watch.since_ns)
+    return pace.with_pause(StepPause(earlier.wait, seconds, watch.observed_ns, watch.reported is not None))
 
 
 def _identity(verdict: Verdict) -> tuple[object, ...]:

@@ -15,7 +15,6 @@ from sftriage.model.verdicts import Settings
 from sftriage.model.windows import JobStatus, RankStatus, StageSchema, Window
 from sftriage.policy.schema import Detection
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.verdict.stalls import floor_of
 from sftriage.windows.rings import status_of
 from sftriage.words.decisions import reason_sentence, resolution
 from tests.unit.policy.making import make_policy
@@ -197,13 +196,10 @@ def test_a_captured_rank_does_not_stall_before_its_time_box_ends(stepping):
     assert len(looks(stepping, held_up, 9.1, 12.0, now_s=281.0)) == 1
 
 
-def test_a_stage_unused_in_windows_gets_more_time(stepping):
-    saving = Since(("save", "backward", "backward"), 10, 1.0)
-    stepping.take(window(0), now_s=100.0)
-    assert looks(stepping, saving, 1.1, 10.9) == []
-    assert len(looks(stepping, saving, 11.0, 13.0)) == 1
-
-
-def test_the_policys_time_is_a_floor_for_stalls():
-    floor_s = Detection(stalled_after="20m").stalled_after_s
-    assert [floor_of(wait, floor_s) for wait in ("step", "outside", "start")] == [1200, 1200, 1800]
+def test_without_a_time_in_the_policy_the_job_decides(start):
+    assert (Detection().stalled_after_s, Detection(stalled_after="20m").stalled_after_s) == (None, 1200)
+    made = start()
+    for step in range(10):
+        made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns := int((0.1 * step + 0.01) * S)), now_ns, 100.0)
+    (judged,) = looks(made, Since(("backward", "data", "backward"), 10, 1.0), 1.1, 13.0)
+    assert judged.verdict.numbers["threshold_s"] == 10.0
