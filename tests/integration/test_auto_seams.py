@@ -203,7 +203,7 @@ def test_doctor_reports_a_failed_script(start, tmp_path):
 
 
 STUCK = "name: stuck, match: {label: stalled}, capture: {profiler: stacks, max_seconds: 30}"
-STALL_POLICY = policy(STUCK, detection="stalled_after: 3s, window_steps: 20")
+STALL_POLICY = policy(STUCK, detection="window_steps: 20")
 WITHOUT_PTRACE = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace", "--ambient-caps=-sys_ptrace")
 
 

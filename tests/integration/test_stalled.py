@@ -19,8 +19,8 @@ from tests.integration.runs import captures, verdicts
 HANG = Path(__file__).parent / "jobs" / "hang.py"
 RULE = """name: stuck, match: {label: stalled},
   capture: {profiler: stacks, max_seconds: 30, stacks: {flight_recorder: true}}"""
-POLICY = policy(RULE, detection="stalled_after: 3s, window_steps: 20")
-PAUSE_S = 5.0
+POLICY = policy(RULE, detection="window_steps: 20")
+PAUSE_S = 12.0
 """Longer than what is a stall inside a stage."""
 IN_FORWARD, IN_BACKWARD, STOPPED = 120, 130, 140
 
@@ -87,7 +87,7 @@ def test_a_rank_that_hangs_is_named_with_its_stage_and_pauses_that_a_job_makes_a
     (suspect,) = first["suspects"]
     assert (suspect["scope"], suspect["rank"], suspect["stage"]) == ("rank", 1, "forward")
     assert (first["first_step"], first["reasons"]) == (IN_FORWARD, ["not_arrived"])
-    assert first["exposed_s"] >= 3.0
+    assert first["exposed_s"] >= 10.0
     # AND with all ranks inside the sync stage nobody
     assert (second["first_step"], second["reasons"], second["suspects"]) == (IN_BACKWARD, ["in_sync"], [])
     # AND who was stopped from outside is found
@@ -115,7 +115,7 @@ def test_the_stacks_of_a_rank_that_hangs_name_the_function_it_hangs_in(stood):
     stacks, manifest = stood.stacks, stood.manifest
     # THEN they are those of that rank and process, in the step and stage it hangs in
     assert (stacks["rank"], stacks["pid"], stacks["step"], stacks["stage"]) == (1, stood.pid, IN_FORWARD, "forward")
-    assert stacks["in_stage_s"] >= 3.0
+    assert stacks["in_stage_s"] >= 10.0
     # AND the thread that trains shows the function, and the one that called it
     names = [[frame["name"] for frame in thread["frames"]] for thread in stacks["threads"]]
     (training,) = [frames for frames in names if "main" in frames]
