@@ -158,7 +158,6 @@ class Controller:
         # A restarted job may run elsewhere, or with other data, so each attempt has its own past.
         known = self._pasts.get(window.attempt)
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
-        self._watch = self._watch.with_window(window)
         # (without the kernel's counters: they are most of its size, and only the judged window needs them)
         self._last = replace(window, counted_NRC=None)
         if window.attempt != self._attempt:

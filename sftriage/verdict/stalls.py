@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median_low
 from typing import Literal
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.model.verdicts import Suspect, Verdict
-from sftriage.model.windows import OTHER, JobStatus, RankStatus, Window
+from sftriage.model.windows import OTHER, JobStatus, RankStatus
 from sftriage.verdict.accounting import NO_RANKS, BoolArray, RankArray
 
 
@@ -61,8 +61,6 @@ NS = 1e-9
 PERIODS_KEPT = 63
 """The last steps, whose median is the typical one: enough that a checkpoint among them does not count."""
 PAUSES_KEPT = 256
-KINDS_KEPT = 32
-"""Bounds the memory of a job that keeps inventing kinds of steps."""
 
 Wait = Literal["step", "local", "outside", "start", "idle"]
 """Kinds of waits: for ranks in ordinary stages or in a sync stage; local, with all ranks in ordinary stages and none in
@@ -81,9 +79,9 @@ class StepPause:
     @property
     def allows_s(self) -> float:
         """How long the next pause of the same kind may be."""
-        if self.reported and self.wait in STEADY_FLOORS_S:
-            return min(self.seconds, RECOVERED_S)
-        return (STEADY_FACTOR if self.wait in STEADY_FLOORS_S else OTHER_FACTOR) * self.seconds
+        if self.wait not in ("step", "local"):
+            return OTHER_FACTOR * self.seconds
+        return min(self.seconds, RECOVERED_S) if self.reported else STEADY_FACTOR * self.seconds
 
     def counts_for(self, wait: Wait) -> bool:
         # (the first steps compile: they show how long a later compilation may take)
@@ -97,12 +95,10 @@ class Pace:
     Attributes:
         periods_s: from the start of a step to that of the next; the latest ones, without the first step.
         pauses: those long enough to matter.
-        kinds_s: the longest step of each kind but the ordinary one.
     """
 
     periods_s: tuple[float, ...] = ()
     pauses: tuple[StepPause, ...] = ()
-    kinds_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def typical_s(self) -> float:
@@ -111,9 +107,7 @@ class Pace:
 
     def longest(self, wait: Wait, since_ns: int) -> StepPause | None:
         """The pause since ``since_ns`` that allows the longest wait of a kind."""
-        pauses = [pause for pause in self.pauses if pause.counts_for(wait) and pause.ended_ns >= since_ns]
-        if wait == "outside":
-            pauses += [StepPause(wait, seconds, since_ns) for seconds in self.kinds_s.values()]
+        pauses = (pause for pause in self.pauses if pause.counts_for(wait) and pause.ended_ns >= since_ns)
         return max(pauses, key=lambda pause: pause.allows_s, default=None)
 
     def with_steps(self, before: tuple[int, int], after: tuple[int, int]) -> Pace:
@@ -135,25 +129,13 @@ class Pace:
         ]
         return replace(self, pauses=(*fresh, pause)[-PAUSES_KEPT:])
 
-    def with_window(self, window: Window) -> Pace:
-        """The pace with a window's longest step of each kind."""
-        kinds_s = dict(self.kinds_s)
-        some_noted = window.kinds is not None or window.noted_NR is not None
-        for row, kind in ((n, kind) for n in range(len(window.durations_NRS) * some_noted) for kind in window.noted(n)):
-            if kind in kinds_s or len(kinds_s) < KINDS_KEPT:
-                # fmax ignores missing ranks; a step that no rank has takes no time.
-                lengths_R = window.durations_NRS[row].sum(axis=1)
-                kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))
-        return replace(self, kinds_s=kinds_s)
-
 
 MAX_NAMED = 16
 """Maximum suspects that a verdict lists; ``missing_ranks`` is the number of all."""
 
 
 FLOOR_S = 10.0
-STEADY_FLOORS_S: Mapping[Wait, float] = {"step": FLOOR_S, "local": FLOOR_S}
-FLOORS_S: Mapping[Wait, float] = {**STEADY_FLOORS_S, "outside": 300.0, "start": 1800.0, "idle": 3600.0}
+FLOORS_S: Mapping[Wait, float] = {"step": FLOOR_S, "local": FLOOR_S, "outside": 300.0, "start": 1800.0, "idle": 3600.0}
 """How long a job may be still at least in each kind of wait, unless the policy sets ``stalled_after``: the first
 evaluation and the first checkpoint of one rank take minutes, large models compile and load for many, and a full
 evaluation on all ranks takes up to an hour."""
@@ -352,12 +334,7 @@ def _furthest_behind(job: JobStatus, some_R: BoolArray) -> RankArray:
 
 
 def _wait(
-    job: JobSince,
-    live_R: BoolArray,
-    waiting_R: BoolArray,
-    missing_M: RankArray,
-    reasons: tuple[str, ...],
-    pace: Pace,
+    job: JobSince, live_R: BoolArray, waiting_R: BoolArray, missing_M: RankArray, reasons: tuple[str, ...], pace: Pace
 ) -> Wait:
     if "died" in reasons or reasons == ("left_early",):
         return "step"  # a rank that is dead or has stopped recording will not arrive, not even in a first step
@@ -365,18 +342,19 @@ def _wait(
     if not pace.periods_s or (job.status.published_R[live_R] == 0).any():
         return "outside" if waits else "start"
     missing = job.status.only(missing_M)
-    between_M = missing.stage_R < 0
+    between_M, special_M = missing.stage_R < 0, missing.special_R != 0
     outside_M = between_M | _in_stages(missing, {OTHER})
     if not waits:
-        return "idle" if between_M.any() else "outside" if (outside_M | (missing.special_R != 0)).any() else "local"
-    if outside_M.any() and not (missing.special_R != 0).any():
-        # One rank that evaluates or saves for all of them is the first of the job or of its host. If all ranks do so,
-        # those that wait have begun to wait late.
-        _, first_H = np.unique(job.status.host_R, return_index=True)
-        late_s = (job.since_ns_R[waiting_R].min() - job.since_ns_R[missing_M[outside_M]].min()) * NS
-        went_on = late_s < max(WENT_ON_S, STEADY_FACTOR * pace.typical_s)
-        return "step" if went_on and not np.isin(missing_M[outside_M], first_H).any() else "outside"
-    return "outside" if (missing.special_R != 0).any() else "step"
+        return "idle" if between_M.any() else "outside" if (outside_M | special_M).any() else "local"
+    if special_M.any() or not outside_M.any():
+        return "outside" if special_M.any() else "step"
+    # One rank that evaluates or saves for others is the first of the job or of its host. If all ranks do so, those that
+    # wait have begun to wait late.
+    _, first_H = np.unique(job.status.host_R, return_index=True)
+    firsts = first_H if len(first_H) < len(job.since_ns_R) else (0,)
+    late_s = (job.since_ns_R[waiting_R].min() - job.since_ns_R[missing_M[outside_M]].min()) * NS
+    went_on = late_s < max(WENT_ON_S, STEADY_FACTOR * pace.typical_s)
+    return "step" if went_on and not np.isin(missing_M[outside_M], firsts).any() else "outside"
 
 
 def _suspects(wait_state: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
@@ -432,11 +410,6 @@ class Watch:
     since_ns: int = 0
     reported: tuple[Verdict, Wait] | None = None
     reported_ns: int = 0
-
-    def with_window(self, window: Window) -> Watch:
-        if self.job is not None and self.job.status.attempt != window.attempt:
-            return self
-        return replace(self, pace=self.pace.with_window(window))
 
 
 def observe(

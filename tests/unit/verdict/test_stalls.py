@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.model.windows import RankStatus, StageSchema, Window
+from sftriage.model.windows import RankStatus, StageSchema
 from sftriage.verdict import stalls
 from sftriage.verdict.stalls import Pace, StepPause, Watch
 from sftriage.windows.rings import status_of
@@ -161,13 +161,12 @@ STEP, LOCAL, OUTSIDE, START, IDLE = (
         (BEHIND, replace(STEADY, pauses=(replace(STEP, reported=True),)), 50, 50),
         (BEHIND, replace(STEADY, pauses=(replace(STEP, seconds=3600.0, reported=True),)), 60, 3600),
         # Other pauses say nothing here.
-        (BEHIND, replace(STEADY, pauses=(LOCAL, OUTSIDE, START, IDLE), kinds_s={"checkpoint": 90.0}), 10, 0),
+        (BEHIND, replace(STEADY, pauses=(LOCAL, OUTSIDE, START, IDLE)), 10, 0),
         (ALIKE, replace(STEADY, pauses=(STEP, OUTSIDE, IDLE)), 10, 0),
         # A compilation in the first step may come again.
         (ALIKE, replace(STEADY, pauses=(START,)), 150, 50),
-        # An evaluation, a checkpoint, a step with a kind: three times the longest
+        # An evaluation, or a checkpoint: three times the longest
         (FIRST, replace(STEADY, pauses=(replace(OUTSIDE, seconds=120.0), STEP)), 360, 120),
-        (FIRST, replace(STEADY, kinds_s={"checkpoint": 110.0}), 330, 110),
         (FIRST, replace(STEADY, pauses=(OUTSIDE,)), 300, 50),
         ("-@49, -@49", replace(STEADY, pauses=(replace(IDLE, seconds=1500.0),)), 4500, 1500),
         # Where others wait, NCCL's timeout would end the job after 600 s, ...
@@ -228,8 +227,10 @@ def test_a_watchdog_counts_from_when_the_first_rank_waits():
     assert stalled(later, given_s=900.0, watchdog_s=600.0).numbers["threshold_s"] == pytest.approx(140)
 
 
-@pytest.mark.parametrize(("late_s", "hosts", "floor_s"), [(0.5, "aab", 300), (0.5, "aaa", 10), (2.0, "aaa", 300)])
-def test_a_rank_between_steps_may_evaluate_as_the_first_of_its_host_or_as_all_ranks_have(late_s, hosts, floor_s):
+@pytest.mark.parametrize(
+    ("late_s", "hosts", "floor_s"), [(0.5, "aab", 300), (0.5, "aaa", 10), (2.0, "aaa", 300), (0.5, "abc", 10)]
+)
+def test_a_rank_between_steps_may_evaluate_as_the_first_of_its_host_or_like_all_ranks(late_s, hosts, floor_s):
     # GIVEN that the others began to wait ``late_s`` after the last step of the missing rank
     for still_s in (floor_s, floor_s - 0.1):
         found = job("backward@50, backward@50, -@49", still_s=still_s, hosts=hosts)
@@ -577,23 +578,6 @@ def test_another_attempt_has_a_pace_of_its_own():
     job.steps(10)
     _, watch = stalls.observe(job.status(attempt=1), job.watch, None, job.now_ns)
     assert watch.pace == Pace()
-
-
-def window(durations_NRS, kinds=None, attempt=0):
-    return Window(SCHEMA, 0, np.asarray(durations_NRS, dtype=float), kinds=kinds, attempt=attempt)
-
-
-def test_windows_show_how_long_special_steps_take():
-    # GIVEN four steps of two ranks; rank 0 saves in the third, which is marked, and rank 1 misses the last
-    durations_NRS = np.full((4, 2, 6), 0.1)
-    durations_NRS[:, :, 4] = 0.0
-    durations_NRS[2, 0, 4] = 40.0
-    durations_NRS[3, 1] = np.nan
-    watch = Watch().with_window(window(durations_NRS, ("", "", "checkpoint", "")))
-    assert watch.pace.kinds_s == {"checkpoint": pytest.approx(40.5)}
-    # AND a step of a kind that no rank has takes no time
-    empty = window(np.full((1, 2, 6), np.nan), ("evaluation",))
-    assert watch.with_window(empty).pace.kinds_s["evaluation"] == 0.0
 
 
 stages = st.sampled_from([None, *SCHEMA.stages])
