@@ -8,11 +8,11 @@ status and from windows. The controller calls `observe` about once a second.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median_low
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +62,10 @@ PERIODS_KEPT = 63
 """The last steps, whose median is the typical one: enough that a checkpoint among them does not count."""
 PAUSES_KEPT = 256
 
-Wait = Literal["step", "local", "outside", "start", "idle"]
+Wait = Literal["step", "local", "early", "outside", "start", "idle"]
 """Kinds of waits: for ranks in ordinary stages or in a sync stage; local, with all ranks in ordinary stages and none in
-a sync stage; for a rank that may evaluate or save; for the job's first steps; or idle, with a rank between steps."""
+a sync stage; early, which is one of these before any pace is known; for a rank that may evaluate or save; for the job's
+first two steps; or idle, with a rank between steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ MAX_NAMED = 16
 
 
 FLOOR_S = 10.0
-FLOORS_S: Mapping[Wait, float] = {"step": FLOOR_S, "local": FLOOR_S, "outside": 300.0, "start": 1800.0, "idle": 3600.0}
+FLOORS_S = dict(zip(get_args(Wait), (FLOOR_S, FLOOR_S, 60.0, 300.0, 1800.0, 3600.0), strict=True))
 """How long a job may be still at least in each kind of wait, unless the policy sets ``stalled_after``: the first
 evaluation and the first checkpoint of one rank take minutes, large models compile and load for many, and a full
 evaluation on all ranks takes up to an hour."""
@@ -146,7 +147,7 @@ batch, but not tenfold), or its longest other pause of the kind (the next evalua
 
 RECOVERED_S = 60.0
 """A reported stall in ordinary stages that ends may be a pause that this job makes: the next is reported only once it
-is longer. After more than this, somebody ended it."""
+is longer. One that lasts longer than this has more likely been ended by hand."""
 
 MEMORY_S = 7200.0
 """How far back that goes: evaluations and checkpoints come back within two hours, and one long pause must not hide
@@ -160,8 +161,8 @@ MAX_GAP_S = 10.0
 machine was stopped."""
 
 WENT_ON_S = 1.0
-"""Ranks that wait within so many seconds, or `STEADY_FACTOR` typical steps, of the last movement of a missing rank have
-not paused where it has."""
+"""Ranks that have begun to wait within this time of a missing rank's last movement, or within `STEADY_FACTOR` typical
+steps, have not paused where it has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +204,7 @@ def thresholds(
 ) -> dict[str, float]:
     """How long no rank may move (``threshold_s``), and the numbers that it follows from, with 0 where there is none.
 
-    It is ``stalled_after_s`` as given (``given_s``). Without it, it is ``floor_s``, or more where the job's steps or
+    It is ``stalled_after_s`` as given (``policy_s``). Without it, it is ``floor_s``, or more where the job's steps or
     pauses are long. But a stall is reported before a watchdog ends the job (``watchdog_s``, if that decides), unless
     the job has paused as long before. Without ``stalled_after_s``, an unknown watchdog is assumed to have the default.
     """
@@ -218,7 +219,7 @@ def thresholds(
     decides = wait_state.waiting > 0 and still_before_s < threshold_s and max(typical_s, longest_s) < before_s
     return {
         "threshold_s": still_before_s if decides else threshold_s,
-        "given_s": stalled_after_s or 0.0,
+        "policy_s": stalled_after_s or 0.0,
         "floor_s": floor_s,
         "typical_step_s": typical_s,
         "longest_still_s": longest_s,
@@ -339,22 +340,23 @@ def _wait(
     if "died" in reasons or reasons == ("left_early",):
         return "step"  # a rank that is dead or has stopped recording will not arrive, not even in a first step
     waits = bool(waiting_R.any())
-    if not pace.periods_s or (job.status.published_R[live_R] == 0).any():
+    if (job.status.published_R[live_R] < 2).any():
         return "outside" if waits else "start"
+    steady: Wait = "early" if not pace.periods_s else "step" if waits else "local"
     missing = job.status.only(missing_M)
     between_M, special_M = missing.stage_R < 0, missing.special_R != 0
     outside_M = between_M | _in_stages(missing, {OTHER})
     if not waits:
-        return "idle" if between_M.any() else "outside" if (outside_M | special_M).any() else "local"
+        return "idle" if between_M.any() else "outside" if (outside_M | special_M).any() else steady
     if special_M.any() or not outside_M.any():
-        return "outside" if special_M.any() else "step"
+        return "outside" if special_M.any() else steady
     # One rank that evaluates or saves for others is the first of the job or of its host. If all ranks do so, those that
     # wait have begun to wait late.
     _, first_H = np.unique(job.status.host_R, return_index=True)
     firsts = first_H if len(first_H) < len(job.since_ns_R) else (0,)
     late_s = (job.since_ns_R[waiting_R].min() - job.since_ns_R[missing_M[outside_M]].min()) * NS
     went_on = late_s < max(WENT_ON_S, STEADY_FACTOR * pace.typical_s)
-    return "step" if went_on and not np.isin(missing_M[outside_M], firsts).any() else "outside"
+    return steady if went_on and not np.isin(missing_M[outside_M], firsts).any() else "outside"
 
 
 def _suspects(wait_state: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:

@@ -53,7 +53,7 @@ def test_each_kind_of_wait_is_reported_in_time(tmp_path, kind, given_s, threshol
     (stall,) = [verdict for verdict in verdicts(run) if verdict["label"] == "stalled"]
     assert (stall["reasons"], sorted(r for one in stall["suspects"] for r in one["ranks"])) == ([reason], missing), err
     numbers = stall["numbers"]
-    assert (numbers["threshold_s"], numbers["given_s"]) == (threshold_s, given_s or 0)
+    assert (numbers["threshold_s"], numbers["policy_s"]) == (threshold_s, given_s or 0)
     assert threshold_s <= numbers["still_s"] <= threshold_s + LATE_S
     # AND the job ends as it would have
     assert (job.returncode, out) == (0, "trained\n"), err

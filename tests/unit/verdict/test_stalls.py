@@ -108,6 +108,11 @@ def named(verdict):
         ("backward@0, backward@0, forward@0", 300, ("not_arrived",), [("rank", (2,), "forward")]),
         ("backward@0, backward@0", 300, ("in_sync",), []),
         ("backward@0, backward@0, forward@0 died", 10, ("died",), [("rank", (2,), "forward")]),
+        # Before any pace is known
+        ("backward@3, backward@3, forward@3", 60, ("not_arrived",), [("rank", (2,), "forward")]),
+        ("forward@3, forward@3", 60, ("no_rank_waits",), [("all", (0, 1), "forward")]),
+        ("backward@3, backward@3, forward@3 died", 10, ("died",), [("rank", (2,), "forward")]),
+        ("forward@1, forward@1", 1800, ("no_rank_waits",), [("all", (0, 1), "forward")]),
         # No rank is in a step.
         ("-@50, -@50, -@50", 3600, ("outside_steps",), []),
         ("data@51, -@50, -@50", 3600, ("no_rank_waits",), [("rank", (1,), "other"), ("rank", (2,), "other")]),
@@ -115,12 +120,12 @@ def named(verdict):
 )
 @pytest.mark.parametrize("given_s", [None, 3.0, 15.0, 7200.0])
 def test_from_the_floor_or_the_given_time_on_it_is_a_stall_and_not_before(ranks, floor_s, reasons, suspects, given_s):
-    pace = Pace() if "@0" in ranks else STEADY
+    pace = STEADY if "@50" in ranks else Pace()
     threshold_s = given_s or floor_s
     verdict = stalled(job(ranks, still_s=threshold_s), pace, given_s)
     assert (verdict.label, verdict.reasons, named(verdict)) == ("stalled", reasons, suspects)
     assert verdict.numbers["threshold_s"] == threshold_s
-    assert (verdict.numbers["given_s"], verdict.numbers["floor_s"]) == ((given_s, 0) if given_s else (0, floor_s))
+    assert (verdict.numbers["policy_s"], verdict.numbers["floor_s"]) == ((given_s, 0) if given_s else (0, floor_s))
     assert stalled(job(ranks, still_s=threshold_s - 0.1), pace, given_s) is None
 
 
@@ -331,7 +336,7 @@ def test_the_verdict_is_about_the_step_in_progress_and_holds_its_numbers():
     assert verdict.numbers == {
         "still_s": pytest.approx(75.0),
         "threshold_s": 10.0,
-        "given_s": 0.0,
+        "policy_s": 0.0,
         "floor_s": 10.0,
         "typical_step_s": 0.1,
         "longest_still_s": 0.0,
