@@ -176,7 +176,9 @@ class Controller:
 
         ``now_ns`` is of a monotonic clock, read after ``job``.
         """
-        capturing = {running.rank for running in self._state.running.values() if running.deadline_s > now_s}
+        # Stacks hold up no rank for long. After a capture that a stopped rank does not answer, its stacks follow.
+        running = [one for one in self._state.running.values() if one.deadline_s > now_s and one.profiler != "stacks"]
+        capturing = {one.rank for one in running}
         since = on_clock(job, self._watch.job, now_ns)
         verdict, self._watch = observe(since, self._watch, self._stalled_after_s, now_ns, capturing)
         if verdict is None:

@@ -156,13 +156,18 @@ class Since:
 
 
 @pytest.fixture
-def stepping(start):
+def stepping(start, profiler):
     """A controller that knows the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
-    made = start(detection={"stalled_after": "2s"})
+    made = start({**ANY, "capture": {"profiler": profiler}}, detection={"stalled_after": "2s"})
     for step in range(10):
         now_ns = int((0.1 * step + 0.01) * S)
         assert made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
     return made
+
+
+@pytest.fixture(params=["torch"])
+def profiler(request):
+    return request.param
 
 
 def looks(of, job, first_s, last_s, now_s=100.0):
@@ -194,6 +199,14 @@ def test_a_captured_rank_does_not_stall_before_its_time_box_ends(stepping):
     # THEN that is not a stall, and from the deadline on it is
     assert looks(stepping, held_up, 1.1, 9.0, now_s=279.0) == []
     assert len(looks(stepping, held_up, 9.1, 12.0, now_s=281.0)) == 1
+
+
+@pytest.mark.parametrize("profiler", ["stacks"], indirect=True)
+def test_stacks_hold_up_no_rank_so_that_it_may_stall_meanwhile(stepping):
+    (request,) = stepping.take(window(0, late_s=0.02), now_s=100.0).decision.requests
+    assert (request.rank, request.profiler) == (2, "stacks")
+    held_up = Since(("backward", "backward", "data"), 10, 1.0)
+    assert len(looks(stepping, held_up, 1.1, 9.0, now_s=101.0)) == 1
 
 
 def test_without_a_time_in_the_policy_the_job_decides(start):
