@@ -27,6 +27,8 @@ LeftOpen = Literal["", "operators", "stacks", "system"]
 process; "" if it shows where the time went."""
 SAMPLE_STACKS = "sample_stacks"
 """The option that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
+WHOLE_JOB, DETAIL = "whole_job", "detail"
+"""The options of a capture of a whole job that hangs: it is one, and the ranks whose stacks it has in detail."""
 SAMPLES_PER_SECOND = "samples_per_second"
 """The option for the maximum rate; an integer from 1 to 1,000."""
 Role = Literal["suspect", "control"]
@@ -141,6 +143,8 @@ class Reproduced:
 class CaptureRequest:
     """One time-boxed run of a profiler on one rank, bounded in steps, seconds and bytes, whatever the profiler does.
 
+    With the option `WHOLE_JOB` it is of all ranks: the controller gathers their evidence, and no profiler runs.
+
     ``options`` are the profiler's, ready for JSON: switches, and for nsys a word and a list of words. ``role``: the
     rank is the suspect, or a healthy peer to compare with. ``labels`` go into the trace, and link it to its trigger.
 
@@ -185,6 +189,15 @@ class CaptureRequest:
     def takes_steps(self) -> bool:
         """Whether the trainer runs it, or marks its steps; otherwise one stack sample is taken from outside."""
         return self.profiler != "stacks" or bool(self.options.get(SAMPLE_STACKS))
+
+    @property
+    def of_whole_job(self) -> bool:
+        """Whether it gathers what all ranks of a job that hangs report. ``rank`` is one of them, to name it by."""
+        return bool(self.options.get(WHOLE_JOB))
+
+    @property
+    def detail_ranks(self) -> tuple[int, ...]:
+        return tuple(self.options.get(DETAIL, ()))
 
     def begins_at(self, step: int) -> int:
         """The first step to record, from ``step`` on, so that a recurring fault is in the middle."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sftriage.model.captures import LeftOpen
+from sftriage.model.hangs import HangKind
 from sftriage.model.windows import MAJOR_FAULTS, Account, accounting, runs_for_faults
 from sftriage.reduce.samples import (
     WORKS,
@@ -491,7 +492,7 @@ def in_torch(samples: StackSamples, stage: str | None) -> bool:
     return False
 
 
-def left_open(code: CauseCode, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
+def left_open(code: CauseCode | HangKind, *, operators: bool, stacks: bool, torch_call: bool = False) -> LeftOpen:
     """What a capture does not show about its rank's slowness, but a capture with another profiler would.
 
     ``operators`` and ``stacks`` say what was recorded; ``torch_call``: most of the stage is one call of torch.

@@ -27,6 +27,7 @@ from sftriage.errors import InputError, SchemaError
 from sftriage.model.captures import (
     CAPTURE_ID,
     SAMPLE_STACKS,
+    WHOLE_JOB,
     CaptureRequest,
     CaptureResult,
     Cause,
@@ -36,6 +37,7 @@ from sftriage.model.captures import (
     Role,
     Trigger,
 )
+from sftriage.model.hangs import HangKind
 from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
@@ -155,14 +157,14 @@ class PlaceInfo(DocumentModel):
 
 
 class CauseInfo(DocumentModel):
-    """Why the suspect stage was slow.
+    """Why the suspect stage was slow, or why the job hangs.
 
     ``code`` is the kind of cause and ``place`` its location, which took ``took_s`` of the stage's ``stage_s`` per step.
     ``control_s`` is the time of the same place on the rank ``compared_with``, or in the suspect's other steps if that
     is None. The cause is ``sure`` if most of the stage's extra time is in that place, in enough samples.
     """
 
-    code: CauseCode
+    code: CauseCode | HangKind
     sure: bool
     sentence: Sentence
     next_step: Sentence
@@ -420,7 +422,10 @@ class RecordedSteps(DocumentModel):
 
 
 class Manifest(DocumentModel):
-    """A capture: its trigger, what it measured, its files, and what their analysis shows."""
+    """A capture: its trigger, what it measured, its files, and what their analysis shows.
+
+    ``hang`` is the cause that a capture of a whole job shows, which has no findings.
+    """
 
     schema_version: Version = SCHEMA_VERSION
     capture_id: CaptureId
@@ -437,6 +442,7 @@ class Manifest(DocumentModel):
     findings: Findings | None = None
     recorded: RecordedSteps | None = None
     followed: FollowedInfo | None = None
+    hang: CauseInfo | None = None
 
     @property
     def holds_fault(self) -> Literal["yes", "no", "partly"] | None:
@@ -450,8 +456,8 @@ class Manifest(DocumentModel):
 
     @property
     def cause(self) -> CauseInfo | None:
-        """Why its rank was slow, once analysed."""
-        return None if self.findings is None else self.findings.cause
+        """Why its rank was slow, once analysed, or why the job hangs."""
+        return self.hang if self.findings is None else self.findings.cause
 
     @field_validator("created_at")
     @classmethod
@@ -545,6 +551,10 @@ _STACKS_CONTAINS = (
     "file paths, function names and line numbers of the program, names of its threads; with a flight recorder's dump, "
     "sizes, types and stacks of collectives, as a pickle: open it only if you trust the job"
 )
+_HANG_CONTAINS = (
+    "file paths, function names, line numbers and single lines of the program; names of its threads, locks, files and "
+    "network peers; operations, sizes and types of its collectives; process ids and host names"
+)
 _SAMPLES_CONTAIN = (
     "file paths, function names and line numbers of the program; single lines of its source; names of its threads"
 )
@@ -552,5 +562,6 @@ _SAMPLES_CONTAIN = (
 
 def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
     """The private data that the artefacts of a capture may hold, in words."""
-    stacks = _SAMPLES_CONTAIN if options.get(SAMPLE_STACKS) else _STACKS_CONTAINS
+    from_outside = _HANG_CONTAINS if options.get(WHOLE_JOB) else _STACKS_CONTAINS
+    stacks = _SAMPLES_CONTAIN if options.get(SAMPLE_STACKS) else from_outside
     return {"nsys": _NSYS_CONTAINS, "stacks": stacks}.get(profiler) or may_contain(options)

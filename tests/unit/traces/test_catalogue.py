@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.catalogue import VERSION, CaptureQuery, CaptureRow, Catalogue
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import TRACE_NAME, LocalStore
 from tests.unit.conftest import keep
@@ -88,6 +88,14 @@ def test_a_row_says_what_the_manifest_says_and_is_private(catalogue, store, path
     assert (row.window_first_step, row.window_last_step, row.first_step, row.last_step) == (250, 299, 300, 304)
     assert (row.scope, row.gain_s, row.policy, row.why, row.reproduced) == ("rank", 0.02, "default", "", None)
     assert (row.created_at, row.store, row.reference) == ("2027-01-15T08:00:02.000000Z", store.place, "data-3")
+
+
+def test_a_row_has_the_cause_of_a_hang(catalogue, store):
+    cause = CauseInfo(code="absent", sure=True, sentence="Rank 2 waits for a lock.", next_step="Free it.")
+    store.put_manifest(store.manifest("data-3").model_copy(update={"hang": cause}))
+    catalogue.add(store.manifest("data-3"))
+    (row,) = catalogue.find(CaptureQuery(prefix="data-3"))
+    assert row.why_slow == cause
 
 
 def foreign(path: Path) -> None:

@@ -5,7 +5,15 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest, CaptureResult
-from sftriage.traces.manifest import CaptureInfo, Manifest, UnknownVersionError, may_contain
+from sftriage.traces.manifest import (
+    CaptureInfo,
+    CauseInfo,
+    Manifest,
+    PlaceInfo,
+    UnknownVersionError,
+    contents_of,
+    may_contain,
+)
 from tests.unit.conftest import SOME
 
 
@@ -83,3 +91,21 @@ def test_the_private_data_of_a_trace_depends_on_its_options():
     assert "file paths" not in may_contain({"with_stack": False})
     assert "file paths" in may_contain({"with_stack": True})
     assert "values of operator arguments" in may_contain({"record_shapes": True})
+
+
+def test_what_a_capture_of_a_hang_holds_is_in_its_manifest(make_manifest):
+    # GIVEN the manifest of a whole job that hangs, which has a cause, but no findings
+    at = PlaceInfo(function="validate", file="/job/train.py", line=52, source="dist.all_gather(outs, mine)")
+    sentence = "Rank 2 called all_gather where the others called all_reduce."
+    cause = CauseInfo(code="different_collective", sure=True, sentence=sentence, next_step="Compare.", place=at)
+    manifest = make_manifest("c-1").model_copy(update={"hang": cause})
+    # THEN it is read as it was written, with a few words for a list
+    again = Manifest.from_json(manifest.to_json(), "m")
+    assert again == manifest
+    assert (again.cause, again.cause.short) == (cause, "different collective at train.py:52")
+    # AND another program's kind of hang is refused
+    with pytest.raises(InputError, match=r"^m: not a manifest: hang\.code"):
+        Manifest.from_json(changed(manifest, "hang.code", "magic"), "m")
+    # AND what it may hold is more than stacks
+    assert "its collectives" in contents_of("stacks", {"whole_job": True, "detail": [0]})
+    assert "collectives" not in contents_of("stacks", {"sample_stacks": True})
