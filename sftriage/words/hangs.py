@@ -1,0 +1,475 @@
+"""A hang in a sentence, and what to do about it. Pure: the same `Hang` always has the same words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from sftriage.words.verdicts import capitalized, counted
+
+if TYPE_CHECKING:
+    from sftriage.model.hangs import Blocked, BlockedCode, Call, Hang, HangKind, SourceLine
+
+_MAX_PARTS = 6
+"""Single ranks and ranges of ranks that a sentence lists."""
+_MAX_BLOCKED = 3
+"""Different places of absent ranks that a sentence lists."""
+
+_OPS = {"_allgather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+_NO_SIZES = frozenset({"barrier", "monitored_barrier", "monitoredBarrier"})
+_TYPES = {"half": "half float", "int": "int32", "long": "int64", "short": "int16", "char": "int8", "byte": "uint8"}
+"""Types of tensors, as a flight recorder has them, in words."""
+
+_STATES = {
+    "R": "which computes",
+    "S": "which sleeps or waits",
+    "D": "which waits for a disk",
+    "T": "which is stopped (SIGSTOP)",
+    "t": "which a debugger has stopped",
+    "Z": "which has ended",
+    "gone": "which has died",
+}
+"""What a DataLoader worker does, by the kernel's letter."""
+
+
+def hang_sentence(hang: Hang) -> str:
+    """Why a job hangs: which rank, in which collective, at which line."""
+    text = _SENTENCES[hang.kind](hang)
+    # (names of files, locks and threads are the program's own: nothing of them may steer a terminal)
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def hang_next_step(hang: Hang) -> str:
+    """What to do about a hang."""
+    text = _NEXT_STEPS[hang.kind](hang)
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Ranks by number, consecutive ones as a range, the first of many; "" for none."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    short = [part for found in parts for part in ([found] if len(found) > 2 else [[rank] for rank in found])]
+    names = [f"{part[0]} to {part[-1]}" if len(part) > 1 else f"{part[0]}" for part in short]
+    if len(short) > _MAX_PARTS:
+        names = [*names[: _MAX_PARTS - 1], f"{sum(map(len, short[_MAX_PARTS - 1 :])):,} more"]
+    return _joined(names)
+
+
+def call_words(call: Call) -> str:
+    """A collective, and the sizes of its tensors: "all_reduce of 3 floats"."""
+    return " of ".join(filter(None, (_op(call), _sizes(call))))
+
+
+def line_words(place: SourceLine) -> str:
+    """A line as a name: "train (train.py:91)"."""
+    at = _at(place)
+    return at if place.function == "<module>" else f"{place.function} ({at})"
+
+
+def _different(hang: Hang) -> str:
+    mine, theirs = _call_at(hang.call), _call_at(hang.other_call)
+    if hang.numbers.get("tie"):
+        return f"{capitalized(_subject(hang))} called {mine}, and {_others(hang)} called {theirs}, {_number(hang)}."
+    if hang.kind != "different_collective" and hang.call and hang.other_call and _sizes(hang.other_call):
+        same_line = _place(hang.call) == _place(hang.other_call)
+        with_sizes = f"it with {_sizes(hang.other_call)}{'' if same_line else _in(_place(hang.other_call))}"
+        return (
+            f"{capitalized(_subject(hang))} called {mine}, where {_others(hang)} called {with_sizes}, {_number(hang)}."
+        )
+    return f"{capitalized(_subject(hang))} called {mine} where {_others(hang)} called {theirs}, {_number(hang)}."
+
+
+def _shifted(hang: Hang) -> str:
+    skipped, number = hang.kind == "skipped", _number(hang)
+    call = _call_at(hang.other_call if skipped else hang.call)
+    what = f"{capitalized(_subject(hang))} {'skipped' if skipped else 'called'} {call}, {number}"
+    beside = f"which {_others(hang)} {'called' if skipped else 'did not call'}"
+    if not (shift := abs(hang.shift)):
+        return f"{what}, {beside}."
+    calls = "one call" if shift == 1 else counted(shift, "call")
+    if hang.numbers.get("tie"):
+        return f"{what}, {beside}; the two sides are {calls} apart since then."
+    they = "it is" if len(hang.ranks) == 1 else "they are"
+    return f"{what}, {beside}; {they} {calls} {'behind' if skipped else 'ahead'} since then."
+
+
+def _elsewhere(hang: Hang) -> str:
+    waits, it = ("waits", "it") if len(hang.ranks) == 1 else ("wait", "them")
+    where = "another group" if hang.call is None else _call_at(hang.call)
+    if hang.elsewhere is not None:
+        number = f"#{hang.elsewhere[1]} of {_group(hang.elsewhere[0], hang.elsewhere_ranks)}"
+        where = number if hang.call is None else f"{where}, {number}"
+    rest = f"while {_others(hang)} {_verb(hang.others, 'waits')} for {it} in {_call_at(hang.other_call, sizes=False)}"
+    return f"{capitalized(_subject(hang))} {waits} in {where}, {rest}, {_number(hang)}."
+
+
+def _absent(hang: Hang) -> str:
+    name, has, does = capitalized(_subject(hang)), _verb(hang.ranks, "has"), _blocked(hang)
+    others = f"{_others(hang)} {_verb(hang.others, 'waits')}"
+    where = f"{has} not arrived where {others}"
+    if hang.other_call is not None:
+        waiting = f", in which {others}" if hang.others else ""
+        where = f"{has} not reached {_call_at(hang.other_call, sizes=False)}, {_number(hang)}{waiting}"
+    elif not hang.others:
+        if len(does) == 1 and does[0][0] == hang.ranks:
+            return f"{name} {does[0][1]}."
+        where = f"{_verb(hang.ranks, 'does')} not go on"
+    it = "it" if len(hang.ranks) == 1 else "they"
+    phrases = [f"{it if ranks == hang.ranks else _ranks(ranks)} {phrase}" for ranks, phrase in does]
+    return f"{name} {where}{': ' if phrases else ''}{'; '.join(phrases)}."
+
+
+def _dead(hang: Hang) -> str:
+    endings: dict[str, list[int]] = {}
+    for blocked in hang.blocked:
+        endings.setdefault(_ending(blocked), []).append(blocked.rank)
+    it, ended = "it" if len(hang.ranks) == 1 else "them", _verb(hang.ranks, "is") + " dead"
+    if _left_early(hang):
+        ended = _verb(hang.ranks, "has") + " ended"
+    how = next(iter(endings), "")
+    if len(endings) > 1:
+        each = [f"{_ranks(ranks)}{ending}" for ending, ranks in endings.items()]
+        how = f", {_joined(each[:_MAX_BLOCKED])}"
+    text = f"{capitalized(_subject(hang))} {ended}{how}"
+    if hang.others:
+        waiting = f"{_others(hang)} {_verb(hang.others, 'waits')} for {it}"
+        where = f" in {_call_at(hang.other_call, sizes=False)}, {_number(hang)}" if hang.other_call is not None else ""
+        text += f"; {waiting}{where}"
+    return f"{text}."
+
+
+def _left_early(hang: Hang) -> bool:
+    """Whether the ranks that have ended did so without an error."""
+    return bool(hang.blocked) and all(blocked.exit_status == 0 for blocked in hang.blocked)
+
+
+def _ending(blocked: Blocked) -> str:
+    """How a rank has ended: " (exit status 3) since step 60"."""
+    status, how = blocked.exit_status, "its exit status is not known"
+    if status is not None:
+        how = f"killed by {_signal(-status)}" if status < 0 else f"exit status {status}"
+    how = ", ".join(filter(None, (how, blocked.about)))
+    stage = f", in stage {blocked.stage}" if blocked.stage else ""
+    return f" ({how}){f' since step {blocked.step}{stage}' if blocked.step >= 0 else ''}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _all_inside(hang: Hang) -> str:
+    ranks, call = hang.group_ranks or hang.ranks, hang.other_call or hang.call
+    where = "collective" if call is None else _call_at(call)
+    number = f" (#{hang.number})" if hang.number is not None else ""
+    return (
+        f"All {counted(len(ranks), 'rank')} of {_group(hang.group, ranks)} are in the same {where}{number}, "
+        "and none is missing: the network or the collective itself is stuck."
+    )
+
+
+def _unknown(hang: Hang) -> str:
+    return f"Why the job hangs is not known{': ' if hang.reason else ''}{hang.reason.rstrip('.')}."
+
+
+_SENTENCES: Mapping[HangKind, Callable[[Hang], str]] = {
+    **dict.fromkeys(("different_collective", "different_sizes", "different_types"), _different),
+    **dict.fromkeys(("skipped", "extra"), _shifted),
+    "elsewhere": _elsewhere,
+    "absent": _absent,
+    "dead": _dead,
+    "all_inside": _all_inside,
+    "unknown": _unknown,
+}
+
+
+def _subject(hang: Hang) -> str:
+    """The ranks at fault, with their hosts if the job has several."""
+    several = hang.hosts and hang.numbers.get("hosts", 2) > 1
+    named = _joined(hang.hosts) if len(hang.hosts) <= 2 else counted(len(hang.hosts), "host")
+    return f"{_ranks(hang.ranks)}{f' on {named}' if several else ''}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "some ranks"
+    return f"rank{'s' * (len(ranks) != 1)} {rank_ranges(ranks)}"
+
+
+def _others(hang: Hang) -> str:
+    """The ranks that are where they should be: by number if there are two or fewer, or if it is a tie."""
+    others = hang.others
+    if not others:
+        return "other ranks"
+    if len(others) <= 2 or hang.numbers.get("tie"):
+        return _ranks(others)
+    whole = len(others) + len(hang.ranks) == len(hang.group_ranks)
+    return f"{'the other ' if whole else ''}{len(others):,} {'' if whole else 'other '}ranks"
+
+
+def _verb(ranks: Sequence[int], singular: str) -> str:
+    """A verb as these ranks need it."""
+    return (
+        singular
+        if len(ranks) == 1
+        else {"is": "are", "has": "have", "does": "do"}.get(singular, singular.removesuffix("s"))
+    )
+
+
+def _number(hang: Hang) -> str:
+    """The number of the call in its group."""
+    number = "" if hang.number is None else f"#{hang.number} of "
+    return f"{number or 'in '}{_group(hang.group, hang.group_ranks)}"
+
+
+def _group(name: str, ranks: Sequence[int]) -> str:
+    members = f" ({_ranks(ranks)})" if ranks else ""
+    return f"group {name}{members}" if name else "the default group"
+
+
+def _op(call: Call) -> str:
+    return _OPS.get(call.op, call.op.lstrip("_")) or "a collective"
+
+
+def _sizes(call: Call) -> str:
+    """The sizes of a call's tensors: "3 floats", "8 x 8 half floats", "2 tensors of 3 floats"; "" if unknown."""
+    if call.op in _NO_SIZES or not call.sizes:
+        return ""
+    types = [*call.dtypes, *[call.dtypes[-1] if call.dtypes else ""] * len(call.sizes)]
+    tensors = [_tensor(*both) for both in zip(call.sizes, types, strict=False)]
+    if len(tensors) == 1:
+        return tensors[0]
+    if len(set(tensors)) == 1:
+        return f"{len(tensors):,} tensors of {tensors[0]}"
+    if len(tensors) <= 4:
+        return f"{len(tensors)} tensors ({_joined(tensors)})"
+    return f"{len(tensors):,} tensors of {sum(map(prod, call.sizes)):,} elements in total"
+
+
+def _tensor(shape: Sequence[int], dtype: str) -> str:
+    name = dtype.lower().removeprefix("torch.")
+    noun = f"{_TYPES.get(name, name or 'element')}{'s' * (prod(shape) != 1)}"
+    return f"{' x '.join(f'{size:,}' for size in shape) or '1'} {noun}"
+
+
+def _call_at(call: Call | None, *, sizes: bool = True) -> str:
+    """A call and its line."""
+    if call is None:
+        return "a collective"
+    return f"{call_words(call) if sizes else _op(call)}{_in(_place(call))}"
+
+
+def _place(call: Call) -> SourceLine | None:
+    return call.frames[0] if call.frames else None
+
+
+def _in(place: SourceLine | None) -> str:
+    if place is None:
+        return ""
+    return f" {'at' if place.function == '<module>' else 'in'} {line_words(place)}"
+
+
+def _at(place: SourceLine) -> str:
+    return f"{PurePath(place.file).name}:{place.line}"
+
+
+def _joined(names: Iterable[str]) -> str:
+    *others, last = [*names] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+_DOES: Mapping[BlockedCode, tuple[str, str]] = {
+    "lock": ("waits for the lock `{about}`", "waits for a lock"),
+    "queue": ("waits for the queue `{about}`", "waits for a queue"),
+    "file_lock": ("waits for the lock on the file {about}", "waits for the lock on a file"),
+    "event": ("waits for the event `{about}`", "waits for an event"),
+    "subprocess": ("waits for the program {about}", "waits for another program"),
+    "worker": ("waits for DataLoader worker {worker}", "waits for a DataLoader worker"),
+    "recv": ("waits to receive from rank {peer}", "waits to receive from another rank"),
+    "send": ("waits to send to rank {peer}", "waits to send to another rank"),
+    "collective": ("waits in {about}", "waits in a collective"),
+    "socket": ("waits for the network ({about})", "waits for the network"),
+    "pipe": ("waits for a pipe ({about})", "waits for a pipe"),
+    "disk": ("waits for the disk or file system of {about}", "waits for a disk or file system"),
+    "sleep": ("sleeps", "sleeps"),
+    "import": ("imports {about}", "imports a module"),
+    "compile": ("compiles {about}", "compiles"),
+    "checkpoint": ("saves or loads a checkpoint ({about})", "saves or loads a checkpoint"),
+    "python": ("computes in Python", "computes in Python"),
+    "native": ("computes in native code", "computes in native code"),
+    "stopped": ("is stopped (SIGSTOP)", "is stopped (SIGSTOP)"),
+    "unknown": ("does not answer", "does not answer"),
+}
+"""What an absent rank does: if it is known what that is about, and if not."""
+
+
+def _blocked(hang: Hang) -> list[tuple[tuple[int, ...], str]]:
+    """Where the absent ranks are, and what they wait for: ranks in the same place together."""
+    together: dict[str, list[Blocked]] = {}
+    for blocked in hang.blocked:
+        alike = replace(blocked, rank=0, host="", pid=None, step=-1)
+        together.setdefault(repr(alike), []).append(blocked)
+    groups = [*together.values()][:_MAX_BLOCKED]
+    return [(tuple(one.rank for one in group), _does(group[0], several=len(group) > 1)) for group in groups]
+
+
+def _does(blocked: Blocked, *, several: bool) -> str:
+    known, unknown = _DOES[blocked.code]
+    about = {"about": blocked.about, "worker": blocked.worker, "peer": blocked.peer}
+    phrase = known if all(about[name] not in (None, "") for name in about if f"{{{name}}}" in known) else unknown
+    if blocked.code == "unknown" and (blocked.place is not None or blocked.inside):
+        phrase = "is"
+    if blocked.code == "queue" and blocked.inside.startswith("put"):
+        phrase = phrase.replace("for", "for room in", 1)
+    if several:
+        verb, _, rest = phrase.partition(" ")
+        phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
+    phrase = phrase.format_map(about)
+    return f"{phrase}{_worker(blocked) if blocked.code == 'worker' else ''}{_spot(blocked)}{_holder(blocked)}"
+
+
+def _spot(blocked: Blocked) -> str:
+    """Where a rank is: its own line, or else the function it is in, or else its stage."""
+    if blocked.place is not None:
+        at = _in(blocked.place)
+        inside = f", inside {blocked.inside}" if blocked.code in ("unknown", "native") and blocked.inside else ""
+        comma = "," if blocked.code == "worker" else ""
+        return f"{comma}{at}{inside}"
+    if blocked.inside:
+        return f" in {blocked.inside}"
+    return f" in stage {blocked.stage}" if blocked.stage else ""
+
+
+def _holder(blocked: Blocked) -> str:
+    at = _in(blocked.held_at)
+    if not blocked.held_by:
+        return f", held{at}" if at else ""
+    named = blocked.held_by.startswith(("thread ", "process ", "rank "))
+    kind = "" if named else "process " if blocked.held_by.isdecimal() or blocked.code == "file_lock" else "thread "
+    return f", held by {kind}{blocked.held_by}{at}"
+
+
+def _worker(blocked: Blocked) -> str:
+    if blocked.worker_state in ("T", "t", "Z", "gone"):
+        return f", {_STATES[blocked.worker_state]}"
+    if blocked.worker_at is not None:
+        return f", which is{_in(blocked.worker_at)}"
+    return f", {_STATES[blocked.worker_state]}" if blocked.worker_state in _STATES else ""
+
+
+def _lines(*calls: Call | None) -> list[str]:
+    places = [_place(call) for call in calls if call is not None]
+    return list(dict.fromkeys(_at(place) for place in places if place is not None))
+
+
+def _compare(hang: Hang, advice: str, one_line: str) -> str:
+    match _lines(hang.call, hang.other_call):
+        case [mine, theirs]:
+            return f"{advice}: compare {mine} with {theirs}."
+        case [line]:
+            return f"{advice}: {one_line} {line}."
+        case _:
+            return f"{advice}."
+
+
+def _call_on_all(hang: Hang) -> str:
+    lines = _lines(hang.other_call if hang.kind == "skipped" else hang.call)
+    around = f" around {lines[0]}" if lines else " on the way to it"
+    return f"Call it on every rank or on none: check the conditions, loops and exceptions{around}."
+
+
+def _group_order(hang: Hang) -> str:
+    group = "that group" if hang.elsewhere is None else _group(hang.elsewhere[0], hang.elsewhere_ranks)
+    advice = f"Make all members of {group} call it there, and use the groups in the same order on all ranks"
+    return _compare(hang, advice, "check")
+
+
+def _after_death(hang: Hang) -> str:
+    statuses = {blocked.exit_status for blocked in hang.blocked}
+    memory = ", and the kernel log (dmesg) for out-of-memory" if statuses & {None, -signal.SIGKILL} else ""
+    if _left_early(hang):
+        return "Make every rank take the same number of steps: check for uneven data, or a `break` on one rank."
+    return f"Check the last output of {_subject(hang)}{memory}; then restart the job."
+
+
+def _network(hang: Hang) -> str:
+    hosts = f" between {_joined(hang.hosts)}" if 1 < len(hang.hosts) <= 4 else " between the ranks"
+    return (
+        f"Check the network{hosts}; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."
+    )
+
+
+def _by_hand(hang: Hang) -> str:
+    return "Compare the stacks of the ranks: `sftriage traces show` lists where each of them is."
+
+
+_UNBLOCK: Mapping[BlockedCode, str] = {
+    "lock": "Take locks in the same order in every thread, and never wait while holding one{lines}.",
+    "queue": "Find what should fill or empty that queue, and why it stopped; give the call a timeout{lines}.",
+    "file_lock": "End the process that holds the lock, or let only one rank take it{lines}.",
+    "event": "Find what should set it, and why it did not; give the wait a timeout{lines}.",
+    "subprocess": "Check what that program waits for, and give the call a timeout{lines}.",
+    "worker": "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader{lines}.",
+    "recv": "Make {peer} send what this rank receives, in the same order{lines}.",
+    "send": "Make {peer} receive what this rank sends, in the same order{lines}.",
+    "collective": "Make all ranks call the same collectives in the same order{lines}.",
+    "socket": "Check whether the other end answers, and give the call a timeout{lines}.",
+    "pipe": "Check the process at the other end of the pipe{lines}.",
+    "disk": "Check that disk or file system on its host (dmesg, `iostat -x 1`, the NFS server){lines}.",
+    "sleep": "Find out why it sleeps there{lines}.",
+    "import": "Import it on every rank before training starts{lines}.",
+    "compile": "Wait for it to compile; raise the group's timeout, or compile before training starts{lines}.",
+    "checkpoint": "Check where the checkpoint goes; let the others wait for it with a longer timeout{lines}.",
+    "python": "Check the loop{at}: `py-spy dump --locals --pid {pids}` shows its variables.",
+    "native": "Check that call{at}: `py-spy dump --native --pid {pids}` shows the stack inside it.",
+    "stopped": "Continue what is stopped: kill -CONT {pids}; then find what stopped it.",
+    "unknown": "Check that process on its host: `py-spy dump --native --pid {pids}` shows what it waits for.",
+}
+"""What to do about an absent rank. ``lines``: the lines to compare, or ""."""
+
+
+def _unblock(hang: Hang) -> str:
+    if not hang.blocked:
+        return "Check where these processes are on their hosts: `py-spy dump --pid PID`."
+    first = hang.blocked[0]
+    if first.code == "worker" and first.worker is not None and first.worker_state in ("T", "t"):
+        return f"Continue the worker: kill -CONT {first.worker}; then find what stopped it."
+    if first.code == "worker" and first.worker_state in ("gone", "Z"):
+        return "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too)."
+    places = (place for place in (first.place, first.worker_at, first.held_at) if place is not None)
+    lines = list(dict.fromkeys(map(_at, places)))
+    compare = f": compare {lines[0]} with {lines[1]}" if len(lines) == 2 else f": see {lines[0]}" if lines else ""
+    peer = "the other rank" if first.peer is None else f"rank {first.peer}"
+    alike = [blocked.pid for blocked in hang.blocked if blocked.code == first.code and blocked.pid is not None]
+    pids = " ".join(map(str, alike if first.code == "stopped" else alike[:1])) or "PID"
+    return _UNBLOCK[first.code].format(lines=compare, at=f" at {lines[0]}" if lines else "", peer=peer, pids=pids)
+
+
+_NEXT_STEPS: Mapping[HangKind, Callable[[Hang], str]] = {
+    "different_collective": lambda hang: _compare(
+        hang, "Make all ranks call the same collectives in the same order", "find what leads each rank to"
+    ),
+    "different_sizes": lambda hang: _compare(
+        hang, "Give the tensor the same size on all ranks", "find where its size comes from, at"
+    ),
+    "different_types": lambda hang: _compare(
+        hang, "Give the tensor the same type on all ranks", "find where its type comes from, at"
+    ),
+    **dict.fromkeys(("skipped", "extra"), _call_on_all),
+    "elsewhere": _group_order,
+    "absent": _unblock,
+    "dead": _after_death,
+    "all_inside": _network,
+    "unknown": _by_hand,
+}
