@@ -12,6 +12,8 @@ from typing import Literal
 
 _Mismatches = Literal["different_collective", "different_sizes", "different_types", "skipped", "extra"]
 _Missing = Literal["elsewhere", "absent", "dead"]
+HANG_NAME = "hang.json"
+"""The file of a capture of a whole job that hangs: a `HangEvidence`."""
 HangKind = Literal[_Mismatches, _Missing, "all_inside", "unknown"]
 """How a job hangs. Ranks disagree on a collective, by what they call, its sizes or its types; some have ``skipped`` one
 that the others called, or called an ``extra`` one, and are one behind or ahead since then; some wait ``elsewhere``, in

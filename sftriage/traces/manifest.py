@@ -37,7 +37,7 @@ from sftriage.model.captures import (
     Role,
     Trigger,
 )
-from sftriage.model.hangs import HangKind
+from sftriage.model.hangs import HANG_NAME, HangKind
 from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
 from sftriage.trainer.sampler import NAME as SAMPLES_NAME
@@ -453,6 +453,11 @@ class Manifest(DocumentModel):
     def sampled(self) -> bool:
         """Whether it has only sampled stacks of its steps, perhaps because its trace was lost."""
         return self.artefacts[0].name == SAMPLES_NAME
+
+    @property
+    def of_hang(self) -> bool:
+        """Whether it is of a whole job that hangs, with a `HangEvidence`."""
+        return self.artefacts[0].name == HANG_NAME
 
     @property
     def cause(self) -> CauseInfo | None:
