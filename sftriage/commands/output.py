@@ -194,6 +194,8 @@ class JobOutput:
         windows, captures = counted(self._reporter.windows, "window"), counted(self._reporter.captures, "capture")
         why = self._why or f"why: sftriage decisions --run {place(watched.directory.path)}"
         self.say(f"{windows} judged, {captures} stored; {why}")
+        if self._reporter.hang:
+            self.say(self._reporter.hang)
 
     def finish(
         self, watched: WatchedRun, left_s: Callable[[], float] = lambda: float("inf"), *, summary: bool = True

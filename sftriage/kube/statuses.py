@@ -156,7 +156,9 @@ def capture_status(body: Body, known: KnownCapture, now_s: float) -> objects.Tra
 
 def _cause(manifest: Manifest | None) -> str | None:
     cause = manifest.cause if manifest is not None else None
-    return None if cause is None or cause.code == "unknown" else caused(cause)
+    # (that a hang has no known reason is news too)
+    silent = cause is None or (cause.code == "unknown" and manifest is not None and manifest.trigger.label != "stalled")
+    return None if cause is None or silent else caused(cause)
 
 
 def _progress(state: objects.RequestState, detail: str, *, invalid: bool) -> Iterator[Now]:

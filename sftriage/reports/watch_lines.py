@@ -27,7 +27,6 @@ from sftriage.runs.source import STALE_S
 from sftriage.runs.stalls import Cell, Stall
 from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of
 from sftriage.traces.manifest import CONTROL
-from sftriage.words.decisions import caused
 from sftriage.words.run import disk_now, since_words, triage_off
 from sftriage.words.verdicts import ago, capitalized, counted, milliseconds, moment, size, span
 
@@ -215,8 +214,8 @@ def _about(shown: RunSummary, place: str, width: int) -> list[list[Text]]:
     if shown.disturbed:
         paragraphs.append(_wrapped("A capture disturbed the newest windows; these are the ones before.", width, "dim"))
     if shown.health != "healthy":
-        if shown.cause is not None:
-            paragraphs.append(_wrapped(f"Why: {caused(shown.cause)}", width, "bold"))
+        if shown.why:
+            paragraphs.append(_wrapped(f"Why: {shown.why}", width, "bold"))
         paragraphs.append(_wrapped(f"{shown.done}.", width))
         paragraphs += [_wrapped(f"Next: {step.line}", width, "cyan") for step in shown.steps]
     if shown.losses:
@@ -313,7 +312,7 @@ def _levels(values_s: Sequence[float], blocks: bool) -> str:
 
 def _suspect(suspect: NamedSuspect, stalled: bool, style: str) -> Text:
     line = Text("  ").append(clean(f"{suspect.who}, {suspect.where}"), style=style)
-    gain = f"waited for {suspect.gain_s:.0f} s" if stalled else f"{milliseconds(suspect.gain_s)} of each slow step"
+    gain = f"not moved for {suspect.gain_s:.0f} s" if stalled else f"{milliseconds(suspect.gain_s)} of each slow step"
     gain += "" if stalled else f" ({suspect.share:.0%})"
     line.append(f"  {gain}")
     if not stalled:

@@ -1,4 +1,4 @@
-"""A stall as a picture: where in the step each rank is, which ranks wait, and which are missing. Pure.
+"""A stall as a picture: where in the step each rank is, which ranks are in a sync stage, and which are not. Pure.
 
 `RunSummary` makes it from the window that judged the stall; the page, the report and `sftriage watch` draw it.
 """
@@ -78,7 +78,7 @@ def stall_of(rows: Sequence[WindowRow], stalled: WindowRow, world_size: int) -> 
 
 def _groups(stalled: WindowRow, counts: StallCounts, world_size: int) -> Iterator[_Group]:
     """The missing ranks, then those that wait for them, then all others."""
-    text = _MISSING.get(stalled.reasons[0], "not arrived") if len(stalled.reasons) == 1 else "not arrived"
+    text = _MISSING.get(stalled.reasons[0], "elsewhere") if len(stalled.reasons) == 1 else "elsewhere"
     named = {rank for suspect in stalled.suspects for rank in suspect.ranks}
     for suspect in stalled.suspects:
         yield _Group(suspect.who, suspect.ranks, "missing", text, tuple(filter(None, (suspect.stage,))))
@@ -87,7 +87,7 @@ def _groups(stalled: WindowRow, counts: StallCounts, world_size: int) -> Iterato
     rest = tuple(sorted(set(range(world_size)) - named)) if world_size <= MAX_SINGLE else ()
     further = world_size - counts.missing - counts.waiting - counts.unseen
     others: tuple[tuple[int, State, str, tuple[str, ...]], ...] = (
-        (counts.waiting, "waiting", "waiting", counts.sync),
+        (counts.waiting, "waiting", "in a sync stage", counts.sync),
         (further, "unknown", "further on", ()),
         (counts.unseen, "unknown", "not recording", ()),
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CostMeasured, JobPaused, Pipeline, RemedyChanged
+from sftriage.model.events import CauseFound, CostMeasured, JobPaused, Pipeline, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
@@ -95,7 +95,7 @@ class RunSummary:
         done: what was done about the newest window and why; ``resolves``: what would resolve a hold-off.
         captures: those that the trouble has led to, newest first; ``disturbed``: one disturbed the newest window.
         lost_s: the time that the trouble has cost every rank; None if there is no trouble, or the cost is unknown.
-        cause: why the job is slow, if a capture of the suspect has shown it.
+        cause: why the job is slow or hangs, if a capture has shown it; that of a hang is the ``sentence``, too.
         step_times: what each step took, if the caller has read that.
     """
 
@@ -110,6 +110,7 @@ class RunSummary:
         self.disturbed = False
         self.lost_s: float | None = None
         self.cause: CauseInfo | None = None
+        self._of_stall: list[Manifest] = []
         self.answers: tuple[Answer, ...] = ()
         self.steps: tuple[NextStep, ...] = (_to_watch(view),) if view.unwatched else ()
         if view.rows:
@@ -147,6 +148,12 @@ class RunSummary:
         trend_s = tuple(row.step_s for row in reversed(recent))
         steps = taken[0].first_step, taken[-1].last_step
         return Frontier(*steps, len(taken), sum(advances_s.values()), advances_s, trend_s)
+
+    @property
+    def why(self) -> str:
+        """The cause in words; "" if there is none, or if it is the ``sentence``."""
+        hangs = self.decisive is not None and self.decisive.label == "stalled"
+        return "" if self.cause is None or hangs else caused(self.cause)
 
     @cached_property
     def losses(self) -> str:
@@ -194,9 +201,11 @@ class RunSummary:
             trouble = [row for row in view.rows if row.attempt == decisive.attempt and row.last_step >= since]
             self.lost_s = self._lost_s(trouble, decisive, since)
         self.health = _health_of(decisive, self.captures)
-        found = (manifest.cause for manifest in self._stored())
+        found = [manifest.cause for manifest in self._stored()]
         causes = [cause for cause in found if cause is not None and cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
+        if decisive.label == "stalled":
+            self._judge_hang(decisive, stretch)
         self.answers = (
             self._healthy(),
             self._since(since, before),
@@ -209,7 +218,22 @@ class RunSummary:
         if view.unknown:
             off = f"{words.triage_off(view.failing)} " if view.failing else ""
             self.health = "unknown"
-            self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {decisive.sentence}"
+            self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {self.sentence}"
+
+    def _judge_hang(self, decisive: WindowRow, stretch: Sequence[WindowRow]) -> None:
+        """Take the cause from the captures of the stall itself, and name a rank only if the cause does."""
+        requested = {request.capture_id for row in stretch if _same_stall(row, decisive) for request in row.requests}
+        stored = [manifest for manifest in self._stored() if manifest.capture_id in requested]
+        self._of_stall = [manifest for manifest in stored if manifest.capture.role == "suspect"]
+        # (that its reason is not known is news, too)
+        self.cause = next((manifest.cause for manifest in self._of_stall if manifest.cause is not None), None)
+        if self.cause is not None:
+            self.sentence = caused(self.cause)
+            notes = (note for note in reversed(self.view.notes) if isinstance(note, CauseFound))
+            ranks = {note.rank for note in notes if note.capture_id in requested}
+            named = decisive.suspects[0].ranks if decisive.suspects else ()
+            if self.cause.code in ("all_inside", "unknown") or not ranks.intersection(named):
+                self.named = ""
 
     def _healthy(self) -> Answer:
         was = words.HEALTH_ANSWERS.get("suspect" if self.health == "held" and self.named else self.health, words.SLOW)
@@ -238,6 +262,8 @@ class RunSummary:
             more = (on,) if hosts and not words.has_host(first.who) else ()
             # (the first is the summary's own)
             return Answer("who", self.named, (*more, *list(dict.fromkeys(map(caused, causes)))[1:]))
+        if decisive.label == "stalled" and self.cause is not None:
+            return Answer("who", self.sentence)
         named = ", ".join(f"{suspect.who} in {suspect.where}" for suspect in decisive.candidates[:MAX_SHOWN])
         return Answer("who", "no rank is named", (f"candidates, none certain enough: {named}",) if named else ())
 
@@ -248,6 +274,8 @@ class RunSummary:
             return Answer("sure", f"nothing over the thresholds in {steps}", tuple(clock))
         if decisive.label == "stalled" or not self.named:
             sure = "observed from outside" if decisive.label == "stalled" else "not enough to name a rank"
+            if decisive.label == "stalled" and self.cause is not None and self.cause.code != "unknown":
+                sure = "by what the ranks report of their collectives and threads"
             return Answer("sure", sure, (*explained(decisive.reasons), *clock))
         judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
         naming = sum(row.is_trouble_of(decisive) for row in judged)
@@ -332,8 +360,14 @@ class RunSummary:
         run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
         watched = view.going and not view.unwatched
         window = f"{decisive.first_step}-{decisive.last_step}"
-        opened = next(iter(self._stored()), None)
-        if opened is not None:
+        stalled = decisive.label == "stalled"
+        opened = next(iter(self._of_stall if stalled else self._stored()), None)
+        if stalled and self.cause is not None:
+            yield NextStep(self.cause.next_step)
+        if opened is not None and opened.of_hang:
+            command = f"sftriage traces show {opened.capture_id} {run}"
+            yield NextStep("See where each rank is.", command, opened.capture_id)
+        elif opened is not None:
             command = f"sftriage traces open {opened.capture_id} {run}"
             yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
         if self.named and decisive.label == "suspect":
@@ -350,7 +384,12 @@ class RunSummary:
         advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
         # (where the trace holds the fault, no limit is worth raising for another)
         fault_in_trace = opened is not None and opened.holds_fault in ("yes", "partly") and newest.outcome == "throttle"
-        if advice and newest.outcome != "capture" and (not fault_in_trace or newest.reason == "already_captured"):
+        if (
+            advice
+            and newest.outcome != "capture"
+            and not (stalled and self.cause)
+            and (not fault_in_trace or newest.reason == "already_captured")
+        ):
             yield NextStep(advice)
         yield from _lived_with(view)
         yield NextStep("See the numbers behind the verdict.", f"sftriage explain {window} {run}")
@@ -362,6 +401,10 @@ def decisive_row(rows: Sequence[WindowRow]) -> WindowRow:
     while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
         at -= 1
     return rows[at]
+
+
+def _same_stall(row: WindowRow, stalled: WindowRow) -> bool:
+    return row.label == "stalled" and (row.attempt, row.first_step) == (stalled.attempt, stalled.first_step)
 
 
 def _stretch(rows: Sequence[WindowRow], decisive: WindowRow) -> Sequence[WindowRow]:
@@ -476,7 +519,8 @@ def captures_cost_s(notes: Sequence[Note]) -> float:
 def captured_words(manifest: Manifest) -> str:
     """The rank and steps of a stored capture, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
-    of = f"rank {capture.rank}, {span(capture.first_step, capture.last_step)}"
+    whose = "every rank" if manifest.of_hang else f"rank {capture.rank}"
+    of = f"{whose}, {span(capture.first_step, capture.last_step)}"
     return of if again is None else f"{of}: {words.reproduced_words(again.answer, capture.role)}"
 
 

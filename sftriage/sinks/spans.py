@@ -134,6 +134,8 @@ class SpanSink(Sink):
 
     def _explained(self, found: events.CauseFound) -> None:
         below = self._ended.get(found.capture_id)
+        if (running := self._captures.get(found.capture_id)) is not None:
+            below = running.get_span_context()
         if below is None:
             return
         attributes: dict[str, Value | None] = {

@@ -14,7 +14,14 @@ from sftriage.model import events
 from sftriage.model.captures import ENDED, CaptureResult, Decision
 from sftriage.model.verdicts import Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words.decisions import capturing_sentence, ended_sentence, outcome_sentence, reason_sentence
+from sftriage.words.decisions import (
+    capturing_sentence,
+    caused,
+    ended_sentence,
+    of_whole_job,
+    outcome_sentence,
+    reason_sentence,
+)
 from sftriage.words.news import WITHIN_S, RecentLines, news_of
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import counted, milliseconds, verdict_sentence
@@ -30,12 +37,15 @@ class LineSink(Sink):
     Attributes:
         windows: judged windows, including those of earlier controllers of the run.
         captures: stored captures.
+        hang: why the job hangs now, if it is known, and what to do.
     """
 
     def __init__(self) -> None:
         self._printed = RecentLines()
+        self._of_hangs: set[str] = set()
         self._deferred, self._paused_s = "", -math.inf
         self.windows = self.captures = 0
+        self.hang = ""
 
     def take(self, event: events.Event | events.Observation) -> None:
         match event:
@@ -54,6 +64,9 @@ class LineSink(Sink):
                 self.say(event_sentence(event))
             case events.TakenOver():
                 self.windows, self.captures = self.windows + event.windows, self.captures + event.captures
+            case events.CauseFound() if event.capture_id in self._of_hangs:
+                self.hang = f"{caused(event)} {event.next_step}".strip()
+                self.say(self.hang)
             case events.CauseFound() | events.RemedyChanged() | events.DiskFailed() | events.DiskRecovered() if (
                 text := event_sentence(event)
             ):
@@ -63,6 +76,7 @@ class LineSink(Sink):
         """Print news: always a stall and the first window after it; once per suspect why there is no capture."""
         sentence, found = verdict_sentence(verdict), news_of(verdict, decision)
         self.windows += verdict.label != "stalled"
+        self.hang = self.hang if verdict.label == "stalled" else ""
         if verdict.label == "stalled":
             self._printed.anew()
             self._deferred = ""
@@ -73,12 +87,13 @@ class LineSink(Sink):
             self._deferred = sentence if self._printed.lacks(found) else ""
             if (why_not := outcome_sentence(decision)) and self._printed.refusing(found, decision.outcome):
                 self.say(why_not)
+        self._of_hangs.update(request.capture_id for request in decision.requests if of_whole_job(request))
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
 
     def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
         self.captures += result.state == "stored"
-        self.say(ended_sentence(result, stored_bytes))
+        self.say(ended_sentence(result, stored_bytes, whole_job=result.capture_id in self._of_hangs))
 
     def finish(self) -> None:
         if self._deferred:

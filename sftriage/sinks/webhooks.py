@@ -1,4 +1,4 @@
-"""Posts decisions, causes and remedies to the webhooks of the policy's rules.
+"""Posts decisions, causes and remedies to the webhooks of the policy's rules, each with a severity.
 
 Each webhook has its own `DeliveryQueue`, so one that hangs or fails does not delay the others or the triage. A URL is a
 secret, since it grants write access: messages and logs contain its host only.
@@ -42,6 +42,9 @@ from sftriage.words.verdicts import span, verdict_sentence
 
 _MAX_TEXT = 3000
 
+Severity = Literal["critical", "warning", "info"]
+_SEVERITIES: Mapping[str, Severity] = {"stalled": "critical", "suspect": "warning"}
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -54,6 +57,11 @@ class Message:
     data: Mapping[str, Any]
     text: str
 
+    @property
+    def severity(self) -> Severity:
+        """How urgent it is: a job that hangs computes nothing until somebody acts."""
+        return _SEVERITIES.get(self.decision.label, "info")
+
     def event(self, job: str, run: str) -> bytes:
         """The message as a CloudEvent (1.0, JSON format, structured mode)."""
         moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=self.time_s)
@@ -65,13 +73,20 @@ class Message:
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "datacontenttype": "application/json",
             "subject": span(self.decision.first_step, self.decision.last_step),
-            "data": {"job": job, "run": run, "rules": list(self.decision.notify), **self.data},
+            "data": {
+                "job": job,
+                "run": run,
+                "severity": self.severity,
+                "rules": list(self.decision.notify),
+                **self.data,
+            },
         }
         return json.dumps(event, allow_nan=False).encode()
 
     def line(self, job: str) -> bytes:
         """The message as a line of text, in the format of Slack's incoming webhooks."""
-        text = f"{job}: {self.text}"[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        urgent = "[critical] " if self.severity == "critical" else ""
+        text = f"{urgent}{job}: {self.text}"[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return json.dumps({"text": text}).encode()
 
 
@@ -87,7 +102,9 @@ def explained(found: events.CauseFound, decision: Decision) -> Message:
     """A message with the cause behind a decision that was sent before."""
     data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
     data |= {"cause": _cause_values(found)}
-    text = f"Cause, for {span(decision.first_step, decision.last_step)}: {caused(found)} {found.next_step}"
+    text = f"{caused(found)} {found.next_step}"
+    if decision.label != "stalled":
+        text = f"Cause, for {span(decision.first_step, decision.last_step)}: {text}"
     return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
 
 
@@ -135,7 +152,7 @@ _THREADS = ("sftriage-webhook of ", "sftriage-slack of ")
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: not (record.threadName or "").startswith(_THREADS))
 
 _Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
-"""Ranks and stage: what a window's verdict and a capture's trigger share."""
+"""Ranks and stage: what a window's verdict and a capture's trigger share. Of a stall, its attempt and step, and ""."""
 
 
 class _UndeliveredError(SftriageError):
@@ -247,31 +264,33 @@ class Webhooks(Sink):
             case events.PolicyChanged(kind="changed"):
                 self.start()
             case events.WindowJudged():
-                self._requested(event.triggers)
+                self._requested(event.triggers, _stall_of(event.verdict))
                 if event.decision.notify:
                     self._decided(event.verdict, event.decision)
             case events.FollowUpDecided():
                 self._requested(event.triggers)
-            case events.CauseFound() if event.code != "unknown":
+            case events.CauseFound():
                 self._explained(event)
             case events.RemedyChanged():
                 self._remedied(event)
 
-    def _requested(self, triggers: Mapping[str, Trigger]) -> None:
+    def _requested(self, triggers: Mapping[str, Trigger], stall: _Suspect | None = None) -> None:
         for capture_id, trigger in triggers.items():
-            keep_newest(self._suspects, capture_id, (trigger.ranks, None if trigger.scope == "host" else trigger.stage))
+            of = trigger.ranks, None if trigger.scope == "host" else trigger.stage
+            keep_newest(self._suspects, capture_id, stall or of)
 
     def _decided(self, verdict: Verdict, decision: Decision) -> None:
         cause = None
-        if verdict.suspects:
-            suspect = verdict.suspects[0].identity[1:]
+        suspect = _stall_of(verdict) or (verdict.suspects[0].identity[1:] if verdict.suspects else None)
+        if suspect is not None:
             keep_newest(self._sent, suspect, decision)
             cause = self._causes.get(suspect)
         self._post(decision, partial(decided, verdict, decision, cause))
 
     def _explained(self, found: events.CauseFound) -> None:
         suspect = self._suspects.get(found.capture_id)
-        if suspect is None:
+        # (that a hang has no known reason is news, too)
+        if suspect is None or (found.code == "unknown" and suspect[1] != ""):
             return
         # (captures of several ranks, and of the control, may show the same cause)
         known, decision = self._causes.get(suspect), self._sent.get(suspect)
@@ -337,6 +356,10 @@ class Webhooks(Sink):
         if self.closing.wait(due_s - time.monotonic()) and due_s < self.close_by_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
         return due_s < self.close_by_s
+
+
+def _stall_of(verdict: Verdict) -> _Suspect | None:
+    return ((verdict.attempt, verdict.first_step), "") if verdict.label == "stalled" else None
 
 
 def _webhooks_of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:

@@ -79,6 +79,8 @@ ENDINGS: Mapping[CaptureState, str] = {
 def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     """What is captured, on which ranks, and with which controls."""
     first = requests[0]
+    if of_whole_job(first):
+        return "Capturing where every rank is, and in which collective."
     captured = counted(first.steps, "step") if first.takes_steps else "the stacks"
     by = f" with {PROFILERS[first.profiler]}" if first.takes_steps else ""
     suspects = some_ranks([request.rank for request in requests if request.role == "suspect"])
@@ -87,17 +89,25 @@ def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     return f"Capturing {captured} of {suspects or controls}{by}{beside if suspects else ''}."
 
 
-def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
+def of_whole_job(request: CaptureRequest) -> bool:
+    """Whether a capture is of all ranks of a job that hangs."""
+    return bool(request.options.get("whole_job"))
+
+
+def ended_sentence(result: CaptureResult, stored_bytes: int, *, whole_job: bool = False) -> str:
     """The result of a capture: where its trace is, or why there is none."""
+    trace, whose = ("evidence", "the ranks") if whole_job else ("trace", f"rank {result.rank}")
     if result.state != "stored" or result.first_step is None or result.last_step is None:
         why = f": {result.detail}" if result.detail else ""
-        return f"No trace of rank {result.rank}: {ENDINGS.get(result.state, result.state)}{why}."
-    steps = span(result.first_step, result.last_step)
-    return f"Captured {steps} of rank {result.rank} ({size(stored_bytes)}): sftriage traces show {result.capture_id}"
+        return f"No {trace} of {whose}: {ENDINGS.get(result.state, result.state)}{why}."
+    what = f"where the ranks are in {span(result.first_step, result.last_step)}"
+    if not whole_job:
+        what = f"{span(result.first_step, result.last_step)} of {whose}"
+    return f"Captured {what} ({size(stored_bytes)}): sftriage traces show {result.capture_id}"
 
 
 def caused(cause: CauseInfo | CauseFound) -> str:
-    """Why a captured rank was slow, and whether that is certain."""
+    """Why a captured rank was slow, or why a job hangs, and whether that is certain."""
     unsure = "" if cause.sure or cause.code == "unknown" else " This is likely but not certain."
     return f"{cause.sentence}{unsure}"
 

@@ -132,9 +132,9 @@ CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
 """The clock that a verdict is based on, if it is not the host's."""
 
 STALLS: Mapping[str, str] = {
-    "not_arrived": "the others wait for ranks that have not arrived",
-    "died": "the others wait for ranks whose process has ended",
-    "left_early": "the others wait for ranks that have stopped recording",
+    "not_arrived": "the others are in a sync stage, and these ranks are elsewhere",
+    "died": "the others are in a sync stage, and the process of these ranks has ended",
+    "left_early": "the others are in a sync stage, and these ranks have stopped recording",
     "in_sync": "every rank is inside the same sync stage, where all of them look alike",
     "no_rank_waits": "no rank waits in a sync stage, and these ranks got least far",
     "outside_steps": "no rank is in a step",

@@ -30,51 +30,56 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
         (
             stalled(rank(1), missing=1, waiting=2),
             3,
-            ["rank 0 waiting ==| ", "rank 1 not arrived =X  ", "rank 2 waiting ==| "],
+            ["rank 0 in a sync stage ==| ", "rank 1 elsewhere =X  ", "rank 2 in a sync stage ==| "],
         ),
         # In a large one, or where not all are known, those that stand alike have one.
         (
             stalled(rank(1), rank(7, "data"), missing=12, waiting=100),
             112,
             [
-                "rank 1 not arrived =X  ",
-                "rank 7 not arrived X   ",
-                "10 more not arrived ....",
-                "100 other ranks waiting ==| ",
+                "rank 1 elsewhere =X  ",
+                "rank 7 elsewhere X   ",
+                "10 more elsewhere ....",
+                "100 other ranks in a sync stage ==| ",
             ],
         ),
         (
             stalled(rank(1), missing=1, waiting=1, unseen=1),
             4,
             [
-                "rank 1 not arrived =X  ",
-                "1 other rank waiting ==| ",
+                "rank 1 elsewhere =X  ",
+                "1 other rank in a sync stage ==| ",
                 "1 other rank further on ....",
                 "1 other rank not recording ....",
             ],
         ),
-        (stalled(rank(1), missing=1, waiting=3), 0, ["rank 1 not arrived =X  ", "3 other ranks waiting ==| "]),
+        (stalled(rank(1), missing=1, waiting=3), 0, ["rank 1 elsewhere =X  ", "3 other ranks in a sync stage ==| "]),
         # Ranks of a host may be in different stages, and those that wait may be in any of several sync stages.
         (
             stalled(HOST, missing=2, waiting=2, sync=("forward", "backward")),
             4,
-            ["rank 0 waiting =|| ", "rank 1 waiting =|| ", "rank 2 not arrived ....", "rank 3 not arrived ...."],
+            [
+                "rank 0 in a sync stage =|| ",
+                "rank 1 in a sync stage =|| ",
+                "rank 2 elsewhere ....",
+                "rank 3 elsewhere ....",
+            ],
         ),
         # Why they are missing is said, where all are for one reason.
         (
             stalled(rank(1), reasons=("died",), missing=1, waiting=1),
             2,
-            ["rank 0 waiting ==| ", "rank 1 ended =X  "],
+            ["rank 0 in a sync stage ==| ", "rank 1 ended =X  "],
         ),
         (
             stalled(rank(1), reasons=("died", "not_arrived"), missing=1, waiting=1),
             2,
-            ["rank 0 waiting ==| ", "rank 1 not arrived =X  "],
+            ["rank 0 in a sync stage ==| ", "rank 1 elsewhere =X  "],
         ),
         (
             stalled(rank(1, "other"), reasons=("left_early",), missing=1, waiting=1),
             2,
-            ["rank 0 waiting ==| ", "rank 1 stopped recording ===X"],
+            ["rank 0 in a sync stage ==| ", "rank 1 stopped recording ===X"],
         ),
         (
             stalled(rank(1), reasons=("no_rank_waits",), missing=1),
@@ -82,7 +87,7 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
             ["rank 0 further on ....", "rank 1 least far =X  "],
         ),
         # Where all are in one exchange, all wait.
-        (stalled(reasons=("in_sync",), waiting=2), 2, ["rank 0 waiting ==| ", "rank 1 waiting ==| "]),
+        (stalled(reasons=("in_sync",), waiting=2), 2, ["rank 0 in a sync stage ==| ", "rank 1 in a sync stage ==| "]),
     ],
 )
 def test_a_rank_is_drawn_where_it_stands(of, world_size, expected):
