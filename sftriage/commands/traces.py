@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from sftriage.commands.options import CapturesChoice, ClusterChoice, JsonOption, RunOption, argument, option, parsed
@@ -17,6 +19,7 @@ from sftriage.commands.output import (
     notices,
     print_json,
     say,
+    table,
     tell,
     uploading,
     write,
@@ -25,6 +28,7 @@ from sftriage.errors import CatalogueError, SftriageError, StoreError, UsageErro
 from sftriage.model.captures import Profiler
 from sftriage.policy import fields
 from sftriage.reports.texts import captures_table, decisions_table, manifest_lines
+from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import (
     StoredState,
     cause_values,
@@ -37,6 +41,7 @@ from sftriage.runs.captures import (
     upload_words,
 )
 from sftriage.runs.directory import find_run, read_info
+from sftriage.runs.hangs import HEADINGS, hang_rows, read_hang
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures, own_catalogue, whole_store
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
@@ -44,6 +49,7 @@ from sftriage.traces.manifest import manifest_schema
 from sftriage.traces.remote import catalogue_url
 from sftriage.traces.retention import RetentionLimits, outlook, remove
 from sftriage.traces.store import LocalStore, StoreCondition
+from sftriage.words.decisions import caused
 from sftriage.words.verdicts import counted, place, size, span
 
 
@@ -213,12 +219,22 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
     store, reference = captures.resolve(capture_id)
     manifest, condition = store.look(reference)
     upload = upload_of(captures.run if choice.store is None else None, manifest.capture_id)
+    hang = None
+    if manifest.of_hang:
+        # (if it is damaged, the state says so)
+        with suppress(SftriageError):
+            hang = read_hang(store, manifest)
     if as_json:
         more = {"upload": upload_values(upload), "cause": cause_values(manifest)}
+        more |= {"hang": hang and msgspec.to_builtins(hang)} if manifest.of_hang else {}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **more})
         return
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
     elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
+    if hang is not None:
+        cause = manifest.cause
+        write(*(() if cause is None else (caused(cause), cause.next_step)))
+        lists().print(table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang))))
     write(*manifest_lines(manifest), *state, *elsewhere)
 
 

@@ -221,18 +221,17 @@ class RunSummary:
             self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {self.sentence}"
 
     def _judge_hang(self, decisive: WindowRow, stretch: Sequence[WindowRow]) -> None:
-        """Take the cause from the captures of the stall itself, and name a rank only if the cause does."""
+        """Take the cause that a capture of this very stall has found, and name a rank only if that does."""
         requested = {request.capture_id for row in stretch if _same_stall(row, decisive) for request in row.requests}
         stored = [manifest for manifest in self._stored() if manifest.capture_id in requested]
         self._of_stall = [manifest for manifest in stored if manifest.capture.role == "suspect"]
+        notes = (note for note in reversed(self.view.notes) if isinstance(note, CauseFound))
+        found = next((note for note in notes if note.capture_id in requested), None)
         # (that its reason is not known is news, too)
-        self.cause = next((manifest.cause for manifest in self._of_stall if manifest.cause is not None), None)
-        if self.cause is not None:
-            self.sentence = caused(self.cause)
-            notes = (note for note in reversed(self.view.notes) if isinstance(note, CauseFound))
-            ranks = {note.rank for note in notes if note.capture_id in requested}
-            named = decisive.suspects[0].ranks if decisive.suspects else ()
-            if self.cause.code in ("all_inside", "unknown") or not ranks.intersection(named):
+        self.cause = None if found is None else CauseInfo.of(found)
+        if found is not None:
+            self.sentence = caused(found)
+            if found.code in ("all_inside", "unknown") or not _first_has(decisive, found.rank):
                 self.named = ""
 
     def _healthy(self) -> Answer:
@@ -401,6 +400,11 @@ def decisive_row(rows: Sequence[WindowRow]) -> WindowRow:
     while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
         at -= 1
     return rows[at]
+
+
+def _first_has(row: WindowRow, rank: int) -> bool:
+    """Whether the first suspect of a window is a rank, or has it."""
+    return bool(row.suspects) and rank in row.suspects[0].ranks
 
 
 def _same_stall(row: WindowRow, stalled: WindowRow) -> bool:

@@ -94,7 +94,8 @@ def decided(verdict: Verdict, decision: Decision, cause: events.CauseFound | Non
     """A message about a decision; ``cause`` is why the suspect is slow, if a capture has already shown that."""
     data = {"verdict": plain(verdict), "decision": decision_values(decision), "cause": _cause_values(cause)}
     text = f"{verdict_sentence(verdict)} {decision.outcome.capitalize()}: {reason_sentence(decision)}"
-    text += "" if cause is None else f". Cause: {caused(cause)}"
+    if cause is not None:
+        text = _with_next_step(cause) if verdict.label == "stalled" else f"{text}. Cause: {caused(cause)}"
     return Message("decision", event_id(decision), decision.time_s, decision, data, text)
 
 
@@ -102,10 +103,14 @@ def explained(found: events.CauseFound, decision: Decision) -> Message:
     """A message with the cause behind a decision that was sent before."""
     data = {"decision_id": event_id(decision), "capture_id": found.capture_id, "rank": found.rank}
     data |= {"cause": _cause_values(found)}
-    text = f"{caused(found)} {found.next_step}"
+    text = _with_next_step(found)
     if decision.label != "stalled":
         text = f"Cause, for {span(decision.first_step, decision.last_step)}: {text}"
     return Message("cause", f"{found.capture_id}-{found.code}", found.time_s, decision, data, text)
+
+
+def _with_next_step(found: events.CauseFound) -> str:
+    return f"{caused(found)} {found.next_step}"
 
 
 def remedied(found: events.RemedyChanged, decision: Decision) -> Message:

@@ -37,6 +37,7 @@ from sftriage.model.captures import (
     Role,
     Trigger,
 )
+from sftriage.model.events import CauseFound
 from sftriage.model.hangs import HANG_NAME, HangKind
 from sftriage.model.verdicts import Clock, Pattern, Scope
 from sftriage.model.windows import MAX_STAGE_NAME_BYTES, MAX_STAGES, StageSchema, plain
@@ -172,6 +173,14 @@ class CauseInfo(DocumentModel):
     compared_with: Rank | None = None
     took_s: Number | None = None
     control_s: Number | None = None
+
+    @classmethod
+    def of(cls, found: CauseFound) -> CauseInfo:
+        """The cause of an event, which has no times."""
+        at = found.place
+        place = None if at is None else PlaceInfo.model_construct(function=at.function, file=at.file, line=at.line)
+        about = {name: getattr(found, name) for name in ("code", "sure", "sentence", "next_step", "compared_with")}
+        return cls.model_construct(**about, place=place)
 
     @property
     def short(self) -> str:

@@ -33,6 +33,7 @@ from starlette.types import Send
 
 from sftriage import __version__
 from sftriage.errors import CatalogueError, InputError, IntegrityError, SftriageError, StoreError, UsageError
+from sftriage.runs.hangs import HEADINGS
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store
 from sftriage.web.serving import Access, application
@@ -242,6 +243,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         disk_now=run.disk_now,
         triage_off=run.triage_off,
         questions=run.QUESTIONS,
+        hang_headings=HEADINGS,
         label_meanings=run.LABEL_MEANINGS,
         outcome_meanings=run.OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),

@@ -100,12 +100,13 @@ REPORTED_FACTS = ("rule", "captured", "reproduced", "found", "cost", "trace", "m
 
 def _note(manifest: Manifest, uploads: Mapping[str, Upload], where: str) -> CaptureNote:
     capture = manifest.capture
+    whose = "every rank" if manifest.of_hang else f"rank {capture.rank}"
     upload = uploads.get(manifest.capture_id)
     if upload is not None and upload.state == "stored":
         # More people can reach the copy.
         where = f"--store {upload.url.removesuffix(f'/{manifest.job}/{manifest.run}/{manifest.capture_id}')}"
     return CaptureNote(
-        title=f"Capture of rank {capture.rank}, {span(capture.first_step, capture.last_step)}",
+        title=f"Capture of {whose}, {span(capture.first_step, capture.last_step)}",
         why=manifest.trigger.why,
         facts=tuple((name, text) for name, text in capture_facts(manifest) if name in REPORTED_FACTS),
         fetch=f"sftriage traces get {manifest.capture_id} {where}",

@@ -22,6 +22,7 @@ from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.verdicts import Clock
 from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.hangs import hang_rows_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
 from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s, captures_of
@@ -183,6 +184,7 @@ class RunPage(Page[RunSource]):
             decision=row,
             tracks=self._source.beside(found, row.attempt if row else 0, control),
             flames=self._stacks.drawn(found, self._source.store, stored, request.query_params),
+            hang=hang_rows_of(self._source.store, found),
             cost=found.cost or view.cost_of(found),
             upload=view.uploads.get(capture_id),
             store=None,

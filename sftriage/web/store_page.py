@@ -31,6 +31,7 @@ from sftriage.errors import InputError, IntegrityError, SftriageError, StoreErro
 from sftriage.reduce.opening import Copying
 from sftriage.runs.captures import since_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.hangs import hang_rows_of
 from sftriage.runs.lateness import tracks_of
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import CaptureQuery, CaptureRow, Catalogue
@@ -298,6 +299,7 @@ class StorePage(Page[StoreSource]):
             decision=None,
             tracks=tracks_of(manifest.recorded),
             flames=self._stacks.drawn(manifest, store, self._captured_with(manifest, of_run), request.query_params),
+            hang=hang_rows_of(store, manifest),
             cost=manifest.cost,
             upload=None,
             store=store.place if self._source.shared else self._source.place,

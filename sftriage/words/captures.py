@@ -26,24 +26,31 @@ def capture_facts(manifest: Manifest) -> list[tuple[str, str]]:
         cost = cost_sentence(found.cost_s, found.before_s, found.first_step, found.last_step, found.captures)
     detail = f" ({capture.detail})" if capture.detail else ""
     steps = f"{span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}"
+    if manifest.of_hang:
+        steps, program, cost = f"{span(capture.first_step, capture.last_step)} of every rank", "", ""
     facts = [
         ("capture", manifest.capture_id),
         ("job, run", f"{manifest.job}, {manifest.run}"),
         ("created", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("because", trigger.why or "unknown"),
         ("rule", f"{rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})"),
-        ("captured", f"{steps}, with {program}{detail}"),
-        ("profiler", choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen else ""),
+        ("captured", f"{steps}{program and ', with '}{program}{detail}"),
+        (
+            "profiler",
+            choice_words(trigger.chosen, capture.profiler, trigger.stage) if trigger.chosen and program else "",
+        ),
         ("follows", f"{trigger.follows}, the first capture of this suspect" if trigger.follows else ""),
         ("followed by", "" if manifest.followed is None else manifest.followed.capture_id),
         ("control", CONTROL_PART if capture.role == "control" else ""),
-        ("reproduced", _reproduced(manifest)),
+        ("reproduced", "" if manifest.of_hang else _reproduced(manifest)),
         *(("its GPU", remark) for remark in manifest.evidence),
-        ("cost", f"to the job: {cost}"),
-        ("its time", f"on rank {capture.rank}: {timings or 'not measured'}"),
+        ("cost", cost and f"to the job: {cost}"),
+        ("its time", cost and f"on rank {capture.rank}: {timings or 'not measured'}"),
         *(("trace", f"{file.name}, {size(file.size_bytes)}, sha256 {file.sha256}") for file in manifest.artefacts),
         ("may contain", manifest.may_contain),
     ]
+    if manifest.of_hang and (cause := manifest.cause) is not None:
+        facts += [("found", caused(cause)), ("found", cause.next_step)]
     if (findings := manifest.findings) is not None:
         facts += [("found", line) for line in finding_lines(findings)]
         stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]

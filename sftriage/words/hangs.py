@@ -69,6 +69,22 @@ def call_words(call: Call) -> str:
     return " of ".join(filter(None, (_op(call), _sizes(call))))
 
 
+def ending_words(exit_status: int | None) -> str:
+    """How a process has ended; a negative status is a signal."""
+    if exit_status is None:
+        return "its exit status is not known"
+    if exit_status >= 0:
+        return f"exit status {exit_status}"
+    known = {each.value: each.name for each in signal.Signals}
+    return f"killed by {known.get(-exit_status, f'signal {-exit_status}')}"
+
+
+def group_words(name: str, ranks: Sequence[int] = ()) -> str:
+    """A process group and its members; "" is the name of the default one."""
+    members = f" ({_ranks(ranks)})" if ranks else ""
+    return f"group {name}{members}" if name else "the default group"
+
+
 def line_words(place: SourceLine) -> str:
     """A line as a name: "train (train.py:91)"."""
     at = _at(place)
@@ -106,7 +122,7 @@ def _elsewhere(hang: Hang) -> str:
     waits, it = ("waits", "it") if len(hang.ranks) == 1 else ("wait", "them")
     where = "another group" if hang.call is None else _call_at(hang.call)
     if hang.elsewhere is not None:
-        number = f"#{hang.elsewhere[1]} of {_group(hang.elsewhere[0], hang.elsewhere_ranks)}"
+        number = f"#{hang.elsewhere[1]} of {group_words(hang.elsewhere[0], hang.elsewhere_ranks)}"
         where = number if hang.call is None else f"{where}, {number}"
     rest = f"while {_others(hang)} {_verb(hang.others, 'waits')} for {it} in {_call_at(hang.other_call, sizes=False)}"
     return f"{capitalized(_subject(hang))} {waits} in {where}, {rest}, {_number(hang)}."
@@ -154,19 +170,9 @@ def _left_early(hang: Hang) -> bool:
 
 def _ending(blocked: Blocked) -> str:
     """How a rank has ended: " (exit status 3) since step 60"."""
-    status, how = blocked.exit_status, "its exit status is not known"
-    if status is not None:
-        how = f"killed by {_signal(-status)}" if status < 0 else f"exit status {status}"
-    how = ", ".join(filter(None, (how, blocked.about)))
+    how = ", ".join(filter(None, (ending_words(blocked.exit_status), blocked.about)))
     stage = f", in stage {blocked.stage}" if blocked.stage else ""
     return f" ({how}){f' since step {blocked.step}{stage}' if blocked.step >= 0 else ''}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _all_inside(hang: Hang) -> str:
@@ -174,7 +180,7 @@ def _all_inside(hang: Hang) -> str:
     where = "collective" if call is None else _call_at(call)
     number = f" (#{hang.number})" if hang.number is not None else ""
     return (
-        f"All {counted(len(ranks), 'rank')} of {_group(hang.group, ranks)} are in the same {where}{number}, "
+        f"All {counted(len(ranks), 'rank')} of {group_words(hang.group, ranks)} are in the same {where}{number}, "
         "and none is missing: the network or the collective itself is stuck."
     )
 
@@ -230,12 +236,7 @@ def _verb(ranks: Sequence[int], singular: str) -> str:
 def _number(hang: Hang) -> str:
     """The number of the call in its group."""
     number = "" if hang.number is None else f"#{hang.number} of "
-    return f"{number or 'in '}{_group(hang.group, hang.group_ranks)}"
-
-
-def _group(name: str, ranks: Sequence[int]) -> str:
-    members = f" ({_ranks(ranks)})" if ranks else ""
-    return f"group {name}{members}" if name else "the default group"
+    return f"{number or 'in '}{group_words(hang.group, hang.group_ranks)}"
 
 
 def _op(call: Call) -> str:
@@ -390,7 +391,7 @@ def _call_on_all(hang: Hang) -> str:
 
 
 def _group_order(hang: Hang) -> str:
-    group = "that group" if hang.elsewhere is None else _group(hang.elsewhere[0], hang.elsewhere_ranks)
+    group = "that group" if hang.elsewhere is None else group_words(hang.elsewhere[0], hang.elsewhere_ranks)
     advice = f"Make all members of {group} call it there, and use the groups in the same order on all ranks"
     return _compare(hang, advice, "check")
 

@@ -119,6 +119,18 @@ def test_a_stall_is_a_span_of_its_own(make, receiver):
     assert (stall.start_time_unix_nano, stall.end_time_unix_nano) == (T0_NS, T0_NS + SECOND_NS)
 
 
+def test_a_cause_that_is_found_before_its_capture_is_stored_is_below_it(make, receiver):
+    # GIVEN the evidence of a hang, which is read before it is written
+    spans = make()
+    spans.take(judged("stalled", requests=[request("c-1")]))
+    spans.take(CauseFound(T0_S + 2, "c-1", 2, "absent", True, "Rank 2 waits for a lock."))
+    spans.take(CaptureChanged(T0_S + 3, CaptureResult("c-1", 2, "stored")))
+    spans.close()
+    (cause,), (capture,) = receiver.by_name()["cause"], receiver.by_name()["capture"]
+    assert cause.parent_span_id == capture.span_id
+    assert receiver.attributes(cause)["sftriage.cause.code"] == "absent"
+
+
 def test_a_silent_receiver_delays_nothing(monkeypatch):
     # GIVEN a receiver that accepts the connection and never answers
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -389,8 +389,8 @@ def test_a_stall_names_its_step_and_the_missing_ranks():
     found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
     held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
     assert json.loads(decided(stall, held).line("j"))["text"] == (
-        "[critical] j: Stalled: no rank has moved for 60 s in step 10; the others are in a sync stage, and these ranks are elsewhere: "
-        "rank 2 in data. Hold: not_arrived: rank 2 in data"
+        "[critical] j: Stalled: no rank has moved for 60 s in step 10; the others are in a sync stage, and "
+        "these ranks are elsewhere: rank 2 in data. Hold: not_arrived: rank 2 in data"
     )
     assert json.loads(decided(stall, held).event("j", "r"))["subject"] == "step 10"
 
@@ -459,6 +459,38 @@ def test_a_remedy_follows_the_message_about_its_straggler(make, hook):
     after = hook.next()[2]
     assert (after["type"], after["subject"]) == ("dev.sftriage.remedy", sent["subject"])
     assert after["data"]["decision_id"] == sent["id"]
+
+
+STALL = {"first_step": 60, "last_step": 60, "label": "stalled", "suspects": ()}
+HANG = replaced(CAUSE, code="different_sizes", sentence="Rank 2 called it with 7.", next_step="Compare.")
+
+
+def stalls(capture_id=ID, number=0, **verdict):
+    decision = replace(DECISION, first_step=60, last_step=60, label="stalled", time_s=1_800_000_000.0 + number)
+    return WindowJudged(replace(VERDICT, **STALL, **verdict), decision, {capture_id: TRIGGER} if capture_id else {})
+
+
+def test_why_a_job_hangs_is_critical_and_first_in_the_message(make, hook):
+    # GIVEN a message about a slow rank, and one about a stall that names no rank
+    webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
+    webhooks.take(judged(capture_id="other"))
+    webhooks.take(stalls())
+    slow, stall = hook.next()[2], hook.next()[2]
+    assert [one["data"]["severity"] for one in (slow, stall)] == ["warning", "critical"]
+    # WHEN its capture shows why, THEN a message says so, and so does a later one about the same stall
+    webhooks.take(HANG)
+    why = hook.next()[2]
+    assert (why["data"]["severity"], why["data"]["decision_id"]) == ("critical", stall["id"])
+    RULES["page-me"] = rule("page-me", SLACK)
+    webhooks.take(stalls(capture_id="", number=1))
+    assert hook.next()[2] == {"text": "[critical] res net: Rank 2 called it with 7. Compare."}
+    # AND that it is not known is said as well, of the next stall
+    webhooks.take(stalls("next", 2, attempt=1))
+    assert hook.next()[2]["text"].startswith("[critical] res net: Stalled: ")
+    webhooks.take(replaced(HANG, capture_id="next", code="unknown", sentence="It is not known."))
+    assert hook.next()[2] == {"text": "[critical] res net: It is not known. Compare."}
+    webhooks.close()
+    assert hook.received.empty()
 
 
 NO_MESSAGE = {
