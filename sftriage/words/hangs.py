@@ -94,28 +94,30 @@ def line_words(place: SourceLine) -> str:
 def _different(hang: Hang) -> str:
     mine, theirs = _call_at(hang.call), _call_at(hang.other_call)
     if hang.numbers.get("tie"):
-        return f"{capitalized(_subject(hang))} called {mine}, and {_others(hang)} called {theirs}, {_number(hang)}."
+        return f"{capitalized(_subject(hang))} called {mine}, and {_others(hang)} called {theirs}{_number(hang)}."
     if hang.kind != "different_collective" and hang.call and hang.other_call and _sizes(hang.other_call):
         same_line = _place(hang.call) == _place(hang.other_call)
         with_sizes = f"it with {_sizes(hang.other_call)}{'' if same_line else _in(_place(hang.other_call))}"
-        return (
-            f"{capitalized(_subject(hang))} called {mine}, where {_others(hang)} called {with_sizes}, {_number(hang)}."
-        )
-    return f"{capitalized(_subject(hang))} called {mine} where {_others(hang)} called {theirs}, {_number(hang)}."
+        return f"{capitalized(_subject(hang))} called {mine}, where {_others(hang)} called {with_sizes}{_number(hang)}."
+    return f"{capitalized(_subject(hang))} called {mine} where {_others(hang)} called {theirs}{_number(hang)}."
 
 
 def _shifted(hang: Hang) -> str:
-    skipped, number = hang.kind == "skipped", _number(hang)
-    call = _call_at(hang.other_call if skipped else hang.call)
-    what = f"{capitalized(_subject(hang))} {'skipped' if skipped else 'called'} {call}, {number}"
-    beside = f"which {_others(hang)} {'called' if skipped else 'did not call'}"
-    if not (shift := abs(hang.shift)):
-        return f"{what}, {beside}."
+    skipped, number, shift = hang.kind == "skipped", _number(hang), abs(hang.shift)
     calls = "one call" if shift == 1 else counted(shift, "call")
+    name, is_, they = capitalized(_subject(hang)), _verb(hang.ranks, "is"), "it" if len(hang.ranks) == 1 else "they"
+    if hang.numbers.get("before"):
+        # (the line at which they part is no longer on record)
+        behind = f"{calls} {'behind' if skipped else 'ahead of'} {_others(hang)}"
+        there = f"{they} called {_call_at(hang.call)} where {_others(hang)} called {_call_at(hang.other_call)}"
+        return f"{name} {is_} {behind}, since {number.removeprefix(', ')} or before: there {there}."
+    what = f"{name} {'skipped' if skipped else 'called'} {_call_at(hang.other_call if skipped else hang.call)}{number}"
+    beside = f"which {_others(hang)} {'called' if skipped else 'did not call'}"
+    if not shift:
+        return f"{what}, {beside}."
     if hang.numbers.get("tie"):
         return f"{what}, {beside}; the two sides are {calls} apart since then."
-    they = "it is" if len(hang.ranks) == 1 else "they are"
-    return f"{what}, {beside}; {they} {calls} {'behind' if skipped else 'ahead'} since then."
+    return f"{what}, {beside}; {they} {is_} {calls} {'behind' if skipped else 'ahead'} since then."
 
 
 def _elsewhere(hang: Hang) -> str:
@@ -125,16 +127,16 @@ def _elsewhere(hang: Hang) -> str:
         number = f"#{hang.elsewhere[1]} of {group_words(hang.elsewhere[0], hang.elsewhere_ranks)}"
         where = number if hang.call is None else f"{where}, {number}"
     rest = f"while {_others(hang)} {_verb(hang.others, 'waits')} for {it} in {_call_at(hang.other_call, sizes=False)}"
-    return f"{capitalized(_subject(hang))} {waits} in {where}, {rest}, {_number(hang)}."
+    return f"{capitalized(_subject(hang))} {waits} in {where}, {rest}{_number(hang)}."
 
 
 def _absent(hang: Hang) -> str:
     name, has, does = capitalized(_subject(hang)), _verb(hang.ranks, "has"), _blocked(hang)
     others = f"{_others(hang)} {_verb(hang.others, 'waits')}"
-    where = f"{has} not arrived where {others}"
+    where = f"{_verb(hang.ranks, 'keeps')} {_others(hang)} waiting"
     if hang.other_call is not None:
         waiting = f", in which {others}" if hang.others else ""
-        where = f"{has} not reached {_call_at(hang.other_call, sizes=False)}, {_number(hang)}{waiting}"
+        where = f"{has} not reached {_call_at(hang.other_call, sizes=False)}{_number(hang)}{waiting}"
     elif not hang.others:
         if len(does) == 1 and does[0][0] == hang.ranks:
             return f"{name} {does[0][1]}."
@@ -158,7 +160,7 @@ def _dead(hang: Hang) -> str:
     text = f"{capitalized(_subject(hang))} {ended}{how}"
     if hang.others:
         waiting = f"{_others(hang)} {_verb(hang.others, 'waits')} for {it}"
-        where = f" in {_call_at(hang.other_call, sizes=False)}, {_number(hang)}" if hang.other_call is not None else ""
+        where = f" in {_call_at(hang.other_call, sizes=False)}{_number(hang)}" if hang.other_call is not None else ""
         text += f"; {waiting}{where}"
     return f"{text}."
 
@@ -177,11 +179,15 @@ def _ending(blocked: Blocked) -> str:
 
 def _all_inside(hang: Hang) -> str:
     ranks, call = hang.group_ranks or hang.ranks, hang.other_call or hang.call
-    where = "collective" if call is None else _call_at(call)
-    number = f" (#{hang.number})" if hang.number is not None else ""
+    group = f" of {group_words(hang.group, ranks)}" if hang.group or hang.group_ranks else ""
+    same = f"the same {'collective' if call is None else _call_at(call).removeprefix('a ')}"
+    same += f" (#{hang.number})" if hang.number is not None else ""
+    state = f"are in {same}"
+    if ended := int(hang.numbers.get("ended", 0)):
+        state = f"have called {same}, {ended:,} of them {'has' if ended == 1 else 'have'} left it"
     return (
-        f"All {counted(len(ranks), 'rank')} of {group_words(hang.group, ranks)} are in the same {where}{number}, "
-        "and none is missing: the network or the collective itself is stuck."
+        f"All {counted(len(ranks), 'rank')}{group} {state}, and none is missing: "
+        "the network or the collective itself is stuck."
     )
 
 
@@ -234,9 +240,11 @@ def _verb(ranks: Sequence[int], singular: str) -> str:
 
 
 def _number(hang: Hang) -> str:
-    """The number of the call in its group."""
-    number = "" if hang.number is None else f"#{hang.number} of "
-    return f"{number or 'in '}{group_words(hang.group, hang.group_ranks)}"
+    """The number of the call in its group, as the end of a phrase; "" without a group."""
+    group = group_words(hang.group, hang.group_ranks)
+    if hang.number is not None:
+        return f", #{hang.number} of {group}"
+    return f", in {group}" if hang.group or hang.group_ranks else ""
 
 
 def _op(call: Call) -> str:
@@ -321,11 +329,15 @@ def _blocked(hang: Hang) -> list[tuple[tuple[int, ...], str]]:
     for blocked in hang.blocked:
         alike = replace(blocked, rank=0, host="", pid=None, step=-1)
         together.setdefault(repr(alike), []).append(blocked)
+    in_circle = bool(hang.numbers.get("circle"))
     groups = [*together.values()][:_MAX_BLOCKED]
-    return [(tuple(one.rank for one in group), _does(group[0], several=len(group) > 1)) for group in groups]
+    return [
+        (tuple(one.rank for one in group), _does(group[0], several=len(group) > 1, in_circle=in_circle))
+        for group in groups
+    ]
 
 
-def _does(blocked: Blocked, *, several: bool) -> str:
+def _does(blocked: Blocked, *, several: bool, in_circle: bool) -> str:
     known, unknown = _DOES[blocked.code]
     about = {"about": blocked.about, "worker": blocked.worker, "peer": blocked.peer}
     phrase = known if all(about[name] not in (None, "") for name in about if f"{{{name}}}" in known) else unknown
@@ -337,7 +349,8 @@ def _does(blocked: Blocked, *, several: bool) -> str:
         verb, _, rest = phrase.partition(" ")
         phrase = f"{_verb((), verb)} {rest.replace('loads', 'load')}".rstrip()
     phrase = phrase.format_map(about)
-    return f"{phrase}{_worker(blocked) if blocked.code == 'worker' else ''}{_spot(blocked)}{_holder(blocked)}"
+    circle = f", and rank {blocked.peer} waits for it in turn" if in_circle and blocked.code in ("recv", "send") else ""
+    return f"{phrase}{_worker(blocked) if blocked.code == 'worker' else ''}{_spot(blocked)}{_holder(blocked)}{circle}"
 
 
 def _spot(blocked: Blocked) -> str:
@@ -384,7 +397,12 @@ def _compare(hang: Hang, advice: str, one_line: str) -> str:
             return f"{advice}."
 
 
+_SAME_ORDER = "Make all ranks call the same collectives in the same order"
+
+
 def _call_on_all(hang: Hang) -> str:
+    if hang.numbers.get("before"):
+        return _compare(hang, _SAME_ORDER, "check")
     lines = _lines(hang.other_call if hang.kind == "skipped" else hang.call)
     around = f" around {lines[0]}" if lines else " on the way to it"
     return f"Call it on every rank or on none: check the conditions, loops and exceptions{around}."
@@ -458,9 +476,7 @@ def _unblock(hang: Hang) -> str:
 
 
 _NEXT_STEPS: Mapping[HangKind, Callable[[Hang], str]] = {
-    "different_collective": lambda hang: _compare(
-        hang, "Make all ranks call the same collectives in the same order", "find what leads each rank to"
-    ),
+    "different_collective": lambda hang: _compare(hang, _SAME_ORDER, "find what leads each rank to"),
     "different_sizes": lambda hang: _compare(
         hang, "Give the tensor the same size on all ranks", "find where its size comes from, at"
     ),

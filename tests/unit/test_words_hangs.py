@@ -45,11 +45,15 @@ HANGS: dict[str, Hang] = {
     "skipped, two ranks and calls": hang("skipped", shift=2, ranks=(2, 3), others=(0, 1)),
     "skipped, a tie": Hang("skipped", **{**TIE, "call": None, "shift": 1}),
     "skipped, how many is unknown": hang("skipped"),
+    "skipped, perhaps before": hang("skipped", call=SEVEN, shift=1, numbers={"hosts": 1.0, "before": 1.0}),
+    "extra, perhaps before": hang("extra", call=SEVEN, shift=1, numbers={"hosts": 1.0, "before": 1.0}),
     "extra": hang("extra", call=SEVEN, shift=1),
     "elsewhere": hang("elsewhere", call=replace(SEVEN, sizes=((4,),)), elsewhere=("2", 1), elsewhere_ranks=(2, 3)),
     "elsewhere, two ranks": hang("elsewhere", ranks=(2, 3), others=(0, 1), elsewhere=("2", 1)),
     "absent, nothing known": hang("absent"),
-    "absent, no flight recorder": hang("absent", other_call=None, number=None),
+    "absent, no flight recorder": hang("absent", other_call=None, number=None, group_ranks=()),
+    "absent, stacks alone": hang("absent", other_call=Call("", frames=(TRAIN,)), number=None, group_ranks=()),
+    "absent, recv in a circle": hang("absent", other_call=None, number=None, group_ranks=(), numbers={"hosts": 1.0, "circle": 1.0}, blocked=(Blocked(2, "a", "recv", LOOKUP, peer=0),)),
     "absent, two ranks": hang("absent", ranks=(1, 2), others=(0, 3), blocked=(Blocked(1, "a", "sleep", LOOKUP), Blocked(2, "a", "sleep", LOOKUP))),
     "absent, two places": hang("absent", ranks=(1, 2), others=(0, 3), blocked=(Blocked(1, "a", "sleep", LOOKUP), Blocked(2, "a", "lock", REFRESH))),
     "absent, all ranks": hang("absent", ranks=(0, 1, 2, 3), others=(), other_call=None, blocked=tuple(Blocked(rank, "a", "file_lock", LOOKUP, about="shards.lock", held_by="4711") for rank in range(4))),
@@ -91,6 +95,8 @@ HANGS: dict[str, Hang] = {
     "dead, two ways": hang("dead", ranks=(1, 2), others=(0, 3), blocked=(Blocked(1, "a", "unknown", step=60, exit_status=3), Blocked(2, "a", "unknown", step=60, exit_status=-6))),
     "dead, left early": hang("dead", blocked=(Blocked(2, "node-3", "unknown", step=60, exit_status=0),)),
     "all_inside": hang("all_inside", ranks=(0, 1, 2, 3), hosts=("node-1", "node-2"), others=(), other_call=None, call=REDUCE),
+    "all_inside, some have left": hang("all_inside", ranks=(0, 1, 2, 3), others=(), other_call=None, call=REDUCE, numbers={"hosts": 2.0, "ended": 1.0}),
+    "all_inside, stacks alone": hang("all_inside", ranks=(0, 1, 2, 3), number=None, group_ranks=(), others=(), other_call=None, call=Call("", frames=(TRAIN,))),
     "all_inside, a group": hang("all_inside", ranks=(2, 3), group="2", group_ranks=(2, 3), others=(), other_call=None, call=Call("barrier", ((1,),), ("Float",), (TRAIN,))),
     "unknown": Hang("unknown", reason="ranks 1 and 3 do not answer, and no flight recorder is on"),
     "unknown, for an unknown reason": Hang("unknown"),
@@ -157,6 +163,14 @@ WORDS: dict[str, tuple[str, str]] = {
         "Rank 2 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which the other 3 ranks called.",
         "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91.",
     ),
+    "skipped, perhaps before": (
+        "Rank 2 is one call behind the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).",
+        "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91.",
+    ),
+    "extra, perhaps before": (
+        "Rank 2 is one call ahead of the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).",
+        "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91.",
+    ),
     "extra": (
         "Rank 2 called all_reduce of 7 floats in train (train.py:93), #126 of the default group, which the other 3 ranks did not call; it is one call ahead since then.",
         "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:93.",
@@ -174,8 +188,16 @@ WORDS: dict[str, tuple[str, str]] = {
         "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
     ),
     "absent, no flight recorder": (
-        "Rank 2 has not arrived where the other 3 ranks wait.",
+        "Rank 2 keeps 3 other ranks waiting.",
         "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
+    ),
+    "absent, stacks alone": (
+        "Rank 2 has not reached a collective in train (train.py:91), in which 3 other ranks wait.",
+        "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
+    ),
+    "absent, recv in a circle": (
+        "Rank 2 keeps 3 other ranks waiting: it waits to receive from rank 0 in lookup (train.py:58), and rank 0 waits for it in turn.",
+        "Make rank 0 send what this rank receives, in the same order: see train.py:58.",
     ),
     "absent, two ranks": (
         "Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they sleep in lookup (train.py:58).",
@@ -340,6 +362,14 @@ WORDS: dict[str, tuple[str, str]] = {
     "all_inside": (
         "All 4 ranks of the default group are in the same all_reduce of 1 float in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.",
         "Check the network between node-1 and node-2; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
+    ),
+    "all_inside, some have left": (
+        "All 4 ranks of the default group have called the same all_reduce of 1 float in train (train.py:91) (#126), 1 of them has left it, and none is missing: the network or the collective itself is stuck.",
+        "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
+    ),
+    "all_inside, stacks alone": (
+        "All 4 ranks are in the same collective in train (train.py:91), and none is missing: the network or the collective itself is stuck.",
+        "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
     ),
     "all_inside, a group": (
         "All 2 ranks of group 2 (ranks 2 and 3) are in the same barrier in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.",
