@@ -23,7 +23,7 @@ from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
 from sftriage.reports.texts import explanation_lines, manifest_lines
-from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
+from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, hang_in, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.source import Damaged, RunSource, View
 from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values
@@ -209,7 +209,9 @@ class Answers:
         captures = [request.capture_id for request in decision.requests][:MAX_LISTED]
         steps = [decision.first_step, decision.last_step]
         cites = {"run": directory.path.name, "steps": steps, "ranks": ranks, "captures": captures}
-        return _bounded({"lines": list(explanation_lines(event)), "cites": cites}, "lines")
+        return _bounded(
+            {"lines": list(explanation_lines(event, hang=hang_in(directory, event))), "cites": cites}, "lines"
+        )
 
     def captures_of_step(self, step: Step, run: Run = "") -> dict[str, Any]:
         """Find the captures that recorded a step or were made because of it, or why there are none.

@@ -17,11 +17,13 @@ from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.policy.fields import size_bytes
 from sftriage.policy.state import losses_of
 from sftriage.reports.texts import frontier_table, whatif_tables, windows_table
-from sftriage.runs.directory import find_run
+from sftriage.runs.decisions import hang_in
+from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words
 from sftriage.runs.whatif import load_operations, trace_events, whatif_of
+from sftriage.words.decisions import caused
 from sftriage.words.run import event_sentence
 from sftriage.words.verdicts import verdict_sentence
 
@@ -67,6 +69,8 @@ def analyze(
     if (losses := losses_of(verdicts)).by_suspect:
         text = losses_words(losses, on_devices=any(verdict.clock == "device" for verdict in verdicts))
         console.print(f"{text[:1].upper()}{text[1:]}.")
+    if RunDirectory(path).decisions.is_file() and (hang := hang_in(RunDirectory(path))) is not None:
+        console.print(f"{caused(hang)} {hang.next_step}")
 
 
 def whatif(

@@ -42,18 +42,19 @@ def explain_decision(
     import msgspec
 
     from sftriage.reports.texts import explanation_lines, resolves
-    from sftriage.runs.decisions import remedies_by, window_of
+    from sftriage.runs.decisions import hang_in, remedies_by, window_of
     from sftriage.words.decisions import decision_values
     from sftriage.words.run import event_sentence
     from sftriage.words.verdicts import explain
 
     directory = find_run(run)
     event = window_of(directory, target)
-    remedies = remedies_by(directory, event)
+    remedies, hang = remedies_by(directory, event), hang_in(directory, event)
     if as_json:
         verdict, decision = event.verdict, event.decision
         values = {"verdict": verdict, "explanation": explain(verdict), "decision": decision_values(decision)}
         tried = [{"says": event_sentence(remedy), **msgspec.to_builtins(remedy)} for remedy in remedies]
+        values |= {"hang": None if hang is None else msgspec.to_builtins(hang)}
         print_json({**values, "resolves": resolves(verdict, decision), "remedies": tried})
         return
-    write(*explanation_lines(event, remedies))
+    write(*explanation_lines(event, remedies, hang))

@@ -226,7 +226,7 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
             hang = read_hang(store, manifest)
     if as_json:
         more = {"upload": upload_values(upload), "cause": cause_values(manifest)}
-        more |= {"hang": hang and msgspec.to_builtins(hang)} if manifest.of_hang else {}
+        more |= {"hang": msgspec.to_builtins(hang)} if manifest.of_hang else {}
         print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **more})
         return
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
@@ -235,7 +235,9 @@ def show_trace(capture_id: CaptureArgument, *, choice: CapturesChoice, as_json: 
         cause = manifest.cause
         write(*(() if cause is None else (caused(cause), cause.next_step)))
         lists().print(table(HEADINGS, (map(clean, row.cells) for row in hang_rows(hang))))
-    write(*manifest_lines(manifest), *state, *elsewhere)
+    # (the cause of a hang is above its table)
+    facts = [line for line in manifest_lines(manifest) if hang is None or not line.startswith("found ")]
+    write(*facts, *state, *elsewhere)
 
 
 def show_schema() -> None:

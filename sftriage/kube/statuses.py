@@ -256,7 +256,7 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
         conditions=dated(body, (_healthy(summary), _watched(view)), now_s, others=True),
         run=None if view.info is None else view.info.run_id,
         health=summary.health,
-        summary=summary.sentence or summary.headline,
+        summary=_summary(summary),
         since_step=summary.since_step,
         suspect=summary.named or None,
         node=(", ".join(suspect_nodes(view)) or None) if summary.named else None,
@@ -271,6 +271,12 @@ def report_status(body: Body, view: View, now_s: float, pod: str = "") -> object
         advice=_advice(view),
         remedy=_remedy(view),
     )
+
+
+def _summary(summary: RunSummary) -> str:
+    """The state in a sentence; of a hang with its next step."""
+    hang = summary.cause if summary.health == "stalled" else None
+    return f"{summary.sentence or summary.headline} {'' if hang is None else hang.next_step}".strip()
 
 
 def outdated(body: Body, now_s: float, keep_s: float) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
     from sftriage.controller.replay import ReplayedDecision
-    from sftriage.model.events import RemedyChanged, WindowJudged
+    from sftriage.model.events import CauseFound, RemedyChanged, WindowJudged
     from sftriage.reduce.stages import Reduction
     from sftriage.reduce.together import Agreement
     from sftriage.runs.whatif import WhatIf
@@ -280,15 +280,19 @@ def resolves(verdict: Verdict, decision: Decision) -> str:
     return decisions.advice(verdict.reasons, split=split) if verdict.reasons else decisions.resolution(decision)
 
 
-def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = ()) -> Iterator[str]:
+def explanation_lines(
+    event: WindowJudged, remedies: Iterable[RemedyChanged] = (), hang: CauseFound | None = None
+) -> Iterator[str]:
     """The verdict, its numbers against their thresholds, the runner-up, and what would have changed the label.
 
-    ``remedies`` are the remedies tried by then.
+    ``remedies`` are the remedies tried by then, and ``hang`` is why a stalled job hangs, if it is known.
     """
     from sftriage.words.run import event_sentence
 
     verdict, decision = event.verdict, event.decision
     explanation = verdicts.explain(verdict)
+    if hang is not None:
+        yield f"{decisions.caused(hang)} {hang.next_step}"
     yield verdict_sentence(verdict)
     # (a threshold of 0 is none)
     amounts = {"s": milliseconds, "fraction": "{:.1%}".format, "log odds": "{:.1f}".format}
@@ -309,7 +313,7 @@ def explanation_lines(event: WindowJudged, remedies: Iterable[RemedyChanged] = (
         yield f"Runner-up: {subject(second)}, {slow_stage(second)}: {gain}"
     for change in explanation.changes:
         yield f"It would be {change}."
-    if advice := resolves(verdict, decision):
+    if hang is None and (advice := resolves(verdict, decision)):
         yield f"What would resolve it: {advice}"
     yield f"Decided: {decision.outcome}: {decisions.reason_sentence(decision)}"
     yield from (f"Remedy: {event_sentence(remedy)}" for remedy in remedies)

@@ -131,7 +131,7 @@ def opening(view: View, place: str) -> str:
     title = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
     if not view.rows:
         return f"{title}. No window has been judged yet."
-    return f"{title}. {clean(decisive_row(view.rows).sentence)}"
+    return f"{title}. {clean(RunSummary(view).sentence)}"
 
 
 def closing(view: View) -> str:
@@ -169,7 +169,9 @@ class RunNews:
                 lines.append(f"{clock_time(row.time_s)}  {clean(_window_line(row))}")
         lines += [f"{clock_time(row.time_s)}  {clean(_request_line(row))}" for row in requests]
         for capture in ended:
-            text = ended_sentence(view.results[capture.capture_id], capture.size_bytes)
+            behind = view.request_behind(capture.capture_id)
+            whole_job = behind is not None and behind.requests[0].of_whole_job
+            text = ended_sentence(view.results[capture.capture_id], capture.size_bytes, whole_job=whole_job)
             if capture.state == "damaged":
                 text = f"No trace of rank {capture.rank}: the stored capture is damaged: {capture.detail}."
             lines.append(f"{clock_time(now_s)}  {clean(text)}")
@@ -217,5 +219,9 @@ def _request_line(row: RequestRow) -> str:
 
 def _capturing(requests: Sequence[CaptureRequest]) -> str:
     beside = {"control": " for comparison"}
-    named = (f"rank {request.rank}{beside.get(request.role, '')} ({request.capture_id})" for request in requests)
+    named = (
+        f"{'every rank' if request.of_whole_job else f'rank {request.rank}'}{beside.get(request.role, '')} "
+        f"({request.capture_id})"
+        for request in requests
+    )
     return f"Capturing {', '.join(named)}."

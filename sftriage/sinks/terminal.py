@@ -18,7 +18,6 @@ from sftriage.words.decisions import (
     capturing_sentence,
     caused,
     ended_sentence,
-    of_whole_job,
     outcome_sentence,
     reason_sentence,
 )
@@ -87,7 +86,7 @@ class LineSink(Sink):
             self._deferred = sentence if self._printed.lacks(found) else ""
             if (why_not := outcome_sentence(decision)) and self._printed.refusing(found, decision.outcome):
                 self.say(why_not)
-        self._of_hangs.update(request.capture_id for request in decision.requests if of_whole_job(request))
+        self._of_hangs.update(request.capture_id for request in decision.requests if request.of_whole_job)
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
 

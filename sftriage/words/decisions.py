@@ -79,7 +79,7 @@ ENDINGS: Mapping[CaptureState, str] = {
 def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     """What is captured, on which ranks, and with which controls."""
     first = requests[0]
-    if of_whole_job(first):
+    if first.of_whole_job:
         return "Capturing where every rank is, and in which collective."
     captured = counted(first.steps, "step") if first.takes_steps else "the stacks"
     by = f" with {PROFILERS[first.profiler]}" if first.takes_steps else ""
@@ -87,11 +87,6 @@ def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     controls = some_ranks([request.rank for request in requests if request.role == "control"])
     beside = f"; {controls} for comparison" if controls else ""
     return f"Capturing {captured} of {suspects or controls}{by}{beside if suspects else ''}."
-
-
-def of_whole_job(request: CaptureRequest) -> bool:
-    """Whether a capture is of all ranks of a job that hangs."""
-    return bool(request.options.get("whole_job"))
 
 
 def ended_sentence(result: CaptureResult, stored_bytes: int, *, whole_job: bool = False) -> str:

@@ -31,8 +31,9 @@ from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, CostInfo, ReproducedInfo
 from sftriage.words.run import Health
 from sftriage.words.verdicts import clock
-from tests.scenario import decision, held, row
+from tests.scenario import decision, held, row, verdict
 from tests.unit.conftest import cases, manifest_of
+from tests.unit.hanging import FOUND, NEXT_STEP, SENTENCE, WHOLE_JOB, put_hang
 from tests.unit.kube.objects import NOW_S, made, refused
 
 HERE = Path(__file__).parent
@@ -336,6 +337,17 @@ STANDS = {
     "it has ended": (view(HEALTHY, going=False), "healthy", "True Healthy", "False Ended"),
     "nobody watches": (view(SLOW, unwatched=True), "unknown", "Unknown Unknown", "False Unwatched"),
 }
+
+
+def test_GIVEN_a_hang_THEN_the_report_has_its_reason_and_the_next_step(tmp_path):
+    of = replace(verdict(60, "stalled", reasons=("in_sync",)), last_step=60)
+    stall = row_of(of, decision(of, "capture", "rule_matched", requests=(WHOLE_JOB,)))
+    stored = {"captures": (put_hang(tmp_path),), "states": {"c-9": CaptureResult("c-9", 2, "stored")}}
+    status, plain = status_of(view(HEALTHY, stall, notes=(FOUND,), **stored))
+    assert (status.health, status.summary) == ("stalled", f"{SENTENCE} {NEXT_STEP}")
+    assert status.captures[0].cause == SENTENCE
+    healthy = condition({"status": plain}, "Healthy")
+    assert (healthy.status, healthy.message) == ("False", f"Stalled. {SENTENCE}")
 
 
 @pytest.mark.parametrize("case", STANDS.values(), ids=STANDS)

@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from sftriage.assistants.answers import Answers
 from sftriage.model.captures import CaptureResult
-from sftriage.model.events import CauseFound, Place, RemedyChanged
+from sftriage.model.events import CaptureChanged, CauseFound, Place, RemedyChanged
+from sftriage.policy.in_force import find
 from sftriage.reports.watch import FollowedRun, RunNews, closing, opening
 from sftriage.reports.watch_lines import apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage
 from sftriage.runs.source import View
 from sftriage.runs.summary import RunSummary
-from tests.scenario import NOW_S, Run, request_of, run_at, verdict
+from tests.scenario import NOW_S, Run, request_of, run_at, slow_loader, verdict
+from tests.unit.hanging import FOUND, NEXT_STEP, SENTENCE, WHOLE_JOB
 from tests.unit.web.client import NASTY
 
 RECORDED = RankCoverage(4, 4)
@@ -216,6 +219,49 @@ def test_remedies_and_causes_are_values(run):
     assert causes[1]["place"] == {"function": "load", "file": "/job/data.py", "line": 57}
     assert (causes[1]["capture_id"], causes[1]["next_step"]) == ("c-1", "Look there.")
     assert news.values(run.source.view()) == []
+
+
+@pytest.fixture
+def hangs(tmp_path):
+    """A run that hangs, and whose capture says why."""
+    run = run_at(tmp_path / "run")
+    run.decide(verdict(10))
+    run.decide(replace(verdict(60, "stalled", reasons=("in_sync",)), last_step=60), "capture", requests=(WHOLE_JOB,))
+    run.record_events(FOUND, CaptureChanged(1.0, CaptureResult("c-9", 2, "stored", "", 60, 60)))
+    return run
+
+
+def test_GIVEN_a_hang_THEN_every_view_begins_with_its_reason(hangs):
+    assert opening(hangs.source.view(), "runs/r") == f"Watching resnet, run run-1. {SENTENCE}"
+    picture = text(shown(hangs), width=400)
+    assert picture.count(SENTENCE) == 1
+    assert f"Next: {NEXT_STEP}" in picture
+    lines = RunNews().lines(hangs.source.view(), NOW_S)
+    assert any(line.endswith("Capturing every rank (c-9).") for line in lines)
+    assert any("Captured where the ranks are in step 60 (0 B): sftriage traces show c-9" in line for line in lines)
+    assert lines[-1].endswith(SENTENCE)
+
+
+def test_GIVEN_a_hang_THEN_commands_and_assistants_say_why(hangs, sftriage, tmp_path):
+    explained = sftriage("explain", "60", "--run", hangs.directory.path)
+    assert explained.out.splitlines()[0] == f"{SENTENCE} {NEXT_STEP}"
+    assert "What would resolve it" not in explained.out
+    assert sftriage("explain", "60", "--run", hangs.directory.path, "--json").json["hang"]["code"] == FOUND.code
+    assert sftriage("explain", "20", "--run", hangs.directory.path, "--json").json["hang"] is None
+    picture = sftriage("watch", "--run", hangs.directory.path, "--once", "--json").json
+    assert (SENTENCE in picture["sentence"], picture["cause"]["place"]["line"]) == (True, 52)
+    answers = Answers(tmp_path)
+    health = answers.run_health()
+    assert (SENTENCE in health["says"], health["cause"]) == (True, SENTENCE)
+    assert answers.explain_window("60")["lines"][0] == f"{SENTENCE} {NEXT_STEP}"
+
+
+def test_GIVEN_a_recording_that_ends_in_a_hang_THEN_its_analysis_ends_with_the_reason(hangs, sftriage):
+    hangs.record(4, range(100), slow_loader)
+    hangs.directory.policy_file.write_text(find("default").read_text())
+    code, out, _ = sftriage("analyze", hangs.directory.path)
+    assert code == 0
+    assert " ".join(out.split()).endswith(f"{SENTENCE} {NEXT_STEP}")
 
 
 def test_once_shows_a_run_that_has_ended(sftriage, tmp_path):

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from sftriage.model.captures import CaptureResult
-from sftriage.model.events import CostMeasured, NamedPolicy, PolicyChanged
+from sftriage.model.events import CauseFound, CostMeasured, NamedPolicy, PolicyChanged
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of, row_of
 from sftriage.runs.source import View
 from sftriage.runs.summary import RunSummary, captures_cost_s
-from tests.scenario import decision, held, request_of, row
+from tests.scenario import decision, held, request_of, row, verdict
+from tests.unit.conftest import manifest_of
+from tests.unit.hanging import FOUND, NEXT_STEP, SENTENCE, WHOLE_JOB, put_hang
 
 
 def view(*rows, **about):
@@ -78,3 +80,150 @@ def test_a_cost_is_of_the_captures_that_measured_its_steps(first, last, attempt,
     stored = CaptureResult("c-1", 2, "stored", first_step=160, last_step=164)
     results = [stored, CaptureResult("c-2", 2, "failed")]
     assert list(captures_in(of, {"c-1": 0, "c-2": 0}, results)) == ([stored] if found else [])
+
+
+def stall(*ranks, step=60, stage="forward", requests=(WHOLE_JOB,), **about):
+    suspects = tuple(verdict(step, "suspect", rank=rank, stage=stage).suspects[0] for rank in ranks)
+    of = replace(verdict(step, "stalled", reasons=("not_arrived",) if ranks else ("in_sync",)), last_step=step)
+    of = replace(of, suspects=suspects, **about)
+    return row_of(of, decision(of, "capture" if requests else "hold", "rule_matched", requests=requests))
+
+
+def answers(summary):
+    return {answer.question: answer.text for answer in summary.answers}
+
+
+def test_GIVEN_a_stall_WHEN_its_evidence_is_there_THEN_its_reason_is_the_headline(tmp_path):
+    # GIVEN a stall of which nothing but the stages is known
+    before = RunSummary(view(row(0), stall(2)))
+    assert (before.health, before.cause, before.named) == ("stalled", None, "rank 2 in forward")
+    assert before.sentence.startswith("Stalled: no rank has moved for 75 s in step 60")
+    # WHEN the cause is found THEN it is the sentence, once, and what to do about it is the first step
+    stored = {"captures": (put_hang(tmp_path),), "results": {"c-9": CaptureResult("c-9", 2, "stored")}}
+    found = RunSummary(view(row(0), stall(2), notes=(FOUND,), directory="runs/r", **stored))
+    assert (found.sentence, found.why, found.cause.code) == (SENTENCE, "", "different_collective")
+    assert (found.cause.place.line, found.named) == (52, "rank 2 in forward")
+    assert [step.line for step in found.steps[:2]] == [
+        NEXT_STEP,
+        "See where each rank is. sftriage traces show c-9 --run runs/r",
+    ]
+    assert not any("py-spy" in step.line for step in found.steps)
+    assert answers(found)["captured"] == "every rank, step 60"
+    assert answers(found)["sure"] == "by what the ranks report of their collectives and threads"
+    # AND so it is as long as the stall lasts, though other ranks are missing now, and of a run that has ended
+    later = (row(0), stall(2), stall(1, requests=()))
+    assert RunSummary(view(*later, notes=(FOUND,))).sentence == SENTENCE
+    assert SENTENCE in RunSummary(view(*later, notes=(FOUND,), unwatched=True)).sentence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "named"),
+    [
+        ((2,), "absent", "rank 2 in forward"),
+        ((0, 2), "absent", ""),
+        ((), "absent", ""),
+        ((2,), "all_inside", ""),
+        ((2,), "unknown", ""),
+    ],
+)
+def test_GIVEN_a_reason_THEN_a_rank_that_only_the_stages_suspect_is_not_named(ranks, code, named):
+    found = CauseFound(5.0, "c-9", 2, code, True, "It hangs.", next_step="Do.")
+    summary = RunSummary(view(row(0), stall(*ranks), notes=(found,)))
+    assert (summary.sentence, summary.named) == ("It hangs.", named)
+    assert answers(summary)["who"] == (named or "It hangs.")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (row(0), row(10, "suspect", "capture", requests=(WHOLE_JOB,)), stall(2, requests=())),
+        (row(0), stall(2, step=59), stall(2, requests=())),
+        (row(0), stall(2), stall(2, requests=(), attempt=1)),
+    ],
+)
+def test_GIVEN_a_reason_of_something_else_THEN_the_stall_has_none(rows):
+    summary = RunSummary(view(*rows, notes=(FOUND,)))
+    assert (summary.cause, summary.sentence) == (None, rows[-1].sentence)
+
+
+def test_GIVEN_a_stall_whose_capture_failed_THEN_no_step_opens_the_trace_of_another_rank():
+    # GIVEN a slow rank that was captured, then a stall whose own capture failed, but not that of its control
+    slow = row(10, "suspect", "capture", requests=(request_of("c-1", 0),))
+    own = request_of("c-2", 2), request_of("c-3", 1, "control")
+    stored = (manifest_of("c-1", rank=0), manifest_of("c-3", rank=1, role="control"))
+    failed = {"c-2": CaptureResult("c-2", 2, "failed", "the rank does not answer")}
+    summary = RunSummary(view(row(0), slow, stall(2, requests=own), captures=stored, results=failed))
+    assert not any("Open the trace" in step.line for step in summary.steps)
+
+
+def stall(*ranks, step=60, stage="forward", requests=(WHOLE_JOB,), **about):
+    suspects = tuple(verdict(step, "suspect", rank=rank, stage=stage).suspects[0] for rank in ranks)
+    of = replace(verdict(step, "stalled", reasons=("not_arrived",) if ranks else ("in_sync",)), last_step=step)
+    of = replace(of, suspects=suspects, **about)
+    return row_of(of, decision(of, "capture" if requests else "hold", "rule_matched", requests=requests))
+
+
+def answers(summary):
+    return {answer.question: answer.text for answer in summary.answers}
+
+
+def test_GIVEN_a_stall_WHEN_its_evidence_is_there_THEN_its_reason_is_the_headline(tmp_path):
+    # GIVEN a stall of which nothing but the stages is known
+    before = RunSummary(view(row(0), stall(2)))
+    assert (before.health, before.cause, before.named) == ("stalled", None, "rank 2 in forward")
+    assert before.sentence.startswith("Stalled: no rank has moved for 75 s in step 60")
+    # WHEN the cause is found THEN it is the sentence, once, and what to do about it is the first step
+    found = RunSummary(view(row(0), stall(2), notes=(FOUND,), captures=(put_hang(tmp_path),), directory="runs/r"))
+    assert (found.sentence, found.why, found.cause.code) == (SENTENCE, "", "different_collective")
+    assert (found.cause.place.line, found.named) == (52, "rank 2 in forward")
+    assert [step.line for step in found.steps[:2]] == [
+        NEXT_STEP,
+        "See where each rank is. sftriage traces show c-9 --run runs/r",
+    ]
+    assert not any("py-spy" in step.line for step in found.steps)
+    assert answers(found)["captured"] == "every rank, step 60"
+    assert answers(found)["sure"] == "by what the ranks report of their collectives and threads"
+    # AND so it is as long as the stall lasts, though other ranks are missing now, and of a run that has ended
+    later = (row(0), stall(2), stall(1, requests=()))
+    assert RunSummary(view(*later, notes=(FOUND,))).sentence == SENTENCE
+    assert SENTENCE in RunSummary(view(*later, notes=(FOUND,), unwatched=True)).sentence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "named"),
+    [
+        ((2,), "absent", "rank 2 in forward"),
+        ((0, 2), "absent", ""),
+        ((), "absent", ""),
+        ((2,), "all_inside", ""),
+        ((2,), "unknown", ""),
+    ],
+)
+def test_GIVEN_a_reason_THEN_a_rank_that_only_the_stages_suspect_is_not_named(ranks, code, named):
+    found = CauseFound(5.0, "c-9", 2, code, True, "It hangs.", next_step="Do.")
+    summary = RunSummary(view(row(0), stall(*ranks), notes=(found,)))
+    assert (summary.sentence, summary.named) == ("It hangs.", named)
+    assert answers(summary)["who"] == (named or "It hangs.")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (row(0), row(10, "suspect", "capture", requests=(WHOLE_JOB,)), stall(2, requests=())),
+        (row(0), stall(2, step=59), stall(2, requests=())),
+        (row(0), stall(2), stall(2, requests=(), attempt=1)),
+    ],
+)
+def test_GIVEN_a_reason_of_something_else_THEN_the_stall_has_none(rows):
+    summary = RunSummary(view(*rows, notes=(FOUND,)))
+    assert (summary.cause, summary.sentence) == (None, rows[-1].sentence)
+
+
+def test_GIVEN_a_stall_whose_capture_failed_THEN_no_step_opens_the_trace_of_another_rank():
+    # GIVEN a slow rank that was captured, then a stall whose own capture failed, but not that of its control
+    slow = row(10, "suspect", "capture", requests=(request_of("c-1", 0),))
+    own = request_of("c-2", 2), request_of("c-3", 1, "control")
+    stored = (manifest_of("c-1", rank=0), manifest_of("c-3", rank=1, role="control"))
+    failed = {"c-2": CaptureResult("c-2", 2, "failed", "the rank does not answer")}
+    summary = RunSummary(view(row(0), slow, stall(2, requests=own), captures=stored, results=failed))
+    assert not any("Open the trace" in step.line for step in summary.steps)

@@ -5,12 +5,14 @@ import re
 import threading
 from dataclasses import replace
 from datetime import datetime, timezone
+from html import unescape
 
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.model.captures import ManualRequest
+from sftriage.model.captures import CaptureResult, ManualRequest
 from sftriage.model.events import (
+    CaptureChanged,
     EvidenceGathered,
     ManualRequestDecided,
     NamedPolicy,
@@ -31,6 +33,7 @@ from sftriage.web.run_page import RunPage, RunsPage
 from sftriage.web.serving import Access
 from tests.integration.processes import wait_until
 from tests.scenario import NOW_S, Recorder, decision, request_of, slow_loader, verdict
+from tests.unit.hanging import FOUND, NEXT_STEP, SENTENCE, WHOLE_JOB, put_hang
 from tests.unit.web.client import NASTY, SHORT_NASTY, Tags, fetch, harmless, text_of
 from tests.unit.web.test_charts import findings
 
@@ -126,6 +129,22 @@ def test_a_stall_shows_who_waits_for_whom(run, captured):
     cells = [re.findall(r'<td class="([a-z ]+)"', row) for row in table.split("</tr>")[1:-1]]
     waits = ["passed", "passed", "waiting gate", "ahead"]
     assert cells == [waits, waits, ["passed", "missing", "ahead gate", "ahead"], waits]
+
+
+def test_GIVEN_a_hang_THEN_its_reason_is_the_headline_and_its_capture_shows_where_each_rank_is(run, captured):
+    stalled = replace(verdict(60, "stalled", reasons=("in_sync",)), last_step=60)
+    captured.decide(stalled, "capture", "rule_matched", requests=(WHOLE_JOB,))
+    put_hang(run.directory.path)
+    captured.record_events(FOUND, CaptureChanged(1.0, CaptureResult("c-9", 2, "stored", first_step=60, last_step=60)))
+    page = captured.get().text
+    headline = re.search(r'<p class="sentence">(.*?)</p>', page)[1]
+    assert (unescape(headline), page.count("<strong>Rank 2")) == (SENTENCE, 0)
+    capture = text_of(captured.get("/captures/c-9"))
+    assert "Capture of every rank, step 60" in capture
+    assert "2 node-2 60 validate (train.py:52) all_gather of 3 floats, #126 of the default group in forward" in capture
+    assert SENTENCE in capture
+    assert NEXT_STEP in capture
+    assert "sftriage reduce" not in capture
 
 
 def test_a_span_without_windows_says_so(captured):
