@@ -23,8 +23,9 @@ from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.windows import plain
 from sftriage.reports.texts import explanation_lines, manifest_lines
-from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, hang_in, why_none, window_of
+from sftriage.runs.decisions import DecisionGroup, WindowRow, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.hangs import hang_in
 from sftriage.runs.source import Damaged, RunSource, View
 from sftriage.runs.summary import RunSummary, advice_lines, advice_of_run, advice_values
 from sftriage.runs.whatif import operations_in, whatif_of

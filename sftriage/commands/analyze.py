@@ -17,8 +17,8 @@ from sftriage.mitigate.advice import Messages, pipeline_of
 from sftriage.policy.fields import size_bytes
 from sftriage.policy.state import losses_of
 from sftriage.reports.texts import frontier_table, whatif_tables, windows_table
-from sftriage.runs.decisions import hang_in
 from sftriage.runs.directory import RunDirectory, find_run
+from sftriage.runs.hangs import hang_in
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runs.source import RunSource
 from sftriage.runs.summary import advice_lines, advice_of_run, advice_values, losses_words

@@ -42,7 +42,8 @@ def explain_decision(
     import msgspec
 
     from sftriage.reports.texts import explanation_lines, resolves
-    from sftriage.runs.decisions import hang_in, remedies_by, window_of
+    from sftriage.runs.decisions import remedies_by, window_of
+    from sftriage.runs.hangs import hang_in
     from sftriage.words.decisions import decision_values
     from sftriage.words.run import event_sentence
     from sftriage.words.verdicts import explain

@@ -13,10 +13,11 @@ from sftriage.model.captures import CaptureRequest
 from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
+from sftriage.runs.captures import captures_of
 from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.source import RunSource, TimeColumns, View
-from sftriage.runs.summary import MAX_CAPTURES, RunSummary, captures_of, decisive_row
+from sftriage.runs.summary import MAX_CAPTURES, RunSummary, decisive_row
 from sftriage.words.decisions import ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import event_sentence, triage_off

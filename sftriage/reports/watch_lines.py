@@ -22,10 +22,11 @@ from rich.live import Live
 from rich.text import Text
 
 from sftriage.reports.texts import LABEL_STYLES, OUTCOME_STYLES
+from sftriage.runs.captures import captures_of
 from sftriage.runs.decisions import CaptureStatus, DecisionGroup, NamedSuspect, WindowRow
 from sftriage.runs.source import STALE_S
 from sftriage.runs.stalls import Cell, Stall
-from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary, captures_of
+from sftriage.runs.summary import MAX_CAPTURES, Frontier, RunSummary
 from sftriage.traces.manifest import CONTROL
 from sftriage.words.run import disk_now, since_words, triage_off
 from sftriage.words.verdicts import ago, capitalized, counted, milliseconds, moment, size, span

@@ -5,18 +5,53 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sftriage.errors import InputError, UsageError
 from sftriage.model.windows import plain
+from sftriage.runs.decisions import CaptureStatus, picked
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore, Upload
 
 if TYPE_CHECKING:
+    from sftriage.runs.source import Damaged, View
     from sftriage.traces.catalogue import CaptureRow
     from sftriage.traces.store import StoreCondition
+
+
+def captures_of(view: View) -> tuple[CaptureStatus, ...]:
+    """Every requested capture, newest first; then those in the store that this run did not request."""
+    requested = [(row.time_s, "", request) for row in view.rows for request in row.requests]
+    requested += [(row.time_s, row.by, request) for row in view.requests for request in row.requests]
+    requested.sort(key=lambda entry: entry[0])
+    requested.reverse()
+    known = {of.capture_id: CaptureStatus(of.capture_id, of.rank, of.role, asked_by=by) for _, by, of in requested}
+    stored = {capture.capture_id: capture for capture in view.captures}
+    for name, found in stored.items():
+        rank = None if not isinstance(found, Manifest) else found.capture.rank
+        known.setdefault(name, CaptureStatus(name, rank, "suspect", "stored"))
+    return tuple(replace(status, **_found_of(view, name, stored.get(name))) for name, status in known.items())
+
+
+def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (sent := view.uploads.get(capture_id)) is not None:
+        found = {"upload": sent.state, "upload_reason": sent.reason}
+    result = view.results.get(capture_id)
+    if (now := result or view.states.get(capture_id)) is not None:
+        found |= picked(now, "state", "detail")
+    if stored is not None and not isinstance(stored, Manifest):
+        return found | {"state": "damaged", "detail": stored.problem}
+    if (recorded := result if stored is None else stored.capture) is not None:
+        found |= picked(recorded, "first_step", "last_step")
+    if stored is not None:
+        again = stored.reproduced
+        found["size_bytes"] = sum(artefact.size_bytes for artefact in stored.artefacts)
+        found["reproduced"] = "" if again is None else again.answer
+    return found
 
 
 def upload_of(directory: RunDirectory | None, capture_id: str) -> Upload | None:

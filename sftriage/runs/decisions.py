@@ -529,22 +529,6 @@ def remedies_by(directory: RunDirectory, window: events.WindowJudged) -> list[ev
     return list({remedy.switch: remedy for remedy in tried if remedy.time_s <= window.decision.time_s}.values())
 
 
-def hang_in(directory: RunDirectory, window: events.WindowJudged | None = None) -> events.CauseFound | None:
-    """Why a job hung in a stalled window, by default the last one, as far as its captures have shown it."""
-    record = list(read_journal(directory.decisions))
-    judged = [event for event in record if isinstance(event, events.WindowJudged)]
-    of = (window or judged[-1]).verdict if window or judged else None
-    if of is None or of.label != "stalled":
-        return None
-    same = ("stalled", of.attempt, of.first_step)
-    alike = (
-        event for event in judged if (event.verdict.label, event.verdict.attempt, event.verdict.first_step) == same
-    )
-    requested = {request.capture_id for event in alike for request in event.decision.requests}
-    found = (event for event in reversed(record) if isinstance(event, events.CauseFound))
-    return next((event for event in found if event.capture_id in requested), None)
-
-
 def _unwritten(directory: RunDirectory, record: Sequence[events.Event], step: int) -> str | None:
     """Why the windows of a step are lost or late (a full disk, a compacted journal); None if they are not."""
     for event in record:

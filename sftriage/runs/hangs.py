@@ -1,15 +1,19 @@
-"""The evidence of a job that hangs as a table: where each rank is, and ranks in the same place in one row."""
+"""Why a job hangs, by its journal, and the evidence as a table: ranks in the same place in one row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from sftriage.errors import InputError, SftriageError
+from sftriage.model.events import CauseFound, WindowJudged
 from sftriage.model.hangs import HangEvidence, RankEvidence
+from sftriage.model.verdicts import Verdict
+from sftriage.runs.decisions import JournalTail, Note, WindowRow
+from sftriage.runs.directory import RunDirectory
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import Store
 from sftriage.words.hangs import call_words, ending_words, group_words, line_words, rank_ranges
@@ -39,6 +43,30 @@ class HangRow:
     @property
     def cells(self) -> tuple[str, ...]:
         return (self.ranks, self.host, self.step, self.where, self.call, self.state)
+
+
+def requested_in(rows: Sequence[WindowRow], stalled: WindowRow | Verdict) -> frozenset[str]:
+    """The captures that a stall has led to: all windows on the same step count."""
+    same = ("stalled", stalled.attempt, stalled.first_step)
+    alike = (row for row in rows if (row.label, row.attempt, row.first_step) == same)
+    return frozenset(request.capture_id for row in alike for request in row.requests)
+
+
+def hang_found(
+    rows: Sequence[WindowRow], notes: Sequence[Note], stalled: WindowRow | Verdict | None
+) -> CauseFound | None:
+    """Why the job hangs in a stalled window, as its captures have shown it last; None for any other window."""
+    requested = requested_in(rows, stalled) if stalled is not None and stalled.label == "stalled" else ()
+    found = (note for note in reversed(notes) if isinstance(note, CauseFound))
+    return next((note for note in found if note.capture_id in requested), None)
+
+
+def hang_in(directory: RunDirectory, window: WindowJudged | None = None) -> CauseFound | None:
+    """The same for a window of a run, by default its last one."""
+    journal = JournalTail(directory.decisions)
+    journal.follow()
+    rows = journal.record.rows
+    return hang_found(rows, journal.record.notes, window.verdict if window else rows[-1] if rows else None)
 
 
 def read_hang(store: Store, manifest: Manifest) -> HangEvidence:

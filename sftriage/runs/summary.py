@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from sftriage.mitigate import advice as remedies
-from sftriage.model.events import CauseFound, CostMeasured, JobPaused, Pipeline, RemedyChanged
+from sftriage.model.events import CostMeasured, JobPaused, Pipeline, RemedyChanged
 from sftriage.model.verdicts import is_informative
 from sftriage.model.windows import plain
 from sftriage.policy.state import Losses
@@ -27,10 +27,10 @@ from sftriage.runs.decisions import (
     Note,
     WindowRow,
     groups_of,
-    picked,
     statuses,
 )
-from sftriage.runs.source import Damaged, TimeColumns, View
+from sftriage.runs.hangs import hang_found, requested_in
+from sftriage.runs.source import TimeColumns, View
 from sftriage.runs.stalls import Stall, stall_of
 from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import run as words
@@ -205,7 +205,7 @@ class RunSummary:
         causes = [cause for cause in found if cause is not None and cause.code != "unknown"]
         self.cause = causes[0] if causes and self.named else None
         if decisive.label == "stalled":
-            self._judge_hang(decisive, stretch)
+            self._judge_hang(decisive)
         self.answers = (
             self._healthy(),
             self._since(since, before),
@@ -220,18 +220,18 @@ class RunSummary:
             self.health = "unknown"
             self.sentence = f"{off}At step {newest.last_step:,}, when it was last judged: {self.sentence}"
 
-    def _judge_hang(self, decisive: WindowRow, stretch: Sequence[WindowRow]) -> None:
+    def _judge_hang(self, decisive: WindowRow) -> None:
         """Take the cause that a capture of this very stall has found, and name a rank only if that does."""
-        requested = {request.capture_id for row in stretch if _same_stall(row, decisive) for request in row.requests}
-        stored = [manifest for manifest in self._stored() if manifest.capture_id in requested]
-        self._of_stall = [manifest for manifest in stored if manifest.capture.role == "suspect"]
-        notes = (note for note in reversed(self.view.notes) if isinstance(note, CauseFound))
-        found = next((note for note in notes if note.capture_id in requested), None)
+        requested = requested_in(self.view.rows, decisive)
+        stored = [manifest for manifest in self._stored() if manifest.capture.role == "suspect"]
+        self._of_stall = [manifest for manifest in stored if manifest.capture_id in requested]
+        found = hang_found(self.view.rows, self.view.notes, decisive)
         # (that its reason is not known is news, too)
         self.cause = None if found is None else CauseInfo.of(found)
         if found is not None:
             self.sentence = caused(found)
-            if found.code in ("all_inside", "unknown") or not _first_has(decisive, found.rank):
+            suspects = [rank for suspect in decisive.suspects[:1] for rank in suspect.ranks]
+            if found.code in ("all_inside", "unknown") or found.rank not in suspects:
                 self.named = ""
 
     def _healthy(self) -> Answer:
@@ -402,15 +402,6 @@ def decisive_row(rows: Sequence[WindowRow]) -> WindowRow:
     return rows[at]
 
 
-def _first_has(row: WindowRow, rank: int) -> bool:
-    """Whether the first suspect of a window is a rank, or has it."""
-    return bool(row.suspects) and rank in row.suspects[0].ranks
-
-
-def _same_stall(row: WindowRow, stalled: WindowRow) -> bool:
-    return row.label == "stalled" and (row.attempt, row.first_step) == (stalled.attempt, stalled.first_step)
-
-
 def _stretch(rows: Sequence[WindowRow], decisive: WindowRow) -> Sequence[WindowRow]:
     """The newest windows of this attempt: since it is healthy, or since it is not."""
     start = len(rows)
@@ -437,38 +428,6 @@ def _began(stretch: Sequence[WindowRow], decisive: WindowRow) -> tuple[int, int]
     if not onsets and decisive.regression is not None and "regressed" in decisive.reasons:
         onsets = [decisive.regression.since_step]
     return (min(onsets), min(onsets)) if onsets else (first.first_step, first.last_step)
-
-
-def captures_of(view: View) -> tuple[CaptureStatus, ...]:
-    """Every requested capture, newest first; then those in the store that this run did not request."""
-    requested = [(row.time_s, "", request) for row in view.rows for request in row.requests]
-    requested += [(row.time_s, row.by, request) for row in view.requests for request in row.requests]
-    requested.sort(key=lambda entry: entry[0])
-    requested.reverse()
-    known = {of.capture_id: CaptureStatus(of.capture_id, of.rank, of.role, asked_by=by) for _, by, of in requested}
-    stored = {capture.capture_id: capture for capture in view.captures}
-    for name, found in stored.items():
-        rank = None if isinstance(found, Damaged) else found.capture.rank
-        known.setdefault(name, CaptureStatus(name, rank, "suspect", "stored"))
-    return tuple(replace(status, **_found_of(view, name, stored.get(name))) for name, status in known.items())
-
-
-def _found_of(view: View, capture_id: str, stored: Manifest | Damaged | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if (sent := view.uploads.get(capture_id)) is not None:
-        found = {"upload": sent.state, "upload_reason": sent.reason}
-    result = view.results.get(capture_id)
-    if (now := result or view.states.get(capture_id)) is not None:
-        found |= picked(now, "state", "detail")
-    if isinstance(stored, Damaged):
-        return found | {"state": "damaged", "detail": stored.problem}
-    if (recorded := result if stored is None else stored.capture) is not None:
-        found |= picked(recorded, "first_step", "last_step")
-    if stored is not None:
-        again = stored.reproduced
-        found["size_bytes"] = sum(artefact.size_bytes for artefact in stored.artefacts)
-        found["reproduced"] = "" if again is None else again.answer
-    return found
 
 
 def _health_of(row: WindowRow, captures: Sequence[CaptureStatus]) -> words.Health:

@@ -20,12 +20,13 @@ from starlette.types import Receive, Scope, Send
 
 from sftriage.model.captures import CAPTURE_ID
 from sftriage.model.verdicts import Clock
+from sftriage.runs.captures import captures_of
 from sftriage.runs.decisions import WindowRow, log_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.hangs import hang_rows_of
 from sftriage.runs.lateness import HeatMap, control_of
 from sftriage.runs.source import STALE_S, Damaged, Drawing, RunSource, StartedRuns, View
-from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s, captures_of
+from sftriage.runs.summary import RunSummary, captured_words, captures_cost_s
 from sftriage.runs.whatif import HOTTEST, WhatIf, operations_in, trace_events, whatif_of
 from sftriage.stragglers.slowdown import MIN_SLOWDOWN
 from sftriage.traces.manifest import Manifest

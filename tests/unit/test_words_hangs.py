@@ -103,286 +103,76 @@ HANGS: dict[str, Hang] = {
 }  # fmt: skip
 
 WORDS: dict[str, tuple[str, str]] = {
-    "different_collective, several hosts": (
-        "Rank 2 on node-3 called all_gather of 3 floats in validate (train.py:52) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91.",
-    ),
-    "different_collective, one host": (
-        "Rank 2 called all_gather of 3 floats in validate (train.py:52) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91.",
-    ),
-    "different_collective, a tie": (
-        "Ranks 0 and 1 called all_gather of 3 floats in validate (train.py:52), and ranks 2 and 3 called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91.",
-    ),
-    "different_collective, many ranks": (
-        "Ranks 0 to 7 and 12 on 3 hosts called all_gather of 3 floats in validate (train.py:52) where the other 55 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91.",
-    ),
-    "different_collective, some ranks unknown": (
-        "Rank 2 called all_gather of 3 floats in validate (train.py:52) where 3 other ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91.",
-    ),
-    "different_collective, no lines": (
-        "Rank 2 called all_gather of 3 floats where the other 3 ranks called all_reduce of 1 float, #126 of the default group.",
-        "Make all ranks call the same collectives in the same order.",
-    ),
-    "different_collective, one line": (
-        "Rank 2 called broadcast of 1 float in train (train.py:91) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Make all ranks call the same collectives in the same order: find what leads each rank to train.py:91.",
-    ),
-    "different_sizes": (
-        "Rank 2 called all_reduce of 7 floats in train (train.py:93), where the other 3 ranks called it with 1 float in train (train.py:91), #126 of the default group.",
-        "Give the tensor the same size on all ranks: compare train.py:93 with train.py:91.",
-    ),
-    "different_sizes, one line": (
-        "Rank 2 called all_reduce of 7 floats in train (train.py:91), where rank 3 called it with 1 float, #126 of group 2 (ranks 2 and 3).",
-        "Give the tensor the same size on all ranks: find where its size comes from, at train.py:91.",
-    ),
-    "different_sizes, a tie": (
-        "Ranks 0 and 1 called all_reduce of 7 floats in train (train.py:93), and ranks 2 and 3 called all_reduce of 1 float in train (train.py:91), #126 of the default group.",
-        "Give the tensor the same size on all ranks: compare train.py:93 with train.py:91.",
-    ),
-    "different_types": (
-        "Rank 2 called all_reduce of 1 half float in train (train.py:91), where the other 3 ranks called it with 1 float, #126 of the default group.",
-        "Give the tensor the same type on all ranks: find where its type comes from, at train.py:91.",
-    ),
-    "skipped": (
-        "Rank 2 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which the other 3 ranks called; it is one call behind since then.",
-        "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91.",
-    ),
-    "skipped, two ranks and calls": (
-        "Ranks 2 and 3 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which ranks 0 and 1 called; they are 2 calls behind since then.",
-        "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91.",
-    ),
-    "skipped, a tie": (
-        "Ranks 0 and 1 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which ranks 2 and 3 called; the two sides are one call apart since then.",
-        "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91.",
-    ),
-    "skipped, how many is unknown": (
-        "Rank 2 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which the other 3 ranks called.",
-        "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91.",
-    ),
-    "skipped, perhaps before": (
-        "Rank 2 is one call behind the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).",
-        "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91.",
-    ),
-    "extra, perhaps before": (
-        "Rank 2 is one call ahead of the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).",
-        "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91.",
-    ),
-    "extra": (
-        "Rank 2 called all_reduce of 7 floats in train (train.py:93), #126 of the default group, which the other 3 ranks did not call; it is one call ahead since then.",
-        "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:93.",
-    ),
-    "elsewhere": (
-        "Rank 2 waits in all_reduce of 4 floats in train (train.py:93), #1 of group 2 (ranks 2 and 3), while the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.",
-        "Make all members of group 2 (ranks 2 and 3) call it there, and use the groups in the same order on all ranks: compare train.py:93 with train.py:91.",
-    ),
-    "elsewhere, two ranks": (
-        "Ranks 2 and 3 wait in #1 of group 2, while ranks 0 and 1 wait for them in all_reduce in train (train.py:91), #126 of the default group.",
-        "Make all members of group 2 call it there, and use the groups in the same order on all ranks: check train.py:91.",
-    ),
-    "absent, nothing known": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait.",
-        "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
-    ),
-    "absent, no flight recorder": (
-        "Rank 2 keeps 3 other ranks waiting.",
-        "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
-    ),
-    "absent, stacks alone": (
-        "Rank 2 has not reached a collective in train (train.py:91), in which 3 other ranks wait.",
-        "Check where these processes are on their hosts: `py-spy dump --pid PID`.",
-    ),
-    "absent, recv in a circle": (
-        "Rank 2 keeps 3 other ranks waiting: it waits to receive from rank 0 in lookup (train.py:58), and rank 0 waits for it in turn.",
-        "Make rank 0 send what this rank receives, in the same order: see train.py:58.",
-    ),
-    "absent, two ranks": (
-        "Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they sleep in lookup (train.py:58).",
-        "Find out why it sleeps there: see train.py:58.",
-    ),
-    "absent, two places": (
-        "Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: rank 1 sleeps in lookup (train.py:58); rank 2 waits for a lock in refresh_cache (train.py:52).",
-        "Find out why it sleeps there: see train.py:58.",
-    ),
-    "absent, all ranks": (
-        "Ranks 0 to 3 wait for the lock on the file shards.lock in lookup (train.py:58), held by process 4711.",
-        "End the process that holds the lock, or let only one rank take it: see train.py:58.",
-    ),
-    "absent, all ranks in two places": (
-        "Ranks 0 and 1 do not go on: rank 0 waits to send to rank 1 in lookup (train.py:58); rank 1 waits to send to rank 0 in refresh_cache (train.py:52).",
-        "Make rank 1 receive what this rank sends, in the same order: see train.py:58.",
-    ),
-    "absent, two save": (
-        "Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they save or load a checkpoint in lookup (train.py:58).",
-        "Check where the checkpoint goes; let the others wait for it with a longer timeout: see train.py:58.",
-    ),
-    "absent, two are stopped": (
-        "Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they are stopped (SIGSTOP).",
-        "Continue what is stopped: kill -CONT 11 12; then find what stopped it.",
-    ),
-    "absent, lock": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the lock `second` in lookup (train.py:58), held by thread cache-refresher in refresh_cache (train.py:52).",
-        "Take locks in the same order in every thread, and never wait while holding one: compare train.py:58 with train.py:52.",
-    ),
-    "absent, lock without a name": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a lock in lookup (train.py:58).",
-        "Take locks in the same order in every thread, and never wait while holding one: see train.py:58.",
-    ),
-    "absent, queue": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the queue `inbox` in lookup (train.py:58).",
-        "Find what should fill or empty that queue, and why it stopped; give the call a timeout: see train.py:58.",
-    ),
-    "absent, full queue": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for room in a queue in lookup (train.py:58).",
-        "Find what should fill or empty that queue, and why it stopped; give the call a timeout: see train.py:58.",
-    ),
-    "absent, file_lock": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the lock on the file shards.lock in lookup (train.py:58), held by process 4711.",
-        "End the process that holds the lock, or let only one rank take it: see train.py:58.",
-    ),
-    "absent, event": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the event `ready` in lookup (train.py:58).",
-        "Find what should set it, and why it did not; give the wait a timeout: see train.py:58.",
-    ),
-    "absent, subprocess": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the program ffmpeg in lookup (train.py:58).",
-        "Check what that program waits for, and give the call a timeout: see train.py:58.",
-    ),
-    "absent, worker at a line": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which is in __getitem__ (data.py:20), in lookup (train.py:58).",
-        "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: compare train.py:58 with data.py:20.",
-    ),
-    "absent, worker in a state": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which waits for a disk, in lookup (train.py:58).",
-        "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: see train.py:58.",
-    ),
-    "absent, worker stopped": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which is stopped (SIGSTOP), in lookup (train.py:58).",
-        "Continue the worker: kill -CONT 4711; then find what stopped it.",
-    ),
-    "absent, worker gone": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which has died, in lookup (train.py:58).",
-        "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too).",
-    ),
-    "absent, worker unknown": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a DataLoader worker, in lookup (train.py:58).",
-        "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: see train.py:58.",
-    ),
-    "absent, recv": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to receive from rank 0 in lookup (train.py:58).",
-        "Make rank 0 send what this rank receives, in the same order: see train.py:58.",
-    ),
-    "absent, recv from an unknown rank": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to receive from another rank in lookup (train.py:58).",
-        "Make the other rank send what this rank receives, in the same order: see train.py:58.",
-    ),
-    "absent, send": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to send to rank 3 in lookup (train.py:58).",
-        "Make rank 3 receive what this rank sends, in the same order: see train.py:58.",
-    ),
-    "absent, collective": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits in all_to_all in lookup (train.py:58).",
-        "Make all ranks call the same collectives in the same order: see train.py:58.",
-    ),
-    "absent, socket": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the network (10.0.0.7:443) in lookup (train.py:58).",
-        "Check whether the other end answers, and give the call a timeout: see train.py:58.",
-    ),
-    "absent, pipe": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a pipe in lookup (train.py:58).",
-        "Check the process at the other end of the pipe: see train.py:58.",
-    ),
-    "absent, disk": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the disk or file system of /data/shard-3 in lookup (train.py:58).",
-        "Check that disk or file system on its host (dmesg, `iostat -x 1`, the NFS server): see train.py:58.",
-    ),
-    "absent, sleep": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it sleeps in lookup (train.py:58).",
-        "Find out why it sleeps there: see train.py:58.",
-    ),
-    "absent, import": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it imports transformers in lookup (train.py:58).",
-        "Import it on every rank before training starts: see train.py:58.",
-    ),
-    "absent, compile": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it compiles in lookup (train.py:58).",
-        "Wait for it to compile; raise the group's timeout, or compile before training starts: see train.py:58.",
-    ),
-    "absent, checkpoint": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it saves or loads a checkpoint (/ckpt/60) in lookup (train.py:58).",
-        "Check where the checkpoint goes; let the others wait for it with a longer timeout: see train.py:58.",
-    ),
-    "absent, python": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in Python in lookup (train.py:58).",
-        "Check the loop at train.py:58: `py-spy dump --locals --pid PID` shows its variables.",
-    ),
-    "absent, native": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in native code in lookup (train.py:58), inside matmul of functional.py.",
-        "Check that call at train.py:58: `py-spy dump --native --pid PID` shows the stack inside it.",
-    ),
-    "absent, native without a line": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in native code in stage data.",
-        "Check that call: `py-spy dump --native --pid PID` shows the stack inside it.",
-    ),
-    "absent, stopped": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it is stopped (SIGSTOP).",
-        "Continue what is stopped: kill -CONT 4711; then find what stopped it.",
-    ),
-    "absent, no answer": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it does not answer.",
-        "Check that process on its host: `py-spy dump --native --pid 4711` shows what it waits for.",
-    ),
-    "absent, waits for something unknown": (
-        "Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it is in lookup (train.py:58), inside wait of selectors.py.",
-        "Check that process on its host: `py-spy dump --native --pid PID` shows what it waits for.",
-    ),
-    "dead, exit status": (
-        "Rank 2 is dead (exit status 3) since step 60, in stage data; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.",
-        "Check the last output of rank 2; then restart the job.",
-    ),
-    "dead, killed": (
-        "Rank 2 on node-3 is dead (killed by SIGKILL, out of memory) since step 60; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.",
-        "Check the last output of rank 2 on node-3, and the kernel log (dmesg) for out-of-memory; then restart the job.",
-    ),
-    "dead, no flight recorder": (
-        "Rank 2 is dead (its exit status is not known) since step 60; the other 3 ranks wait for it.",
-        "Check the last output of rank 2, and the kernel log (dmesg) for out-of-memory; then restart the job.",
-    ),
-    "dead, two ways": (
-        "Ranks 1 and 2 are dead, rank 1 (exit status 3) since step 60 and rank 2 (killed by SIGABRT) since step 60; ranks 0 and 3 wait for them in all_reduce in train (train.py:91), #126 of the default group.",
-        "Check the last output of ranks 1 and 2; then restart the job.",
-    ),
-    "dead, left early": (
-        "Rank 2 has ended (exit status 0) since step 60; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.",
-        "Make every rank take the same number of steps: check for uneven data, or a `break` on one rank.",
-    ),
-    "all_inside": (
-        "All 4 ranks of the default group are in the same all_reduce of 1 float in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.",
-        "Check the network between node-1 and node-2; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
-    ),
-    "all_inside, some have left": (
-        "All 4 ranks of the default group have called the same all_reduce of 1 float in train (train.py:91) (#126), 1 of them has left it, and none is missing: the network or the collective itself is stuck.",
-        "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
-    ),
-    "all_inside, stacks alone": (
-        "All 4 ranks are in the same collective in train (train.py:91), and none is missing: the network or the collective itself is stuck.",
-        "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
-    ),
-    "all_inside, a group": (
-        "All 2 ranks of group 2 (ranks 2 and 3) are in the same barrier in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.",
-        "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports.",
-    ),
-    "unknown": (
-        "Why the job hangs is not known: ranks 1 and 3 do not answer, and no flight recorder is on.",
-        "Compare the stacks of the ranks: `sftriage traces show` lists where each of them is.",
-    ),
-    "unknown, for an unknown reason": (
-        "Why the job hangs is not known.",
-        "Compare the stacks of the ranks: `sftriage traces show` lists where each of them is.",
-    ),
+    "different_collective, several hosts": ("Rank 2 on node-3 called all_gather of 3 floats in validate (train.py:52) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91."),
+    "different_collective, one host": ("Rank 2 called all_gather of 3 floats in validate (train.py:52) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91."),
+    "different_collective, a tie": ("Ranks 0 and 1 called all_gather of 3 floats in validate (train.py:52), and ranks 2 and 3 called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91."),
+    "different_collective, many ranks": ("Ranks 0 to 7 and 12 on 3 hosts called all_gather of 3 floats in validate (train.py:52) where the other 55 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91."),
+    "different_collective, some ranks unknown": ("Rank 2 called all_gather of 3 floats in validate (train.py:52) where 3 other ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: compare train.py:52 with train.py:91."),
+    "different_collective, no lines": ("Rank 2 called all_gather of 3 floats where the other 3 ranks called all_reduce of 1 float, #126 of the default group.", "Make all ranks call the same collectives in the same order."),
+    "different_collective, one line": ("Rank 2 called broadcast of 1 float in train (train.py:91) where the other 3 ranks called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Make all ranks call the same collectives in the same order: find what leads each rank to train.py:91."),
+    "different_sizes": ("Rank 2 called all_reduce of 7 floats in train (train.py:93), where the other 3 ranks called it with 1 float in train (train.py:91), #126 of the default group.", "Give the tensor the same size on all ranks: compare train.py:93 with train.py:91."),
+    "different_sizes, one line": ("Rank 2 called all_reduce of 7 floats in train (train.py:91), where rank 3 called it with 1 float, #126 of group 2 (ranks 2 and 3).", "Give the tensor the same size on all ranks: find where its size comes from, at train.py:91."),
+    "different_sizes, a tie": ("Ranks 0 and 1 called all_reduce of 7 floats in train (train.py:93), and ranks 2 and 3 called all_reduce of 1 float in train (train.py:91), #126 of the default group.", "Give the tensor the same size on all ranks: compare train.py:93 with train.py:91."),
+    "different_types": ("Rank 2 called all_reduce of 1 half float in train (train.py:91), where the other 3 ranks called it with 1 float, #126 of the default group.", "Give the tensor the same type on all ranks: find where its type comes from, at train.py:91."),
+    "skipped": ("Rank 2 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which the other 3 ranks called; it is one call behind since then.", "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91."),
+    "skipped, two ranks and calls": ("Ranks 2 and 3 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which ranks 0 and 1 called; they are 2 calls behind since then.", "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91."),
+    "skipped, a tie": ("Ranks 0 and 1 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which ranks 2 and 3 called; the two sides are one call apart since then.", "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91."),
+    "skipped, how many is unknown": ("Rank 2 skipped all_reduce of 1 float in train (train.py:91), #126 of the default group, which the other 3 ranks called.", "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:91."),
+    "skipped, perhaps before": ("Rank 2 is one call behind the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).", "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91."),
+    "extra, perhaps before": ("Rank 2 is one call ahead of the other 3 ranks, since #126 of the default group or before: there it called all_reduce of 7 floats in train (train.py:93) where the other 3 ranks called all_reduce of 1 float in train (train.py:91).", "Make all ranks call the same collectives in the same order: compare train.py:93 with train.py:91."),
+    "extra": ("Rank 2 called all_reduce of 7 floats in train (train.py:93), #126 of the default group, which the other 3 ranks did not call; it is one call ahead since then.", "Call it on every rank or on none: check the conditions, loops and exceptions around train.py:93."),
+    "elsewhere": ("Rank 2 waits in all_reduce of 4 floats in train (train.py:93), #1 of group 2 (ranks 2 and 3), while the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.", "Make all members of group 2 (ranks 2 and 3) call it there, and use the groups in the same order on all ranks: compare train.py:93 with train.py:91."),
+    "elsewhere, two ranks": ("Ranks 2 and 3 wait in #1 of group 2, while ranks 0 and 1 wait for them in all_reduce in train (train.py:91), #126 of the default group.", "Make all members of group 2 call it there, and use the groups in the same order on all ranks: check train.py:91."),
+    "absent, nothing known": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait.", "Check where these processes are on their hosts: `py-spy dump --pid PID`."),
+    "absent, no flight recorder": ("Rank 2 keeps 3 other ranks waiting.", "Check where these processes are on their hosts: `py-spy dump --pid PID`."),
+    "absent, stacks alone": ("Rank 2 has not reached a collective in train (train.py:91), in which 3 other ranks wait.", "Check where these processes are on their hosts: `py-spy dump --pid PID`."),
+    "absent, recv in a circle": ("Rank 2 keeps 3 other ranks waiting: it waits to receive from rank 0 in lookup (train.py:58), and rank 0 waits for it in turn.", "Make rank 0 send what this rank receives, in the same order: see train.py:58."),
+    "absent, two ranks": ("Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they sleep in lookup (train.py:58).", "Find out why it sleeps there: see train.py:58."),
+    "absent, two places": ("Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: rank 1 sleeps in lookup (train.py:58); rank 2 waits for a lock in refresh_cache (train.py:52).", "Find out why it sleeps there: see train.py:58."),
+    "absent, all ranks": ("Ranks 0 to 3 wait for the lock on the file shards.lock in lookup (train.py:58), held by process 4711.", "End the process that holds the lock, or let only one rank take it: see train.py:58."),
+    "absent, all ranks in two places": ("Ranks 0 and 1 do not go on: rank 0 waits to send to rank 1 in lookup (train.py:58); rank 1 waits to send to rank 0 in refresh_cache (train.py:52).", "Make rank 1 receive what this rank sends, in the same order: see train.py:58."),
+    "absent, two save": ("Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they save or load a checkpoint in lookup (train.py:58).", "Check where the checkpoint goes; let the others wait for it with a longer timeout: see train.py:58."),
+    "absent, two are stopped": ("Ranks 1 and 2 have not reached all_reduce in train (train.py:91), #126 of the default group, in which ranks 0 and 3 wait: they are stopped (SIGSTOP).", "Continue what is stopped: kill -CONT 11 12; then find what stopped it."),
+    "absent, lock": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the lock `second` in lookup (train.py:58), held by thread cache-refresher in refresh_cache (train.py:52).", "Take locks in the same order in every thread, and never wait while holding one: compare train.py:58 with train.py:52."),
+    "absent, lock without a name": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a lock in lookup (train.py:58).", "Take locks in the same order in every thread, and never wait while holding one: see train.py:58."),
+    "absent, queue": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the queue `inbox` in lookup (train.py:58).", "Find what should fill or empty that queue, and why it stopped; give the call a timeout: see train.py:58."),
+    "absent, full queue": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for room in a queue in lookup (train.py:58).", "Find what should fill or empty that queue, and why it stopped; give the call a timeout: see train.py:58."),
+    "absent, file_lock": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the lock on the file shards.lock in lookup (train.py:58), held by process 4711.", "End the process that holds the lock, or let only one rank take it: see train.py:58."),
+    "absent, event": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the event `ready` in lookup (train.py:58).", "Find what should set it, and why it did not; give the wait a timeout: see train.py:58."),
+    "absent, subprocess": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the program ffmpeg in lookup (train.py:58).", "Check what that program waits for, and give the call a timeout: see train.py:58."),
+    "absent, worker at a line": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which is in __getitem__ (data.py:20), in lookup (train.py:58).", "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: compare train.py:58 with data.py:20."),
+    "absent, worker in a state": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which waits for a disk, in lookup (train.py:58).", "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: see train.py:58."),
+    "absent, worker stopped": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which is stopped (SIGSTOP), in lookup (train.py:58).", "Continue the worker: kill -CONT 4711; then find what stopped it."),
+    "absent, worker gone": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for DataLoader worker 4711, which has died, in lookup (train.py:58).", "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too)."),
+    "absent, worker unknown": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a DataLoader worker, in lookup (train.py:58).", "Check the DataLoader's dataset in that worker, and set `timeout` of the DataLoader: see train.py:58."),
+    "absent, recv": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to receive from rank 0 in lookup (train.py:58).", "Make rank 0 send what this rank receives, in the same order: see train.py:58."),
+    "absent, recv from an unknown rank": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to receive from another rank in lookup (train.py:58).", "Make the other rank send what this rank receives, in the same order: see train.py:58."),
+    "absent, send": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits to send to rank 3 in lookup (train.py:58).", "Make rank 3 receive what this rank sends, in the same order: see train.py:58."),
+    "absent, collective": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits in all_to_all in lookup (train.py:58).", "Make all ranks call the same collectives in the same order: see train.py:58."),
+    "absent, socket": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the network (10.0.0.7:443) in lookup (train.py:58).", "Check whether the other end answers, and give the call a timeout: see train.py:58."),
+    "absent, pipe": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for a pipe in lookup (train.py:58).", "Check the process at the other end of the pipe: see train.py:58."),
+    "absent, disk": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it waits for the disk or file system of /data/shard-3 in lookup (train.py:58).", "Check that disk or file system on its host (dmesg, `iostat -x 1`, the NFS server): see train.py:58."),
+    "absent, sleep": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it sleeps in lookup (train.py:58).", "Find out why it sleeps there: see train.py:58."),
+    "absent, import": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it imports transformers in lookup (train.py:58).", "Import it on every rank before training starts: see train.py:58."),
+    "absent, compile": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it compiles in lookup (train.py:58).", "Wait for it to compile; raise the group's timeout, or compile before training starts: see train.py:58."),
+    "absent, checkpoint": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it saves or loads a checkpoint (/ckpt/60) in lookup (train.py:58).", "Check where the checkpoint goes; let the others wait for it with a longer timeout: see train.py:58."),
+    "absent, python": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in Python in lookup (train.py:58).", "Check the loop at train.py:58: `py-spy dump --locals --pid PID` shows its variables."),
+    "absent, native": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in native code in lookup (train.py:58), inside matmul of functional.py.", "Check that call at train.py:58: `py-spy dump --native --pid PID` shows the stack inside it."),
+    "absent, native without a line": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it computes in native code in stage data.", "Check that call: `py-spy dump --native --pid PID` shows the stack inside it."),
+    "absent, stopped": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it is stopped (SIGSTOP).", "Continue what is stopped: kill -CONT 4711; then find what stopped it."),
+    "absent, no answer": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it does not answer.", "Check that process on its host: `py-spy dump --native --pid 4711` shows what it waits for."),
+    "absent, waits for something unknown": ("Rank 2 has not reached all_reduce in train (train.py:91), #126 of the default group, in which the other 3 ranks wait: it is in lookup (train.py:58), inside wait of selectors.py.", "Check that process on its host: `py-spy dump --native --pid PID` shows what it waits for."),
+    "dead, exit status": ("Rank 2 is dead (exit status 3) since step 60, in stage data; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.", "Check the last output of rank 2; then restart the job."),
+    "dead, killed": ("Rank 2 on node-3 is dead (killed by SIGKILL, out of memory) since step 60; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.", "Check the last output of rank 2 on node-3, and the kernel log (dmesg) for out-of-memory; then restart the job."),
+    "dead, no flight recorder": ("Rank 2 is dead (its exit status is not known) since step 60; the other 3 ranks wait for it.", "Check the last output of rank 2, and the kernel log (dmesg) for out-of-memory; then restart the job."),
+    "dead, two ways": ("Ranks 1 and 2 are dead, rank 1 (exit status 3) since step 60 and rank 2 (killed by SIGABRT) since step 60; ranks 0 and 3 wait for them in all_reduce in train (train.py:91), #126 of the default group.", "Check the last output of ranks 1 and 2; then restart the job."),
+    "dead, left early": ("Rank 2 has ended (exit status 0) since step 60; the other 3 ranks wait for it in all_reduce in train (train.py:91), #126 of the default group.", "Make every rank take the same number of steps: check for uneven data, or a `break` on one rank."),
+    "all_inside": ("All 4 ranks of the default group are in the same all_reduce of 1 float in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.", "Check the network between node-1 and node-2; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."),
+    "all_inside, some have left": ("All 4 ranks of the default group have called the same all_reduce of 1 float in train (train.py:91) (#126), 1 of them has left it, and none is missing: the network or the collective itself is stuck.", "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."),
+    "all_inside, stacks alone": ("All 4 ranks are in the same collective in train (train.py:91), and none is missing: the network or the collective itself is stuck.", "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."),
+    "all_inside, a group": ("All 2 ranks of group 2 (ranks 2 and 3) are in the same barrier in train (train.py:91) (#126), and none is missing: the network or the collective itself is stuck.", "Check the network between the ranks; for NCCL, run the job with NCCL_DEBUG=INFO and read what it logs about transports."),
+    "unknown": ("Why the job hangs is not known: ranks 1 and 3 do not answer, and no flight recorder is on.", "Compare the stacks of the ranks: `sftriage traces show` lists where each of them is."),
+    "unknown, for an unknown reason": ("Why the job hangs is not known.", "Compare the stacks of the ranks: `sftriage traces show` lists where each of them is."),
 }  # fmt: skip
 
 
