@@ -59,7 +59,7 @@ class Message:
 
     @property
     def severity(self) -> Severity:
-        """How urgent it is: a job that hangs computes nothing until somebody acts."""
+        """How urgent it is: a job that hangs computes nothing until a person acts."""
         return _SEVERITIES.get(self.decision.label, "info")
 
     def event(self, job: str, run: str) -> bytes:
