@@ -78,7 +78,7 @@ def stall_of(rows: Sequence[WindowRow], stalled: WindowRow, world_size: int) -> 
 
 def _groups(stalled: WindowRow, counts: StallCounts, world_size: int) -> Iterator[_Group]:
     """The missing ranks, then those that wait for them, then all others."""
-    text = _MISSING.get(stalled.reasons[0], "elsewhere") if len(stalled.reasons) == 1 else "elsewhere"
+    text = _MISSING.get(stalled.reasons[0], "not with the others") if len(stalled.reasons) == 1 else "not with the others"
     named = {rank for suspect in stalled.suspects for rank in suspect.ranks}
     for suspect in stalled.suspects:
         yield _Group(suspect.who, suspect.ranks, "missing", text, tuple(filter(None, (suspect.stage,))))

@@ -132,7 +132,7 @@ CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
 """The clock that a verdict is based on, if it is not the host's."""
 
 STALLS: Mapping[str, str] = {
-    "not_arrived": "the others are in a sync stage, and these ranks are elsewhere",
+    "not_arrived": "these ranks are not with the others, which are in a sync stage",
     "died": "the others are in a sync stage, and the process of these ranks has ended",
     "left_early": "the others are in a sync stage, and these ranks have stopped recording",
     "in_sync": "every rank is inside the same sync stage, where all of them look alike",

@@ -30,16 +30,16 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
         (
             stalled(rank(1), missing=1, waiting=2),
             3,
-            ["rank 0 in a sync stage ==| ", "rank 1 elsewhere =X  ", "rank 2 in a sync stage ==| "],
+            ["rank 0 in a sync stage ==| ", "rank 1 not with the others =X  ", "rank 2 in a sync stage ==| "],
         ),
         # In a large one, or where not all are known, those that stand alike have one.
         (
             stalled(rank(1), rank(7, "data"), missing=12, waiting=100),
             112,
             [
-                "rank 1 elsewhere =X  ",
-                "rank 7 elsewhere X   ",
-                "10 more elsewhere ....",
+                "rank 1 not with the others =X  ",
+                "rank 7 not with the others X   ",
+                "10 more not with the others ....",
                 "100 other ranks in a sync stage ==| ",
             ],
         ),
@@ -47,13 +47,17 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
             stalled(rank(1), missing=1, waiting=1, unseen=1),
             4,
             [
-                "rank 1 elsewhere =X  ",
+                "rank 1 not with the others =X  ",
                 "1 other rank in a sync stage ==| ",
                 "1 other rank further on ....",
                 "1 other rank not recording ....",
             ],
         ),
-        (stalled(rank(1), missing=1, waiting=3), 0, ["rank 1 elsewhere =X  ", "3 other ranks in a sync stage ==| "]),
+        (
+            stalled(rank(1), missing=1, waiting=3),
+            0,
+            ["rank 1 not with the others =X  ", "3 other ranks in a sync stage ==| "],
+        ),
         # Ranks of a host may be in different stages, and those that wait may be in any of several sync stages.
         (
             stalled(HOST, missing=2, waiting=2, sync=("forward", "backward")),
@@ -61,8 +65,8 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
             [
                 "rank 0 in a sync stage =|| ",
                 "rank 1 in a sync stage =|| ",
-                "rank 2 elsewhere ....",
-                "rank 3 elsewhere ....",
+                "rank 2 not with the others ....",
+                "rank 3 not with the others ....",
             ],
         ),
         # Why they are missing is said, where all are for one reason.
@@ -74,7 +78,7 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
         (
             stalled(rank(1), reasons=("died", "not_arrived"), missing=1, waiting=1),
             2,
-            ["rank 0 in a sync stage ==| ", "rank 1 elsewhere =X  "],
+            ["rank 0 in a sync stage ==| ", "rank 1 not with the others =X  "],
         ),
         (
             stalled(rank(1, "other"), reasons=("left_early",), missing=1, waiting=1),

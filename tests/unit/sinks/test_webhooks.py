@@ -389,8 +389,8 @@ def test_a_stall_names_its_step_and_the_missing_ranks():
     found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
     held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
     assert json.loads(decided(stall, held).line("j"))["text"] == (
-        "[critical] j: Stalled: no rank has moved for 60 s in step 10; the others are in a sync stage, and "
-        "these ranks are elsewhere: rank 2 in data. Hold: not_arrived: rank 2 in data"
+        "[critical] j: Stalled: no rank has moved for 60 s in step 10; these ranks are not with the "
+        "others, which are in a sync stage: rank 2 in data. Hold: not_arrived: rank 2 in data"
     )
     assert json.loads(decided(stall, held).event("j", "r"))["subject"] == "step 10"
 
