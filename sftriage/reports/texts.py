@@ -306,7 +306,7 @@ def explanation_lines(
         yield f"{'Suspect:  ' if verdict.named else 'Candidate:'} {named}: {gain}"
         if done := verdicts.system_sentence(verdict):
             yield f"System:    {done}"
-    if verdict.suspects and explanation.runner_up is None:
+    if verdict.suspects and explanation.runner_up is None and verdict.label != "stalled":
         yield "Runner-up: no other rank would save much if fixed alone"
     if (second := explanation.runner_up) is not None:
         gain = f"{milliseconds(second.gain_s)} of each ({second.share:.1%})"

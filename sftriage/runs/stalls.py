@@ -78,16 +78,20 @@ def stall_of(rows: Sequence[WindowRow], stalled: WindowRow, world_size: int) -> 
 
 def _groups(stalled: WindowRow, counts: StallCounts, world_size: int) -> Iterator[_Group]:
     """The missing ranks, then those that wait for them, then all others."""
-    text = _MISSING.get(stalled.reasons[0], "not with the others") if len(stalled.reasons) == 1 else "not with the others"
+    text = "not with the others"
+    if len(stalled.reasons) == 1:
+        text = _MISSING.get(stalled.reasons[0], text)
     named = {rank for suspect in stalled.suspects for rank in suspect.ranks}
     for suspect in stalled.suspects:
         yield _Group(suspect.who, suspect.ranks, "missing", text, tuple(filter(None, (suspect.stage,))))
     if counts.unnamed:
         yield _Group(f"{counts.unnamed:,} more", (), "missing", text)
     rest = tuple(sorted(set(range(world_size)) - named)) if world_size <= MAX_SINGLE else ()
-    further = world_size - counts.missing - counts.waiting - counts.unseen
+    # (a rank that is missing may be in a sync stage itself, of an earlier step)
+    waiting = counts.waiting - sum(len(each.ranks) for each in stalled.suspects if each.stage in counts.sync)
+    further = world_size - counts.missing - waiting - counts.unseen
     others: tuple[tuple[int, State, str, tuple[str, ...]], ...] = (
-        (counts.waiting, "waiting", "in a sync stage", counts.sync),
+        (waiting, "waiting", "in a sync stage", counts.sync),
         (further, "unknown", "further on", ()),
         (counts.unseen, "unknown", "not recording", ()),
     )

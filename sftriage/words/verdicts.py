@@ -484,6 +484,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         passed = (check for check in of_first if check.threshold > 0.0)
         close = min(passed, key=lambda check: check.value / check.threshold, default=None)
         return (f"held if this fell below its threshold: {close.what}",) if close is not None else ()
+    if verdict.label == "stalled":
+        return ()
     if "low_coverage" in verdict.reasons:
         return ("judged once enough of its steps have arrived from all ranks",)
     if "clock_limited" in verdict.reasons:

@@ -53,6 +53,12 @@ def stalled(*suspects, reasons=("not_arrived",), sync=("backward",), **ranks):
                 "1 other rank not recording ....",
             ],
         ),
+        # A missing rank may be in a sync stage, too: of an earlier step.
+        (
+            stalled(rank(1, "backward"), missing=1, waiting=3),
+            3,
+            ["rank 0 in a sync stage ==| ", "rank 1 not with the others ==X ", "rank 2 in a sync stage ==| "],
+        ),
         (
             stalled(rank(1), missing=1, waiting=3),
             0,
