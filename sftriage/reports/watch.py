@@ -10,7 +10,7 @@ import msgspec
 
 from sftriage.errors import InputError
 from sftriage.model.captures import CaptureRequest
-from sftriage.model.events import CauseFound, JobPaused, RemedyChanged, RingGivenUp
+from sftriage.model.events import CauseFound, Event, JobPaused, RemedyChanged, RingGivenUp
 from sftriage.model.windows import plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.captures import captures_of
@@ -18,7 +18,7 @@ from sftriage.runs.decisions import CaptureStatus, RequestRow, WindowRow, picked
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.source import RunSource, TimeColumns, View
 from sftriage.runs.summary import MAX_CAPTURES, RunSummary, decisive_row
-from sftriage.words.decisions import ended_sentence
+from sftriage.words.decisions import caused, ended_sentence
 from sftriage.words.news import RecentLines
 from sftriage.words.run import event_sentence, triage_off
 from sftriage.words.verdicts import clock_time, counted, place
@@ -170,13 +170,12 @@ class RunNews:
                 lines.append(f"{clock_time(row.time_s)}  {clean(_window_line(row))}")
         lines += [f"{clock_time(row.time_s)}  {clean(_request_line(row))}" for row in requests]
         for capture in ended:
-            behind = view.request_behind(capture.capture_id)
-            whole_job = behind is not None and behind.requests[0].of_whole_job
-            text = ended_sentence(view.results[capture.capture_id], capture.size_bytes, whole_job=whole_job)
+            ended_with = view.results[capture.capture_id]
+            text = ended_sentence(ended_with, capture.size_bytes, whole_job=capture.whole_job)
             if capture.state == "damaged":
-                text = f"No trace of rank {capture.rank}: the stored capture is damaged: {capture.detail}."
+                text = f"No trace of {capture.whose}: the stored capture is damaged: {capture.detail}."
             lines.append(f"{clock_time(now_s)}  {clean(text)}")
-        lines += [f"{clock_time(note.time_s)}  {clean(text)}" for note in notes if (text := event_sentence(note))]
+        lines += [f"{clock_time(note.time_s)}  {clean(text)}" for note in notes if (text := _note_line(note, view))]
         if self._failing != (view.failing != ""):
             self._failing = not self._failing
             off = triage_off(clean(view.failing)) if view.failing else "Triage works again."
@@ -211,6 +210,14 @@ def _window_line(row: WindowRow) -> str:
     refused = row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy")
     why = f" {'Throttled' if row.outcome == 'throttle' else 'Nothing was done'}: {row.words}." if refused else ""
     return f"{row.sentence}{why}" + (f" To resolve it: {row.resolves}" if row.resolves else "")
+
+
+def _note_line(note: Event, view: View) -> str:
+    """An event in words; why a job hangs with what to do, and also if it is unknown."""
+    behind = view.request_behind(note.capture_id) if isinstance(note, CauseFound) else None
+    if isinstance(note, CauseFound) and isinstance(behind, WindowRow) and behind.label == "stalled":
+        return f"{caused(note)} {note.next_step}"
+    return event_sentence(note)
 
 
 def _request_line(row: RequestRow) -> str:

@@ -366,7 +366,7 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
 
 def _capture(capture: CaptureStatus) -> Text:
     line = Text("  ").append(clean(capture.state), style=_STATE_STYLES.get(capture.state, ""))
-    rank = "" if capture.rank is None else f"  rank {capture.rank}"
+    rank = capture.whose and f"  {capture.whose}"
     line.append(f"{rank}{' (control)' if capture.role == 'control' else ''}  {clean(capture.capture_id)}")
     upload = ": ".join(filter(None, (_UPLOADS.get(capture.upload, ""), clean(capture.upload_reason))))
     facts = [

@@ -28,7 +28,10 @@ def captures_of(view: View) -> tuple[CaptureStatus, ...]:
     requested += [(row.time_s, row.by, request) for row in view.requests for request in row.requests]
     requested.sort(key=lambda entry: entry[0])
     requested.reverse()
-    known = {of.capture_id: CaptureStatus(of.capture_id, of.rank, of.role, asked_by=by) for _, by, of in requested}
+    known = {
+        of.capture_id: CaptureStatus(of.capture_id, of.rank, of.role, asked_by=by, whole_job=of.of_whole_job)
+        for _, by, of in requested
+    }
     stored = {capture.capture_id: capture for capture in view.captures}
     for name, found in stored.items():
         rank = None if not isinstance(found, Manifest) else found.capture.rank

@@ -173,6 +173,7 @@ class WindowRow(_DecisionRow):
 class CaptureStatus:
     """A requested capture and its state: a `CaptureState`, or ``damaged`` if what is stored is not a capture.
 
+    A capture of the ``whole_job`` is of every rank, and is called by the ``rank`` that the job's stall named first.
     ``asked_by`` is the person who requested it, "" for a policy. ``reproduced`` says whether it contains the fault, and
     ``upload`` is the state of its copy to a remote store, "" without one.
     """
@@ -189,6 +190,12 @@ class CaptureStatus:
     reproduced: str = ""
     upload: str = ""
     upload_reason: str = ""
+    whole_job: bool = False
+
+    @property
+    def whose(self) -> str:
+        """The captured rank in words; "" if it is unknown."""
+        return "every rank" if self.whole_job else "" if self.rank is None else f"rank {self.rank}"
 
     @property
     def lost(self) -> bool:
@@ -199,7 +206,9 @@ def statuses(
     requests: Iterable[captures.CaptureRequest], results: Mapping[str, captures.CaptureResult]
 ) -> tuple[CaptureStatus, ...]:
     """The states of requested captures: running or ended."""
-    return tuple(_status(request, request.role, results) for request in requests)
+    return tuple(
+        replace(_status(request, request.role, results), whole_job=request.of_whole_job) for request in requests
+    )
 
 
 def _status(

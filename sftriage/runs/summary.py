@@ -340,8 +340,8 @@ class RunSummary:
     def _captured(self) -> Answer:
         stored, newest = self._stored(), self.view.rows[-1]
         captures = [captured_words(manifest) for manifest in stored[:MAX_SHOWN]]
-        captures += [f"rank {capture.rank}: in progress" for capture in self.captures if capture.state == "running"]
-        more = [f"rank {lost.rank}: {', '.join(filter(None, (lost.state, lost.detail)))}" for lost in self.lost]
+        captures += [f"{capture.whose}: in progress" for capture in self.captures if capture.state == "running"]
+        more = [f"{lost.whose}: {', '.join(filter(None, (lost.state, lost.detail)))}" for lost in self.lost]
         if self.health != "healthy" and newest.outcome != "capture":
             # (the reasons of a verdict are in how sure it is)
             why = "" if newest.reason in ("undecided", "standstill") else newest.words

@@ -239,7 +239,7 @@ def test_GIVEN_a_hang_THEN_every_view_begins_with_its_reason(hangs):
     lines = RunNews().lines(hangs.source.view(), NOW_S)
     assert any(line.endswith("Capturing every rank (c-9).") for line in lines)
     assert any("Captured where the ranks are in step 60 (0 B): sftriage traces show c-9" in line for line in lines)
-    assert lines[-1].endswith(SENTENCE)
+    assert lines[-1].endswith(f"{SENTENCE} {NEXT_STEP}")
 
 
 def test_GIVEN_a_hang_THEN_commands_and_assistants_say_why(hangs, sftriage, tmp_path):

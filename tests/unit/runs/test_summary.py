@@ -98,6 +98,7 @@ def test_GIVEN_a_stall_WHEN_its_evidence_is_there_THEN_its_reason_is_the_headlin
     before = RunSummary(view(row(0), stall(2)))
     assert (before.health, before.cause, before.named) == ("stalled", None, "rank 2 in forward")
     assert before.sentence.startswith("Stalled: no rank has moved for 75 s in step 60")
+    assert answers(before)["captured"] == "every rank: in progress"
     # WHEN the cause is found THEN it is the sentence, once, and what to do about it is the first step
     stored = {"captures": (put_hang(tmp_path),), "results": {"c-9": CaptureResult("c-9", 2, "stored")}}
     found = RunSummary(view(row(0), stall(2), notes=(FOUND,), directory="runs/r", **stored))
