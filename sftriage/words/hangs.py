@@ -208,9 +208,12 @@ _SENTENCES: Mapping[HangKind, Callable[[Hang], str]] = {
 
 def _subject(hang: Hang) -> str:
     """The ranks at fault, with their hosts if the job has several."""
-    several = hang.hosts and hang.numbers.get("hosts", 2) > 1
     named = _joined(hang.hosts) if len(hang.hosts) <= 2 else counted(len(hang.hosts), "host")
-    return f"{_ranks(hang.ranks)}{f' on {named}' if several else ''}"
+    return f"{_ranks(hang.ranks)}{f' on {named}' if _several_hosts(hang) else ''}"
+
+
+def _several_hosts(hang: Hang) -> bool:
+    return bool(hang.hosts) and hang.numbers.get("hosts", 2) > 1
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -450,10 +453,10 @@ _UNBLOCK: Mapping[BlockedCode, str] = {
     "import": "Import it on every rank before training starts{lines}.",
     "compile": "Wait for it to compile; raise the group's timeout, or compile before training starts{lines}.",
     "checkpoint": "Check where the checkpoint goes; let the others wait for it with a longer timeout{lines}.",
-    "python": "Check the loop{at}: `py-spy dump --locals --pid {pids}` shows its variables.",
-    "native": "Check that call{at}: `py-spy dump --native --pid {pids}` shows the stack inside it.",
-    "stopped": "Continue what is stopped: kill -CONT {pids}; then find what stopped it.",
-    "unknown": "Check that process on its host: `py-spy dump --native --pid {pids}` shows what it waits for.",
+    "python": "Check the loop{at}: `py-spy dump --locals --pid {pids}`{on} shows its variables.",
+    "native": "Check that call{at}: `py-spy dump --native --pid {pids}`{on} shows the stack inside it.",
+    "stopped": "Continue what is stopped{on}: kill -CONT {pids}; then find what stopped it.",
+    "unknown": "Check that process: `py-spy dump --native --pid {pids}`{on} shows what it waits for.",
 }
 """What to do about an absent rank. ``lines``: the lines to compare, or ""."""
 
@@ -462,8 +465,9 @@ def _unblock(hang: Hang) -> str:
     if not hang.blocked:
         return "Check where these processes are on their hosts: `py-spy dump --pid PID`."
     first = hang.blocked[0]
+    on = f" on {first.host}" if first.host and _several_hosts(hang) else ""
     if first.code == "worker" and first.worker is not None and first.worker_state in ("T", "t"):
-        return f"Continue the worker: kill -CONT {first.worker}; then find what stopped it."
+        return f"Continue the worker{on}: kill -CONT {first.worker}; then find what stopped it."
     if first.code == "worker" and first.worker_state in ("gone", "Z"):
         return "Check the kernel log (dmesg) for out-of-memory, and the memory of the loader's workers (/dev/shm too)."
     places = (place for place in (first.place, first.worker_at, first.held_at) if place is not None)
@@ -472,7 +476,9 @@ def _unblock(hang: Hang) -> str:
     peer = "the other rank" if first.peer is None else f"rank {first.peer}"
     alike = [blocked.pid for blocked in hang.blocked if blocked.code == first.code and blocked.pid is not None]
     pids = " ".join(map(str, alike if first.code == "stopped" else alike[:1])) or "PID"
-    return _UNBLOCK[first.code].format(lines=compare, at=f" at {lines[0]}" if lines else "", peer=peer, pids=pids)
+    return _UNBLOCK[first.code].format(
+        lines=compare, at=f" at {lines[0]}" if lines else "", on=on, peer=peer, pids=pids
+    )
 
 
 _NEXT_STEPS: Mapping[HangKind, Callable[[Hang], str]] = {
