@@ -43,16 +43,12 @@ class ProfilerFlags:
     nsys_sample: Literal["none", "cpu"] | None = option("", "nsys: sample the process's stacks (cpu).", "none")
     nsys_sqlite: bool | None = option("--nsys-sqlite/--no-nsys-sqlite", "nsys: also export to SQLite.", "exported")
     native: bool | None = option("--native", "stacks: include C and C++ frames; one snapshot, over no steps.")
-    flight_recorder: bool | None = option(
-        "--flight-recorder", "stacks: include torch.distributed's flight recorder; one snapshot, over no steps."
-    )
 
     def of(self, profiler: ProfilerChoice) -> dict[str, dict[str, Any]]:
         """The set options, by profiler; UsageError for those that ``profiler`` does not have."""
         fields: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for name, value in arguments(self).items():
-            of_stacks = name in ("--native", "--flight-recorder")
-            owner = "nsys" if name.startswith("--nsys-") else "stacks" if of_stacks else "torch"
+            owner = "nsys" if name.startswith("--nsys-") else "stacks" if name == "--native" else "torch"
             # (auto takes a snapshot from outside only if it must)
             if profiler != owner and (profiler != "auto" or owner == "stacks"):
                 raise UsageError(f"{name}: add --profiler {owner}")

@@ -295,12 +295,11 @@ def choose(
 
     ``stage`` is None for all local stages, or without a suspect; in the stages ``sync``, ranks wait for each other.
 
-    A stalled rank reaches no step in which its trainer could act, so it is captured from outside. Native frames and the
-    dump of the flight recorder are only available from outside, too.
+    A stalled rank reaches no step in which its trainer could act, so it is captured from outside. Native frames are
+    only available from outside, too.
     """
     if capture.profiler == "stacks":
-        from_outside = stands_still or capture.stacks.native or capture.stacks.flight_recorder
-        return Means("stacks", once=from_outside)
+        return Means("stacks", once=stands_still or capture.stacks.native)
     if capture.profiler != "auto":
         return Means(capture.profiler)
     if stands_still:

@@ -86,11 +86,9 @@ class NsysOptions(PolicyModel):
 
 
 class StacksOptions(PolicyModel):
-    """What to add to Python stacks. Either option takes them once, from outside the process, over no steps."""
+    """What to add to Python stacks, which are then taken once, from outside the process, over no steps."""
 
     native: bool = Field(default=False, description="Include C and C++ frames; pauses the process for longer.")
-    flight_recorder: bool = False
-    """Include torch.distributed's flight recorder, which lists the collectives that the rank entered and left."""
 
 
 class ProfilerRun(PolicyModel):
@@ -136,9 +134,8 @@ def idle_fields(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
     beside = "on stalled" if stalled and profiler == "auto" else f"with the profiler {profiler}"
     idle = {other: f"options of {other} have no effect {beside}" for other in PROFILERS}
     options = capture.get("stacks")
-    from_outside = isinstance(options, dict) and True in (options.get("native"), options.get("flight_recorder"))
-    if stalled or (profiler == "stacks" and from_outside):
-        of = "of a stalled rank" if stalled else "with native frames or the flight recorder"
+    if stalled or (profiler == "stacks" and isinstance(options, dict) and options.get("native") is True):
+        of = "of a stalled rank" if stalled else "with native frames"
         once = f"no effect: stacks {of} are taken once, from outside, without steps"
         idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
     elif profiler == "stacks":

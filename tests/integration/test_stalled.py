@@ -18,7 +18,7 @@ from tests.integration.runs import captures, verdicts
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"
 RULE = """name: stuck, match: {label: stalled},
-  capture: {profiler: stacks, max_seconds: 30, stacks: {flight_recorder: true}}"""
+  capture: {profiler: stacks, max_seconds: 30}"""
 POLICY = policy(RULE, detection="window_steps: 20")
 PAUSE_S = 12.0
 """Longer than what is a stall inside a stage."""

@@ -71,7 +71,7 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived():
     assert reason_sentence(decision) == "rule hang: not_arrived: rank 3 in data and 1 more"
     taken = [(one.rank, one.profiler, one.steps, one.warmup_steps) for one in decision.requests]
     assert taken == [(3, "stacks", 1, 0), (5, "stacks", 1, 0)]
-    assert decision.requests[0].options == {"native": True, "flight_recorder": False}
+    assert decision.requests[0].options == {"native": True}
     assert resolution(decision)
     # A rule that is about one of them takes that one
     narrow = make_policy({**STACKS, "match": {"label": "stalled", "stage": ["forward"]}}, concurrent_ranks=3)

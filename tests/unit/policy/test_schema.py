@@ -63,7 +63,7 @@ def test_the_whole_document_is_read():
     off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
     assert options_of(slow.capture, Means("torch")) == {"sample_stacks": True, "samples_per_second": 200, **off}
     assert options_of(deep.capture, Means("nsys")) == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
-    assert options_of(hang.capture, Means("stacks", once=True)) == {"native": True, "flight_recorder": False}
+    assert options_of(hang.capture, Means("stacks", once=True)) == {"native": True}
     assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
     assert spec.retention is not None
     assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
