@@ -27,7 +27,7 @@ from sftriage.base.process import start_ticks
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.log import warn
 from sftriage.model.windows import StageSchema
-from sftriage.trainer import moments
+from sftriage.trainer import ends, moments
 from sftriage.trainer.executor import Answering, CaptureExecutor, Mailbox
 from sftriage.trainer.gradients import watch_model
 from sftriage.trainer.layout import MAX_SLOTS, RingInfo, bounded_text, claim
@@ -301,6 +301,7 @@ def _open(
             answering = None
             with suppress(OSError, RuntimeError):
                 answering = Answering(directory, ring.info)
+            ends.enrol(directory, info.rank, info.attempt, info.world_size)
             return Recording(ring, hook, answering, device_time=device_time)
         except BaseException:
             # Readers must not wait for a rank that will never record.

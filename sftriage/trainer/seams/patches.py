@@ -38,6 +38,7 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from sftriage.log import warn
+from sftriage.trainer import ends
 from sftriage.trainer.seams import models
 from sftriage.trainer.seams.hooks import AROUND, REMAPS, Exchanges, Models, Optimizers, Replaced, uncompiled
 from sftriage.trainer.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, StageSteps
@@ -294,6 +295,8 @@ def imported(name: str) -> None:
         if installed is None:
             installed = Seams(off)
             installed.install()
+            with contextlib.suppress(Exception):
+                ends.watch(Path(os.environ[RINGS_ENV]))
             if directory := os.environ.get(REPORT_ENV):
                 _keep_report(installed, Path(directory))
     elif installed is not None:

@@ -345,7 +345,7 @@ def test_mode_and_group_of_the_files_can_be_set(tmp_path, monkeypatch, mode, gro
     monkeypatch.setenv(GROUP_ENV, group)
     with Monitor(rings=tmp_path):
         found = [path.stat() for path in tmp_path.iterdir()]
-    assert [status.st_mode & 0o777 for status in found] == [expected] * 3
+    assert [status.st_mode & 0o777 for status in found] == [expected] * 4
     assert {status.st_gid for status in found} == {int(group or os.getgid())}
 
 
