@@ -190,6 +190,54 @@ class RingGivenUp(_Event, tag="ring", frozen=True):
     reason: str
 
 
+Departed = Literal["raised", "exited", "killed", "worker", "left", "died", "gave_up"]
+"""How a rank left. By an uncaught exception (``raised``); with an exit status other than 0 (``exited``), or 0
+(``left``); by a signal (``killed``); because its DataLoader ``worker`` died; in an unknown way (``died``); or because
+the exchange with other ranks failed, or took too long (``gave_up``).
+"""
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """How ranks left a job, all in the same way and place.
+
+    Attributes:
+        status: the exit status, negative for a signal, of the ranks or of the ``worker`` of the first; None if unknown.
+        error, message: the type and text of the exception.
+        stage: where the ranks were in ``step``; "" if unknown, None: after that step. A step of -1: before the first.
+        worker: the process of the DataLoader worker.
+        out_of_memory: whether the kernel killed it for lack of memory, and which of its accounts says so;
+            ``limit_bytes`` is the limit of the cgroup that was exceeded, if it was one.
+    """
+
+    ranks: tuple[int, ...]
+    how: Departed
+    hosts: tuple[str, ...] = ()
+    status: int | None = None
+    error: str = ""
+    message: str = ""
+    place: Place | None = None
+    stage: str | None = None
+    step: int = -1
+    worker: int | None = None
+    out_of_memory: Literal["", "cgroup", "kernel_log"] = ""
+    limit_bytes: int | None = None
+
+
+class JobBroken(_Event, tag="broken", frozen=True):
+    """An attempt of the job ended early. ``first`` left first; with more than one, it is not certain which.
+
+    ``others`` followed; those whose exchanges failed come before those that were ended. ``restarted``: another attempt
+    came after it.
+    """
+
+    time_s: float
+    attempt: int
+    first: tuple[Departure, ...]
+    others: tuple[Departure, ...] = ()
+    world_size: int = 1
+    restarted: bool = False
+
+
 class CauseFound(_Event, tag="cause", frozen=True):
     """Why a captured rank was slow, by the capture's trace and the stacks sampled with it.
 
@@ -272,7 +320,8 @@ class RemedyChanged(_Event, tag="remedy", frozen=True):
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
 _Common = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered
-Event = _Common | TakenOver | DiskRecovered | RingGivenUp | JournalCompacted | CauseFound | RemedyChanged | JobPaused
+_Rare = TakenOver | DiskRecovered | RingGivenUp | JournalCompacted
+Event = _Common | _Rare | CauseFound | RemedyChanged | JobPaused | JobBroken
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
