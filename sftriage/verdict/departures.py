@@ -1,0 +1,268 @@
+"""Which rank of a job went first, by how all of them ended: pure.
+
+When one rank ends, the exchanges of the others fail, and their launcher ends them. These are consequences: a rank went
+first if its end is none. Ends are timed by whoever noticed them, so those within `TIE_S` count as simultaneous.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec.structs import replace
+
+from sftriage.model.events import Departed, Departure, JobBroken, Place
+
+TIE_S = 0.25
+"""Launchers check their ranks every 0.1 s."""
+
+MAX_MESSAGE, MAX_OTHERS = 200, 8
+"""Characters of a message, and groups of ranks that followed."""
+
+_CLOSED = "the connection was closed"
+_FAILED = {
+    "Connection reset by peer": "Connection reset by peer",
+    "Connection closed by peer": "Connection closed by peer",
+    "Broken pipe": "Broken pipe",
+    "Connection was likely closed": _CLOSED,
+    "failed to recv, got 0 bytes": _CLOSED,
+    "remote process exited or there was a network error": "remote process exited or there was a network error",
+    "ncclRemoteError": "ncclRemoteError",
+    "communicator was aborted": "communicator was aborted",
+    "collective operation timeout": "timed out",
+    "imed out": "timed out",
+    "ocket Timeout": "timed out",
+}
+"""Parts of messages of exceptions from an exchange that failed, and the reason in words."""
+_FAILED_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+_OF_PYTHON = {"ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError", "TimeoutError"}
+"""Exceptions from connections of the program itself, such as to a DataLoader worker."""
+_IN_CONCERT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT}
+"""Signals that several ranks get at once: as their job is ended, or as NCCL aborts an exchange that takes too long."""
+"""Signals with which launchers and people end a job."""
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)")
+_BY_SIGNAL = re.compile(r"is killed by signal: ([^.]+)")
+_WITH_STATUS = re.compile(r"exited unexpectedly with exit code (\d+)")
+_IN_WORKER = re.compile(r"Caught (\w+) in DataLoader worker process")
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|^<")
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank of an attempt ended, as far as known.
+
+    Attributes:
+        time_s: when that was noticed first, since the epoch; None if it was not.
+        step, stage: see `Departure`; ``sync``: ranks wait for one another in that stage.
+        alive: its process is still there.
+        status: its exit status, negative for a signal; None if unknown. ``sent``: its parent had sent it a signal.
+        error, message, chain: its uncaught exception, and those before it.
+        workers: the exit statuses of DataLoader workers, by process.
+    """
+
+    rank: int
+    pid: int = 0
+    host: str = ""
+    time_s: float | None = None
+    step: int = -1
+    stage: str | None = None
+    sync: bool = False
+    alive: bool = False
+    status: int | None = None
+    sent: bool = False
+    error: str = ""
+    message: str = ""
+    chain: tuple[str, ...] = ()
+    place: Place | None = None
+    workers: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """What is known of the end of an attempt besides its ranks.
+
+    ``signalled_s``: when the job got the first signal that ends it. ``out_of_memory``: the kernel killed processes,
+    by the log ``killed``, as far as it names them. ``succeeded``: this attempt ended with exit status 0.
+    """
+
+    attempt: int = 0
+    world_size: int = 1
+    succeeded: bool = False
+    restarted: bool = False
+    signalled_s: float | None = None
+    out_of_memory: bool = False
+    limit_bytes: int | None = None
+    killed: frozenset[int] = frozenset()
+
+
+_Class = Literal["first", "followed", "ended", "left", "unknown", "alive"]
+
+
+def broken_by(ranks: Sequence[RankEnd], job: JobEnd, time_s: float) -> JobBroken | None:
+    """Which rank of an attempt went first; None if all is well, or if the job was ended from outside."""
+    if job.succeeded:
+        return None
+    classes = {end.rank: _class_of(end) for end in ranks}
+    first = _first(ranks, classes)
+    failed = [end for end in ranks if classes[end.rank] == "followed" and end not in first]
+    noticed_s = min((end.time_s for end in first or failed if end.time_s is not None), default=time_s)
+    if not (first or failed) or (job.signalled_s is not None and noticed_s >= job.signalled_s - TIE_S):
+        return None
+    others = [end for end in ranks if end not in first and end not in failed and classes[end.rank] != "alive"]
+    return JobBroken(
+        time_s=noticed_s,
+        attempt=job.attempt,
+        first=_grouped(_with_memory(_departure_of(end), end, job) for end in first),
+        others=(*_grouped(map(_gave_up, failed)), *_grouped(map(_departure_of, others)))[:MAX_OTHERS],
+        world_size=job.world_size,
+        restarted=job.restarted,
+    )
+
+
+def _class_of(end: RankEnd) -> _Class:
+    """Whether a rank may have gone first, followed since an exchange failed, was ended, or left in order."""
+    if end.alive:
+        return "alive"
+    if end.error == "KeyboardInterrupt":
+        return "ended"
+    if end.error:
+        return "followed" if reason_of(end) else "first"
+    if end.status is None:
+        return "unknown"
+    if end.status == 0:
+        return "left"
+    return "ended" if end.sent else "first"
+
+
+def _first(ranks: Sequence[RankEnd], classes: Mapping[int, _Class]) -> list[RankEnd]:
+    """The ranks that may have gone first; none if all ends are consequences."""
+
+    def of(wanted: _Class) -> list[RankEnd]:
+        return [end for end in ranks if classes[end.rank] == wanted]
+
+    found = _earliest(of("first"))
+    if certain := [end for end in found if not _may_follow(end)]:
+        return certain
+    if len(found) == 1 and not of("unknown"):
+        return found
+    if any(end.status is None or -end.status not in _IN_CONCERT for end in found):
+        return [] if of("unknown") else found
+    failed = _earliest(of("followed"))
+    if found or not failed:
+        return []
+    failed_s = min((end.time_s for end in failed if end.time_s is not None), default=0.0)
+    if left := [end for end in of("left") if end.time_s is None or end.time_s <= failed_s + TIE_S]:
+        return left
+    # Where a connection was lost at first, the one rank that reports none has closed it. After a timeout, it was ended.
+    silent = of("unknown")
+    lost = not of("ended") and not any("timed out" in reason_of(end) for end in failed)
+    return silent if len(silent) == 1 and lost else []
+
+
+def _earliest(found: Sequence[RankEnd]) -> list[RankEnd]:
+    latest_s = min((end.time_s for end in found if end.time_s is not None), default=0.0) + TIE_S
+    return [end for end in found if end.time_s is None or end.time_s <= latest_s]
+
+
+def _may_follow(end: RankEnd) -> bool:
+    """Whether another rank's end may have led to an end that looks like a first one."""
+    if _worker_of(end) is not None:
+        return False
+    if end.error:
+        return end.sync or end.error in _OF_PYTHON
+    return end.status is None or -end.status in _IN_CONCERT or (end.sync and end.status > 0)
+
+
+def reason_of(end: RankEnd) -> str:
+    """How an exchange failed by an exception, in words; "" if it is no consequence of another rank's end."""
+    if _worker_of(end) is not None:
+        return ""
+    for text in (f"{end.error}: {end.message}", *end.chain):
+        if text.partition(":")[0] in _OF_PYTHON:
+            continue
+        for phrase, words in _FAILED.items():
+            if phrase in text:
+                return words
+        if text.partition(":")[0] in _FAILED_TYPES:
+            return _first_line(text)
+    return ""
+
+
+def _worker_of(end: RankEnd) -> int | None:
+    """The DataLoader worker whose end an exception reports."""
+    for text in (end.message, *end.chain):
+        if (found := _WORKER.search(text)) is not None:
+            return int(found[1])
+    if end.error in _OF_PYTHON:
+        return next((worker for worker, status in end.workers.items() if status < 0), None)
+    return None
+
+
+def _departure_of(end: RankEnd) -> Departure:
+    how: Departed = "died"
+    if end.status is not None:
+        how = "killed" if end.status < 0 else "exited" if end.status else "left"
+    known = Departure((end.rank,), how, (end.host,) if end.host else (), end.status, stage=end.stage, step=end.step)
+    if (worker := _worker_of(end)) is not None:
+        return replace(known, how="worker", worker=worker, status=_status_of_worker(end, worker))
+    if not end.error or end.error == "KeyboardInterrupt":
+        return known
+    error, message, place = end.error, _first_line(end.message), end.place
+    if (caught := _IN_WORKER.match(end.message)) is not None:
+        # (its message is the worker's traceback)
+        last = end.message.rstrip().rpartition("\n")[2]
+        error, message = caught[1], last.partition(": ")[2]
+        places = [Place(function, file, int(line)) for file, line, function in _LINE.findall(end.message)]
+        place = next((place for place in reversed(places) if not _INSTALLED.search(place.file)), place)
+    return replace(known, how="raised", error=error, message=message, place=place)
+
+
+def _gave_up(end: RankEnd) -> Departure:
+    gave_up = replace(_departure_of(end), how="gave_up", status=None, message=reason_of(end))
+    return replace(gave_up, error=end.error, place=end.place)
+
+
+def _status_of_worker(end: RankEnd, worker: int) -> int | None:
+    if worker in end.workers:
+        return end.workers[worker]
+    for text in (end.message, *end.chain):
+        if (found := _WITH_STATUS.search(text)) is not None:
+            return int(found[1])
+        if (found := _BY_SIGNAL.search(text)) is not None:
+            return next((-signum for signum in signal.Signals if signal.strsignal(signum) == found[1]), None)
+    return None
+
+
+def _with_memory(departure: Departure, end: RankEnd, job: JobEnd) -> Departure:
+    if departure.status != -signal.SIGKILL:
+        return departure
+    if (departure.worker or end.pid) in job.killed:
+        return replace(departure, out_of_memory="kernel_log", limit_bytes=job.limit_bytes)
+    return replace(departure, out_of_memory="cgroup", limit_bytes=job.limit_bytes) if job.out_of_memory else departure
+
+
+def _grouped(departures: Iterable[Departure]) -> tuple[Departure, ...]:
+    """Departures that differ only in their ranks and hosts, as one; the largest group first.
+
+    Exchanges that failed in one place have the most frequent reason.
+    """
+    groups: dict[Departure, list[Departure]] = {}
+    for departure in departures:
+        key = replace(departure, ranks=(), hosts=())
+        groups.setdefault(replace(key, error="", message="") if key.how == "gave_up" else key, []).append(departure)
+    found = []
+    for group in groups.values():
+        (error, message), _ = Counter((each.error, each.message) for each in group).most_common(1)[0]
+        ranks = tuple(sorted(rank for each in group for rank in each.ranks))
+        hosts = tuple(dict.fromkeys(host for each in group for host in each.hosts))
+        found.append(replace(group[0], ranks=ranks, hosts=hosts, error=error, message=message))
+    return tuple(sorted(found, key=lambda departure: (-len(departure.ranks), departure.ranks)))
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:MAX_MESSAGE]
