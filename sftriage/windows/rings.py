@@ -222,6 +222,19 @@ class Ring(OpenFile):
             alive=self.writer_alive,
         )
 
+    def ended_in(self) -> tuple[int, str | None]:
+        """The step in which the writer has ended, or -1, and its stage: None after a step, "" if it is unknown.
+
+        Raises:
+            RingError: the file was truncated, or its header is invalid.
+        """
+        words = np.concatenate([self._last, self._unread(keep=True)]).tolist()
+        codes = [word >> layout.CODE_AT for word in words if word >> layout.CODE_AT in _LIMITS]
+        if not codes:
+            return -1, None
+        stage, _, step, _, _ = _now(words, self.info.schema)
+        return step, "" if codes[-1] == layout.LEFT else stage
+
     def _unread(self, *, keep: bool = False) -> NDArray[np.uint64]:
         """The words since the last read, without block headers.
 
@@ -285,6 +298,9 @@ class Ring(OpenFile):
             self.info = info if self._grows else replace(info, schema=self.info.schema)
             self._added = added
         return live
+
+
+_LIMITS = {layout.BEGIN, layout.END, layout.LEFT}
 
 
 def _is_end(words_M: NDArray[np.uint64]) -> BoolArray:
