@@ -77,6 +77,7 @@ Other = (
     | events.CauseFound
     | events.RemedyChanged
     | events.JobPaused
+    | events.JobBroken
 )
 Note = RequestRow | Other
 """Events other than windows and captures."""

@@ -10,6 +10,7 @@ from sftriage.model.events import (
     DiskFailed,
     DiskRecovered,
     Event,
+    JobBroken,
     JobPaused,
     JournalCompacted,
     RemedyChanged,
@@ -18,6 +19,7 @@ from sftriage.model.events import (
 )
 from sftriage.model.windows import OTHER
 from sftriage.words.decisions import caused
+from sftriage.words.departures import broken_sentence
 from sftriage.words.verdicts import capitalized, lasted, milliseconds, span
 
 if TYPE_CHECKING:
@@ -230,6 +232,8 @@ def event_sentence(event: Event | DiskFailed) -> str:
             return caused(event)
         case RemedyChanged():
             return _remedy_changed(event)
+        case JobBroken():
+            return broken_sentence(event)
         case JobPaused():
             steps = span(event.first_step, event.last_step)
             return f"The job paused for {lasted(event.lasted_s)} in {steps} (all ranks, in {event.stage})."

@@ -33,16 +33,19 @@ from sftriage.model.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
+    Departure,
     DiskFailed,
     DiskRecovered,
     Event,
     EvidenceGathered,
     FollowUpDecided,
+    JobBroken,
     JobPaused,
     JournalCompacted,
     ManualRequestDecided,
     NamedPolicy,
     Pipeline,
+    Place,
     PolicyChanged,
     RemedyChanged,
     RingGivenUp,
@@ -356,6 +359,20 @@ def manifests() -> Rows:
             yield f"{capture.capture.role}, in short", captured_words(capture.model_copy(update=found))
 
 
+FOLLOWED = (
+    Departure(
+        (0, 1),
+        "gave_up",
+        ("node-0",),
+        None,
+        "RuntimeError",
+        "Connection reset by peer",
+        Place("train", "/job/train.py", 91),
+        "backward",
+        60,
+    ),
+    Departure((3,), "killed", ("node-1",), -15, stage="backward", step=60),
+)
 TOLD: dict[type, list[Event]] = {
     WindowJudged: [WindowJudged(judged(), Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"]))],
     ManualRequestDecided: [
@@ -369,6 +386,17 @@ TOLD: dict[type, list[Event]] = {
     CostMeasured: [CostMeasured(NOON_S, 0, 146, 152, cost_s, before_s) for cost_s, before_s in ((0.1601, 0.1407), (0.0, 0.1407), (None, None))],
     EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
     RingGivenUp: [RingGivenUp(NOON_S, 2, "/dev/shm/sftriage-x/rank-2.0.ring: truncated: its header is incomplete")],
+    JobBroken: [
+        JobBroken(NOON_S, 0, (Departure((2,), "exited", ("node-1",), 3, stage="data", step=60),), FOLLOWED, world_size=4),
+        JobBroken(NOON_S, 0, (Departure((2,), "killed", ("node-1",), -9, stage="other", step=60, out_of_memory="cgroup", limit_bytes=8 << 30),), FOLLOWED, world_size=8),
+        JobBroken(NOON_S, 0, (Departure((2,), "worker", (), -9, stage="data", step=60, worker=4711, out_of_memory="kernel_log"),), FOLLOWED, world_size=4),
+        JobBroken(NOON_S, 0, (Departure((2,), "raised", (), 1, "ValueError", "no sample 17", Place("load", "/job/data.py", 57), "data", 60),), FOLLOWED, 4, restarted=True),
+        JobBroken(NOON_S, 1, (Departure((2,), "left", (), 0, step=60),), FOLLOWED[:1], 4),
+        JobBroken(NOON_S, 0, (Departure((2,), "died"),), FOLLOWED[:1], 4),
+        JobBroken(NOON_S, 0, (Departure((0,), "exited", (), 3, stage="", step=60),)),
+        JobBroken(NOON_S, 0, (Departure((1,), "exited", (), 3, stage="data", step=60), Departure((2,), "killed", (), -11, stage="data", step=60)), FOLLOWED[1:], 4),
+        JobBroken(NOON_S, 0, (), FOLLOWED, 8),
+    ],
     JobPaused: [JobPaused(NOON_S, 0, 240, 240, 55.2, "backward", "in_sync"), JobPaused(NOON_S, 0, 240, 242, 190.0, "data", "in_own_work")],
     JournalCompacted: [],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
@@ -398,6 +426,7 @@ def events(capsys) -> Rows:
     for kind in get_args(Event):
         for event in TOLD[kind]:
             reporter.take(event)
+            reporter.end()
             for line in capsys.readouterr().err.splitlines():
                 yield f"{kind.__name__}, on a terminal", line
             if isinstance(event, PolicyChanged):
